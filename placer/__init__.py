@@ -1,0 +1,29 @@
+"""placer: decide where the embedding tables of a recommendation model live, and train with it.
+
+Importing this package needs neither a solver nor OR-Tools: a trainer that consumes a plan
+carries the runtime alone.
+"""
+
+from placer.errors import PlacerError
+from placer.plan.plan import Plan, Shard
+from placer.problem import Problem
+from placer.profile.cdf import AccessCdf
+from placer.profile.profile import Profile, TableProfile
+from placer.tables import Feature, Table
+from placer.topology.topology import Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccessCdf",
+    "Feature",
+    "PlacerError",
+    "Plan",
+    "Problem",
+    "Profile",
+    "Shard",
+    "Table",
+    "TableProfile",
+    "Topology",
+    "__version__",
+]

@@ -1,0 +1,83 @@
+"""What a reader of a training log yields, whatever the log's format."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """The bags of one feature over the samples of a chunk, in sample order.
+
+    Attributes
+    ----------
+    ids : int64, shape (lookups,)
+        Row ids, already within 0..rows-1 of the feature's table.
+    offsets : int64, shape (samples + 1,), or None
+        Bag i is ``ids[offsets[i]:offsets[i + 1]]``. None when every sample has one id.
+    weights : float32, shape (lookups,), or None
+        Per-sample weights.
+    """
+
+    ids: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64] | None = None
+    weights: npt.NDArray[np.float32] | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples, those with an empty bag included."""
+        return self.ids.size if self.offsets is None else self.offsets.size - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive samples of a log.
+
+    Attributes
+    ----------
+    samples : int
+    features : mapping of feature name to Bags
+        The same features, in the same order, in every chunk of a log.
+    dense : float32, shape (samples, columns)
+        Numeric features as the log has them, NaN where missing.
+    labels : float32, shape (samples,), or None
+    """
+
+    samples: int
+    features: Mapping[str, Bags]
+    dense: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Log(Protocol):
+    """A log that can be read from its start, any number of times."""
+
+    @property
+    def tables(self) -> Mapping[str, int]:
+        """Rows of each table, by table name."""
+        ...
+
+    @property
+    def feature_tables(self) -> Mapping[str, str]:
+        """The table that each feature reads, by feature name, in the log's order."""
+        ...
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the numeric columns."""
+        ...
+
+    def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
+        """Chunks of at most `samples` samples, after leaving out the first `skip`.
+
+        Raises
+        ------
+        DataError
+            If the log is empty, a column is missing, a line is ragged or an id is out of
+            range; the message names the file and the place.
+        """
+        ...

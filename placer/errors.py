@@ -1,0 +1,46 @@
+"""The one error tree.
+
+Every message names the offending value, the limit it breaks and what to do about it.
+Exceptions mean bad input, misuse or a broken backend; an infeasible problem is a
+*result* of a solver (`solvers.Termination`), not an exception.
+"""
+
+
+class PlacerError(Exception):
+    """Base of everything that placer raises on purpose."""
+
+
+class DataError(PlacerError):
+    """A log cannot be read: missing column, ragged line, id out of range, empty file."""
+
+
+class ProfileError(PlacerError):
+    """A profile is damaged, or two profiles cannot be combined."""
+
+
+class TopologyError(PlacerError):
+    """A topology names what does not exist, or lacks what a plan needs."""
+
+
+class ProblemError(PlacerError):
+    """Tables, profile, topology and batch do not make a problem."""
+
+
+class PlanError(PlacerError):
+    """A plan file is damaged, of a newer version, or breaks a rule of the format."""
+
+
+class CapacityError(PlanError):
+    """A plan puts more bytes on a device than it has."""
+
+
+class PlanMismatchError(PlanError):
+    """A plan does not fit the model, profile or row order that it is used with."""
+
+
+class CheckpointError(PlacerError):
+    """A checkpoint is incomplete, damaged or of another model."""
+
+
+class BackendError(PlacerError):
+    """An optional library is missing, or a library that we call broke."""

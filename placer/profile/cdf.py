@@ -1,0 +1,179 @@
+"""How a table's lookups spread over its rows: the access CDF over ranks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import ProfileError
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+_GRID_PER_DECADE = 64
+_EXACT_HEAD = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AccessCdf:
+    """Share of a table's lookups that fall in its k hottest rows.
+
+    The CDF is piecewise linear over ranks: between two neighbouring `ranks` every row is
+    read equally often. From exact counts this loses nothing, because rows of equal count
+    form one segment and n lookups have at most √(2n) distinct counts.
+
+    Attributes
+    ----------
+    ranks : int64, shape (m + 1,)
+        Ends of the segments, from 0 to the table's number of rows, strictly increasing.
+    shares : float64, shape (m + 1,)
+        Share of lookups in the rows before each rank; from 0 to 1, concave. A table that
+        nobody read has shares that are all 0.
+    """
+
+    ranks: Int
+    shares: Float
+
+    def __post_init__(self) -> None:
+        ranks = np.ascontiguousarray(self.ranks, dtype=np.int64)
+        shares = np.ascontiguousarray(self.shares, dtype=np.float64)
+        if ranks.ndim != 1 or ranks.shape != shares.shape or ranks.size == 0 or ranks[0] != 0:
+            raise ProfileError(
+                "an access CDF needs equally many ranks and shares, starting at rank 0; "
+                f"got shapes {ranks.shape} and {shares.shape}"
+            )
+        widths = np.diff(ranks)
+        if (widths <= 0).any() or shares[0] != 0 or not np.isfinite(shares).all():
+            raise ProfileError("an access CDF's ranks must increase and its shares start at 0")
+        slopes = np.diff(shares) / widths
+        if slopes.size and (slopes[-1] < 0 or (np.diff(slopes) > 1e-12 + 1e-9 * slopes[:-1]).any()):
+            raise ProfileError("an access CDF must be concave: ranks run from hottest to coldest")
+        if slopes.size and not (shares[-1] == 0 or abs(shares[-1] - 1) < 1e-9):
+            raise ProfileError(f"an access CDF must end at 1, not at {shares[-1]}")
+        object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "shares", shares)
+
+    @classmethod
+    def from_counts(cls, counts: npt.ArrayLike, rows: int | None = None) -> "AccessCdf":
+        """The exact CDF of access `counts` in any order; `rows` adds rows never read."""
+        observed = np.asarray(counts)
+        rows = observed.size if rows is None else rows
+        if observed.size > rows:
+            raise ProfileError(f"{observed.size} counts for a table of {rows} rows")
+        values, repeats = np.unique(observed[observed > 0], return_counts=True)
+        return cls.from_histogram(values[::-1], repeats[::-1], rows)
+
+    @classmethod
+    def from_histogram(
+        cls, weights: npt.ArrayLike, repeats: npt.ArrayLike, rows: int
+    ) -> "AccessCdf":
+        """The CDF of `repeats[i]` rows read with frequency `weights[i]`, hottest first."""
+        weight = np.asarray(weights, dtype=np.float64)
+        repeat = np.asarray(repeats, dtype=np.int64)
+        ranks = np.concatenate(([0], np.cumsum(repeat)))
+        mass = np.concatenate(([0.0], np.cumsum(weight * repeat)))
+        if ranks[-1] < rows:
+            ranks, mass = np.append(ranks, rows), np.append(mass, mass[-1])
+        shares = mass / mass[-1] if mass[-1] > 0 else mass
+        if mass[-1] > 0:
+            shares[mass == mass[-1]] = 1.0
+        return cls(ranks, shares)
+
+    @classmethod
+    def zipf(cls, rows: int, exponent: float, shift: float = 0.0) -> "AccessCdf":
+        """The CDF of rows read in proportion to ``1 / (rank + 1 + shift) ** exponent``.
+
+        A Zipf–Mandelbrot law. The first ranks are kept one by one; further ones share a
+        segment with their neighbours within 1/64 of a decade.
+        """
+        if rows == 0:
+            return cls(np.zeros(1, np.int64), np.zeros(1))
+        edges = _rank_grid(rows)
+        # Within a wide segment the sum is the integral of the density to well under 0.1%
+        # (midpoint rule over unit cells), so that 40 million terms need not be added.
+        low, high = edges[:-1] + 0.5 + shift, edges[1:] + 0.5 + shift
+        if abs(exponent - 1) < 1e-9:
+            mass = np.log(high / low)
+        else:
+            power = 1 - exponent
+            mass = (high**power - low**power) / power
+        narrow = np.diff(edges) == 1
+        mass[narrow] = (edges[:-1][narrow] + 1.0 + shift) ** -exponent
+        # The midpoint rule meets the exact head at one seam; keep the slopes in order there.
+        slopes = np.minimum.accumulate(mass / np.diff(edges))
+        shares = np.concatenate(([0.0], np.cumsum(slopes * np.diff(edges))))
+        shares /= shares[-1]
+        shares[-1] = 1.0
+        return cls(edges, shares)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return int(self.ranks[-1])
+
+    @property
+    def row_share(self) -> Float:
+        """Probability that a lookup reads a given row of each segment, shape (m,)."""
+        return np.diff(self.shares) / np.diff(self.ranks)
+
+    def share(self, hot_rows: npt.ArrayLike) -> Float:
+        """Share of lookups that fall in the `hot_rows` hottest rows (any shape)."""
+        return np.asarray(np.interp(hot_rows, self.ranks, self.shares), dtype=np.float64)
+
+    def hot_rows_for(self, share: float) -> int:
+        """The fewest hottest rows that take at least `share` of the lookups."""
+        if not 0 <= share <= 1:
+            raise ProfileError(f"a share must lie within 0..1, not {share}")
+        if self.shares[-1] < share:
+            return self.rows
+        right = int(np.searchsorted(self.shares, share, side="left"))
+        if right == 0:
+            return 0
+        fraction = (share - self.shares[right - 1]) / (self.shares[right] - self.shares[right - 1])
+        width = self.ranks[right] - self.ranks[right - 1]
+        return int(self.ranks[right - 1] + np.ceil(fraction * width - 1e-9))
+
+    def unique_at_ranks(self, lookups: float) -> Float:
+        """Expected distinct rows before each of `ranks` in a step of `lookups` lookups.
+
+        Lookups are taken as independent draws: a row of probability p is touched with
+        1 − (1 − p)^n. Piecewise linear and concave over ranks, like the CDF.
+        Shape (m + 1,).
+        """
+        p = np.minimum(self.row_share, 1.0)
+        with np.errstate(divide="ignore"):
+            touched = -np.expm1(lookups * np.log1p(-p))
+        if lookups == 0:
+            touched = np.zeros_like(p)
+        return np.concatenate(([0.0], np.cumsum(touched * np.diff(self.ranks))))
+
+    def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
+        """Expected distinct rows of ranks start..stop in a step of `lookups` lookups."""
+        ends = np.array([start, self.rows if stop is None else stop], dtype=np.float64)
+        low, high = np.interp(ends, self.ranks, self.unique_at_ranks(lookups))
+        return float(high - low)
+
+    def coarsened(self, segments: int) -> "AccessCdf":
+        """A CDF of at most about `segments` segments that never lies above this one.
+
+        Keeps points that are spread evenly both over the logarithm of the rank and over
+        the share, which is where a hot/cold split can fall with any effect.
+        """
+        if self.ranks.size - 1 <= segments:
+            return self
+        half = max(1, segments // 2)
+        by_rank = np.searchsorted(self.ranks, np.geomspace(1, self.rows, half))
+        by_share = np.searchsorted(self.shares, np.linspace(0, self.shares[-1], half + 1))
+        last = self.ranks.size - 1
+        keep = np.unique(np.clip(np.concatenate(([0, last], by_rank, by_share)), 0, last))
+        return AccessCdf(self.ranks[keep], self.shares[keep])
+
+
+def _rank_grid(rows: int) -> Int:
+    """0, 1, 2, … one by one, then geometrically, to `rows`."""
+    head = np.arange(min(rows, _EXACT_HEAD) + 1, dtype=np.int64)
+    if rows <= _EXACT_HEAD:
+        return head
+    decades = np.log10(rows / _EXACT_HEAD)
+    tail = np.geomspace(_EXACT_HEAD, rows, int(np.ceil(decades * _GRID_PER_DECADE)) + 1)
+    return np.unique(np.concatenate((head, np.rint(tail).astype(np.int64))))

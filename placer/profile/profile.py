@@ -1,0 +1,204 @@
+"""What a training log says of each table: the profile."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placer.errors import ProfileError
+from placer.profile.cdf import AccessCdf
+from placer.profile.counts import RowCounts
+from placer.tables import DType, OptimizerName, Table
+
+if TYPE_CHECKING:
+    import os
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureCounts:
+    """What was counted of one feature, as integers, so that merging is exact.
+
+    Attributes
+    ----------
+    lookups : int
+        Ids read by the feature.
+    bags : int
+        Samples whose bag was not empty.
+    """
+
+    lookups: int = 0
+    bags: int = 0
+
+    def __add__(self, other: "FeatureCounts") -> "FeatureCounts":
+        return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableProfile:
+    """A table, how often its rows are read, and where that knowledge comes from.
+
+    Attributes
+    ----------
+    table : Table
+        With features whose pooling factor and coverage are those of the log.
+    cdf : AccessCdf
+        Share of lookups over ranks.
+    counts : RowCounts or None
+        Exact access counts by id: they give the row order and can be merged. None for
+        published workloads, whose ids are taken to be ranks already.
+    features : mapping of feature name to FeatureCounts
+        Empty for published workloads.
+    zipf_exponent : float or None
+        For published workloads, the exponent that was assumed.
+    """
+
+    table: Table
+    cdf: AccessCdf
+    counts: RowCounts | None = None
+    features: dict[str, FeatureCounts] = field(default_factory=dict)
+    zipf_exponent: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cdf.rows != self.table.rows:
+            raise ProfileError(
+                f"table {self.table.name!r} has {self.table.rows} rows "
+                f"but an access CDF of {self.cdf.rows}"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.table.name
+
+    @property
+    def lookups(self) -> int:
+        """Lookups that were counted."""
+        return self.counts.total if self.counts is not None else 0
+
+    def expected_unique(self, samples: int) -> float:
+        """Expected distinct rows that a step of `samples` samples touches."""
+        return self.cdf.unique(samples * self.table.lookups_per_sample)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """Profiles of all the tables of a model, over one log or one published workload.
+
+    Attributes
+    ----------
+    tables : tuple of TableProfile
+        In the model's order; names are unique.
+    samples : int
+        Samples that were read.
+    sampling : float
+        Share of the log that was read: 1.0 unless a sample was asked for.
+    source : str
+        Where it comes from, for people.
+    """
+
+    tables: tuple[TableProfile, ...]
+    samples: int = 0
+    sampling: float = 1.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.tables]
+        repeated = (
+            sorted({name for name in names if names.count(name) > 1})
+            if len(set(names)) != len(names)
+            else []
+        )
+        if repeated:
+            raise ProfileError(f"tables named more than once in a profile: {repeated}")
+
+    def __iter__(self) -> Iterator[TableProfile]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __getitem__(self, name: str) -> TableProfile:
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise ProfileError(f"no table {name!r} in the profile; it has {self.table_names}")
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of the tables, in order."""
+        return [table.name for table in self.tables]
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights and optimizer state of all tables, in bytes."""
+        return sum(profile.table.total_bytes for profile in self.tables)
+
+    def with_tables(
+        self,
+        *,
+        dim: int | None = None,
+        dtype: DType | None = None,
+        optimizer: OptimizerName | None = None,
+        names: Sequence[str] | None = None,
+    ) -> "Profile":
+        """The same accesses to tables of another dim, dtype or optimizer, or to a few of them."""
+        kept = self.tables if names is None else tuple(self[name] for name in names)
+        changed = tuple(
+            replace(
+                profile,
+                table=replace(
+                    profile.table,
+                    dim=dim or profile.table.dim,
+                    dtype=dtype or profile.table.dtype,
+                    optimizer=optimizer or profile.table.optimizer,
+                ),
+            )
+            for profile in kept
+        )
+        return replace(self, tables=changed)
+
+    @classmethod
+    def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
+        """The profile of several pieces of one log, equal to that of the whole log.
+
+        Raises
+        ------
+        ProfileError
+            If the pieces have other tables, or one has no exact counts.
+        """
+        from placer.profile.merge import merge
+
+        return merge(list(profiles))
+
+    @classmethod
+    def load(cls, path: "str | os.PathLike[str]") -> "Profile":
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        ProfileError
+            If a file is missing, cut short, altered or of a newer version.
+        """
+        from placer.profile.store import load
+
+        return load(path)
+
+    def save(self, path: "str | os.PathLike[str]") -> None:
+        """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically."""
+        from placer.profile.store import save
+
+        save(self, path)
+
+    def sampling_error(self, table: str, share: float = 0.5) -> float:
+        """Standard error of the share of lookups in the rows that take `share` of them.
+
+        Of a sampled log: binomial over the lookups that were read, with the finite
+        population correction √(1 − sampling). It tells the noise of the share of a *given*
+        set of rows; that the hottest rows of a sample are partly hot by chance adds a bias
+        upwards, which shrinks with the counts of the rows at the edge.
+        """
+        lookups = self[table].lookups
+        if lookups == 0:
+            return float("nan")
+        return float(np.sqrt(max(0.0, 1 - self.sampling) * share * (1 - share) / lookups))

@@ -1,0 +1,103 @@
+"""Embedding tables and the features that read them."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from placer.errors import ProblemError
+
+Pooling = Literal["sum", "mean", "max", "none"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad"]
+DType = Literal["float32", "float16", "bfloat16"]
+
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One categorical feature of a sample: a bag of ids read from one table.
+
+    `pooling_factor` is the mean number of lookups of a non-empty bag and `coverage` the
+    share of samples whose bag is not empty. With pooling ``none`` every lookup is
+    returned by itself (`nn.Embedding`).
+    """
+
+    name: str
+    pooling_factor: float = 1.0
+    coverage: float = 1.0
+    pooling: Pooling = "sum"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise ProblemError(
+                f"feature {self.name!r}: pooling {self.pooling!r} is none of {get_args(Pooling)}"
+            )
+        if self.pooling_factor < 0 or not 0 <= self.coverage <= 1:
+            raise ProblemError(
+                f"feature {self.name!r}: pooling_factor {self.pooling_factor} must be at least 0 "
+                f"and coverage {self.coverage} within 0..1"
+            )
+
+    @property
+    def lookups_per_sample(self) -> float:
+        """Mean lookups per sample, empty bags included."""
+        return self.pooling_factor * self.coverage
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table: `rows` × `dim` weights and the optimizer state beside them."""
+
+    name: str
+    rows: int
+    dim: int
+    dtype: DType = "float32"
+    optimizer: OptimizerName = "rowwise_adagrad"
+    features: tuple[Feature, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.rows < 0 or self.dim < 1:
+            raise ProblemError(
+                f"table {self.name!r} has {self.rows} rows and dim {self.dim}; "
+                "rows must be at least 0 and dim at least 1"
+            )
+        if self.dtype not in DTYPE_BYTES:
+            raise ProblemError(
+                f"table {self.name!r}: dtype {self.dtype!r} is none of {sorted(DTYPE_BYTES)}"
+            )
+        if self.optimizer not in OPTIMIZERS:
+            raise ProblemError(
+                f"table {self.name!r}: optimizer {self.optimizer!r} is none of {OPTIMIZERS}"
+            )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one weight."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def lookups_per_sample(self) -> float:
+        """Mean lookups per sample over all the features that read the table."""
+        return sum(feature.lookups_per_sample for feature in self.features)
+
+    def weight_bytes_per_row(self, width: int | None = None) -> int:
+        """Bytes of weights of one row of a shard `width` columns wide (all by default)."""
+        return (self.dim if width is None else width) * self.element_bytes
+
+    def state_bytes_per_row(self, width: int | None = None) -> int:
+        """Bytes of optimizer state of one row of a shard `width` columns wide.
+
+        State is float32 whatever the weights are. Row-wise Adagrad keeps one scalar a
+        row, and each column shard keeps its own copy of it.
+        """
+        columns = self.dim if width is None else width
+        return {"sgd": 0, "adagrad": 4 * columns, "rowwise_adagrad": 4}[self.optimizer]
+
+    def bytes_per_row(self, width: int | None = None) -> int:
+        """Weights and optimizer state of one row, in bytes."""
+        return self.weight_bytes_per_row(width) + self.state_bytes_per_row(width)
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights and optimizer state of the whole table, in bytes."""
+        return self.rows * self.bytes_per_row()

@@ -1,0 +1,254 @@
+"""The machine: GPUs, hosts and the links between them, as a graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import networkx as nx
+
+from placer.errors import TopologyError
+from placer.units import parse_bytes
+
+if TYPE_CHECKING:
+    import os
+
+LinkKind = Literal["pcie", "nvlink", "network", "socket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM.
+
+    Attributes
+    ----------
+    id, host : str
+        ``gpu:3`` and the host that it is attached to, ``host:0``.
+    memory_bytes : int
+        HBM that embeddings may take, after whatever is reserved for the rest of the model.
+    hbm_bytes_per_s : float
+        Effective (measured or derated) bandwidth of random row reads and writes.
+    launch_s : float
+        Time of one kernel launch.
+    """
+
+    id: str
+    host: str
+    memory_bytes: int
+    hbm_bytes_per_s: float
+    launch_s: float = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host: memory that its GPUs share, and CPUs that can pool rows.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        DRAM that embeddings may take, for all GPUs of the host together.
+    dram_bytes_per_s : float
+        Effective bandwidth of random row reads and writes, for all GPUs together.
+    """
+
+    id: str
+    memory_bytes: int
+    dram_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A full-duplex link between two ends: bytes per second each way.
+
+    ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
+    end is the host, whose switch it stands for), ``network`` a host to the network that
+    joins all hosts (its other end is the literal ``network``).
+    """
+
+    a: str
+    b: str
+    kind: LinkKind
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Topology:
+    """GPUs, hosts and links.
+
+    Raises
+    ------
+    TopologyError
+        If a link or GPU names a device that does not exist, a GPU has no way to its
+        host's memory, or a capacity is not positive.
+    """
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...]
+    emulated: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids = [device.id for device in (*self.gpus, *self.hosts)]
+        if len(set(ids)) != len(ids):
+            twice = sorted({name for name in ids if ids.count(name) > 1})
+            raise TopologyError(f"topology {self.name!r} names devices more than once: {twice}")
+        if not self.gpus:
+            raise TopologyError(f"topology {self.name!r} has no GPU to serve lookups")
+        hosts = {host.id for host in self.hosts}
+        known = {*ids, "network"}
+        for gpu in self.gpus:
+            if gpu.host not in hosts:
+                raise TopologyError(
+                    f"{gpu.id} is attached to {gpu.host!r}, which is none of {sorted(hosts)}"
+                )
+            if gpu.memory_bytes < 0 or gpu.hbm_bytes_per_s <= 0:
+                raise TopologyError(f"{gpu.id} needs memory and a positive HBM bandwidth")
+        for host in self.hosts:
+            if host.memory_bytes < 0 or host.dram_bytes_per_s <= 0:
+                raise TopologyError(f"{host.id} needs memory and a positive DRAM bandwidth")
+        for link in self.links:
+            for end in (link.a, link.b):
+                if end not in known:
+                    raise TopologyError(
+                        f"link {link.a} – {link.b} ({link.kind}): no device is called {end!r}; "
+                        f"there are {', '.join(sorted(known)[:12])}"
+                    )
+            if link.bytes_per_s <= 0:
+                raise TopologyError(
+                    f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
+                )
+        for gpu in self.gpus:
+            if self._link(gpu.id, "pcie") is None:
+                raise TopologyError(
+                    f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
+                )
+
+    @cached_property
+    def graph(self) -> "nx.Graph":
+        """The same as a networkx graph: devices as nodes, links as edges, all as attributes.
+
+        A multigraph, because a GPU can be joined to its host by PCIe and by NVLink.
+        """
+        graph = nx.MultiGraph(name=self.name)
+        for gpu in self.gpus:
+            graph.add_node(gpu.id, kind="gpu", device=gpu)
+        for host in self.hosts:
+            graph.add_node(host.id, kind="host", device=host)
+        for link in self.links:
+            graph.add_edge(
+                link.a,
+                link.b,
+                key=link.kind,
+                bytes_per_s=link.bytes_per_s,
+                latency_s=link.latency_s,
+            )
+        return graph
+
+    @cached_property
+    def _links_by_end(self) -> dict[tuple[str, str], Link]:
+        return {(end, link.kind): link for link in self.links for end in (link.a, link.b)}
+
+    def _link(self, device: str, kind: LinkKind) -> Link | None:
+        return self._links_by_end.get((device, kind))
+
+    @cached_property
+    def gpus_by_id(self) -> dict[str, Gpu]:
+        """GPUs by their id."""
+        return {gpu.id: gpu for gpu in self.gpus}
+
+    @cached_property
+    def hosts_by_id(self) -> dict[str, Host]:
+        """Hosts by their id."""
+        return {host.id: host for host in self.hosts}
+
+    def gpus_of(self, host: str) -> tuple[Gpu, ...]:
+        """The GPUs attached to a host."""
+        return tuple(gpu for gpu in self.gpus if gpu.host == host)
+
+    def host_link_bytes_per_s(self, gpu: str) -> float:
+        """Bandwidth between a GPU and its host's memory, each way."""
+        link = self._link(gpu, "pcie")
+        assert link is not None, "checked when the topology was made"
+        return link.bytes_per_s
+
+    def peer_bytes_per_s(self, gpu: str) -> float:
+        """Bandwidth between a GPU and the other GPUs of its host, each way.
+
+        Without NVLink, peers talk over PCIe.
+        """
+        link = self._link(gpu, "nvlink") or self._link(gpu, "pcie")
+        assert link is not None, "checked when the topology was made"
+        return link.bytes_per_s
+
+    def network_bytes_per_s(self, gpu: str) -> float:
+        """A GPU's share of its host's way to other hosts, each way; 0 if there is none."""
+        host = self.gpus_by_id[gpu].host
+        link = self._link(host, "network")
+        return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
+
+    def exchange_s(self, gpu: str, sent_bytes: float) -> float:
+        """Time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
+
+        One direction of an all-to-all. What stays on the GPU is free; what goes to peers
+        and what goes to other hosts move at the same time.
+        """
+        total = len(self.gpus)
+        peers = len(self.gpus_of(self.gpus_by_id[gpu].host)) - 1
+        near = sent_bytes * peers / total / self.peer_bytes_per_s(gpu) if peers else 0.0
+        remote = total - 1 - peers
+        if not remote:
+            return near
+        bandwidth = self.network_bytes_per_s(gpu)
+        if bandwidth == 0:
+            raise TopologyError(
+                f"{gpu} is on another host than others of {self.name!r} "
+                "but its host has no network link"
+            )
+        return max(near, sent_bytes * remote / total / bandwidth)
+
+    def with_memory(
+        self, *, hbm: str | int | None = None, dram: str | int | None = None
+    ) -> "Topology":
+        """The same machine with other budgets: `hbm` for each GPU, `dram` for each host."""
+        gpus, hosts = self.gpus, self.hosts
+        if hbm is not None:
+            gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
+        if dram is not None:
+            hosts = tuple(replace(host, memory_bytes=parse_bytes(dram)) for host in hosts)
+        return replace(self, gpus=gpus, hosts=hosts)
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        *,
+        hbm: str | int | None = None,
+        dram: str | int | None = None,
+    ) -> "Topology":
+        """A preset (``8xh100``, ``2x8xa100-80``, ``big-basin``), a YAML/TOML file, or ``auto``.
+
+        `hbm` and `dram` override the budget of each GPU and of each host.
+
+        Raises
+        ------
+        TopologyError
+            If the text is none of these; the message lists the presets.
+        """
+        from placer.topology.parse import parse
+
+        return parse(text, hbm=hbm, dram=dram)
+
+    @classmethod
+    def load(cls, path: "str | os.PathLike[str]") -> "Topology":
+        """Read a topology from a YAML or TOML file; see docs/topology.md."""
+        from placer.topology.parse import load
+
+        return load(path)
+
+
+def device_ids(devices: Sequence[Gpu | Host]) -> list[str]:
+    """Ids of devices, in order."""
+    return [device.id for device in devices]

@@ -1,0 +1,52 @@
+"""Bytes as people write them: ``8GiB``, ``24 GB``, ``512MiB``, ``1073741824``."""
+
+import re
+
+from placer.errors import PlacerError
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6,
+    "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """Bytes from ``"8GiB"`` (binary), ``"8GB"`` (decimal) or a plain number.
+
+    Raises
+    ------
+    PlacerError
+        If the text is not a non-negative size.
+    """
+    if isinstance(text, int | float):
+        if text < 0:
+            raise PlacerError(f"a size cannot be negative: {text}")
+        return int(text)
+    match = _PATTERN.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise PlacerError(f"not a size in bytes: {text!r}; write it like 8GiB, 24GB or 512MiB")
+    return round(float(match[1]) * unit)
+
+
+def format_bytes(count: float) -> str:
+    """A size for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.4g} TiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: ``"1.23 ms"``, ``"45.6 us"``, ``"12.0 s"``."""
+    if seconds == 0:
+        return "0 s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
