@@ -1,0 +1,1 @@
+"""Profiles: what a log says of each table."""

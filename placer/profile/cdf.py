@@ -1,6 +1,7 @@
 """How a table's lookups spread over its rows: the access CDF over ranks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ Int = npt.NDArray[np.int64]
 
 _GRID_PER_DECADE = 64
 _EXACT_HEAD = 256
+_BLOCK_ROWS = 1 << 20
+_FEW = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +63,7 @@ class AccessCdf:
         rows = observed.size if rows is None else rows
         if observed.size > rows:
             raise ProfileError(f"{observed.size} counts for a table of {rows} rows")
-        values, repeats = np.unique(observed[observed > 0], return_counts=True)
+        values, repeats = _histogram(observed)
         return cls.from_histogram(values[::-1], repeats[::-1], rows)
 
     @classmethod
@@ -118,7 +121,9 @@ class AccessCdf:
 
     def share(self, hot_rows: npt.ArrayLike) -> Float:
         """Share of lookups that fall in the `hot_rows` hottest rows (any shape)."""
-        return np.asarray(np.interp(hot_rows, self.ranks, self.shares), dtype=np.float64)
+        return np.asarray(
+            np.interp(np.asarray(hot_rows, dtype=np.float64), self.ranks, self.shares)
+        )
 
     def hot_rows_for(self, share: float) -> int:
         """The fewest hottest rows that take at least `share` of the lookups."""
@@ -141,7 +146,7 @@ class AccessCdf:
         Shape (m + 1,).
         """
         p = np.minimum(self.row_share, 1.0)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             touched = -np.expm1(lookups * np.log1p(-p))
         if lookups == 0:
             touched = np.zeros_like(p)
@@ -167,6 +172,24 @@ class AccessCdf:
         last = self.ranks.size - 1
         keep = np.unique(np.clip(np.concatenate(([0, last], by_rank, by_share)), 0, last))
         return AccessCdf(self.ranks[keep], self.shares[keep])
+
+
+def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
+    """The distinct positive `counts`, ascending, and how many rows have each."""
+    if counts.dtype.kind not in "iu":
+        return np.unique(counts[counts > 0], return_counts=True)
+    # Nearly all rows of a log are read a few times: those are counted in place, so that a
+    # table of 40 million rows is neither copied nor sorted.
+    few = np.zeros(_FEW, dtype=np.int64)
+    many = [np.zeros(0, dtype=counts.dtype)]
+    for start in range(0, counts.size, _BLOCK_ROWS):
+        block = counts[start : start + _BLOCK_ROWS]
+        is_many = block >= _FEW
+        many.append(block[is_many])
+        few += np.bincount(block[(block > 0) & ~is_many], minlength=_FEW)
+    values, repeats = np.unique(np.concatenate(many), return_counts=True)
+    present = np.flatnonzero(few)
+    return np.concatenate((present, values)), np.concatenate((few[present], repeats))
 
 
 def _rank_grid(rows: int) -> Int:

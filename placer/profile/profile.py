@@ -14,8 +14,10 @@ from placer.tables import DType, OptimizerName, Table
 if TYPE_CHECKING:
     import os
 
+    from placer.data.encoding import Encoding
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(frozen=True, slots=True)
 class FeatureCounts:
     """What was counted of one feature, as integers, so that merging is exact.
 
@@ -95,12 +97,16 @@ class Profile:
         Share of the log that was read: 1.0 unless a sample was asked for.
     source : str
         Where it comes from, for people.
+    encoding : Encoding or None
+        How the log's columns became rows, so that a trainer can map ids the same way:
+        ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
     """
 
     tables: tuple[TableProfile, ...]
     samples: int = 0
     sampling: float = 1.0
     source: str = ""
+    encoding: "Encoding | None" = None
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]

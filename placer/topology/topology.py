@@ -1,6 +1,5 @@
 """The machine: GPUs, hosts and the links between them, as a graph."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -62,7 +61,8 @@ class Link:
 
     ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
     end is the host, whose switch it stands for), ``network`` a host to the network that
-    joins all hosts (its other end is the literal ``network``).
+    joins all hosts (its other end is the literal ``network``). `a` is the GPU or host that
+    the link belongs to.
     """
 
     a: str
@@ -91,7 +91,7 @@ class Topology:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ids = [device.id for device in (*self.gpus, *self.hosts)]
+        ids = [*(gpu.id for gpu in self.gpus), *(host.id for host in self.hosts)]
         if len(set(ids)) != len(ids):
             twice = sorted({name for name in ids if ids.count(name) > 1})
             raise TopologyError(f"topology {self.name!r} names devices more than once: {twice}")
@@ -120,11 +120,30 @@ class Topology:
                 raise TopologyError(
                     f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
                 )
+        self._check_link_ends()
         for gpu in self.gpus:
             if self._link(gpu.id, "pcie") is None:
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
+
+    def _check_link_ends(self) -> None:
+        homes = {gpu.id: gpu.host for gpu in self.gpus}
+        joined: set[tuple[str, str]] = set()
+        for link in self.links:
+            if link.kind == "socket":
+                continue
+            other_end = "network" if link.kind == "network" else homes.get(link.a)
+            if link.b != other_end or (link.kind == "network" and link.a in homes):
+                raise TopologyError(
+                    f"link {link.a} – {link.b}: a {link.kind} link joins "
+                    + ("a host to network" if link.kind == "network" else "a GPU to its own host")
+                )
+            if (link.a, link.kind) in joined:
+                raise TopologyError(
+                    f"{link.a} has two {link.kind} links; add their bandwidths up in one"
+                )
+            joined.add((link.a, link.kind))
 
     @cached_property
     def graph(self) -> "nx.Graph":
@@ -247,8 +266,3 @@ class Topology:
         from placer.topology.parse import load
 
         return load(path)
-
-
-def device_ids(devices: Sequence[Gpu | Host]) -> list[str]:
-    """Ids of devices, in order."""
-    return [device.id for device in devices]

@@ -1,0 +1,181 @@
+"""Files of facebookresearch/dlrm_datasets: tensors (indices, offsets, lengths).
+
+`lengths` has shape (tables, samples); bag b of table t holds
+``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. Files are what
+``torch.save`` wrote, plain or gzipped. They are pickles, so only tensors are read from
+them (``weights_only=True``): a file that would run code is refused.
+"""
+
+import gzip
+import pickle
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.source import RawBags, RawBatch
+from placer.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tensors:
+    """One file's content; `offsets` has shape (tables · samples + 1,)."""
+
+    indices: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+    tables: int
+    samples: int
+
+
+class DlrmSource:
+    """Files of dlrm_datasets, in order; their features are called t0, t1, …
+
+    Raises
+    ------
+    DataError
+        If a file is missing, holds something else, or has other tables than the first.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files = tuple(files)
+        self.dense_names: tuple[str, ...] = ()
+        self.label_name: str | None = None
+        # The number of tables stands nowhere but in the tensors.
+        first = _load(self.files[0])
+        self.text_features: Mapping[str, bool] = {f"t{t}": False for t in range(first.tables)}
+        self.samples: int | None = first.samples if len(self.files) == 1 else None
+
+    def largest_ids(self) -> Mapping[str, int] | None:
+        """None: the files keep no statistics."""
+        return None
+
+    def open(self) -> "DlrmCursor":
+        """A cursor at the log's start."""
+        return DlrmCursor(self.files, len(self.text_features))
+
+
+class DlrmCursor:
+    """Reads one file into memory at a time, which is how they are made to be used."""
+
+    def __init__(self, files: Sequence[str], tables: int) -> None:
+        self._files = list(files)
+        self._tables = tables
+        self._file = ""
+        self._tensors: _Tensors | None = None
+        self._sample = 0
+
+    def read(self, samples: int) -> RawBatch | None:
+        """The next samples, at least one and at most `samples`; None at the end."""
+        tensors = self._current()
+        if tensors is None:
+            return None
+        start, stop = self._sample, min(self._sample + samples, tensors.samples)
+        features = {}
+        for table in range(tensors.tables):
+            first = table * tensors.samples
+            offsets = tensors.offsets[first + start : first + stop + 1]
+            indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
+            features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
+        batch = RawBatch(
+            file=self._file,
+            first=start,
+            unit="sample",
+            samples=stop - start,
+            features=features,
+            dense=np.empty((stop - start, 0), dtype=np.float32),
+            labels=None,
+        )
+        self._sample = stop
+        return batch
+
+    def skip(self, samples: int) -> int:
+        """Move on; how many samples were there to skip."""
+        left = samples
+        while left and (tensors := self._current()) is not None:
+            step = min(left, tensors.samples - self._sample)
+            self._sample += step
+            left -= step
+        return samples - left
+
+    def close(self) -> None:
+        """Let go of the tensors in memory."""
+        self._tensors, self._files = None, []
+
+    def _current(self) -> _Tensors | None:
+        while self._tensors is None or self._sample == self._tensors.samples:
+            if not self._files:
+                return None
+            self._tensors = None  # before the next is loaded, so that one is held at a time
+            self._file = self._files.pop(0)
+            self._tensors = _load(self._file)
+            self._sample = 0
+            if self._tensors.tables != self._tables:
+                raise DataError(
+                    f"{self._file} has {self._tensors.tables} tables, "
+                    f"but the log's first file has {self._tables}"
+                )
+        return self._tensors
+
+
+def _load(file: str) -> _Tensors:
+    content = _torch_load(file)
+    if not isinstance(content, tuple | list) or len(content) != 3:
+        raise DataError(
+            f"{file} does not hold the three tensors (indices, offsets, lengths) "
+            f"of dlrm_datasets, but {type(content).__name__}"
+        )
+    try:
+        indices, offsets, lengths = (tensor.detach().cpu().numpy() for tensor in content)
+    except (AttributeError, TypeError) as error:
+        raise DataError(
+            f"{file}: indices, offsets and lengths must be tensors of integers"
+        ) from error
+    offsets = offsets.astype(np.int64, copy=False)
+    if indices.dtype.kind != "i" or lengths.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:
+        raise DataError(
+            f"{file}: indices {indices.shape} and offsets {offsets.shape} must be vectors and "
+            f"lengths {lengths.shape} of shape (tables, samples), all of integers"
+        )
+    tables, samples = lengths.shape
+    if not tables or not samples:
+        raise DataError(f"{file} is empty; a log needs at least one sample")
+    if offsets.size != lengths.size + 1 or not np.array_equal(np.diff(offsets), lengths.ravel()):
+        raise DataError(
+            f"{file}: {offsets.size} offsets do not belong to lengths of shape {lengths.shape}; "
+            "they run over the bags table by table"
+        )
+    if offsets[0] != 0 or offsets[-1] != indices.size or (lengths < 0).any():
+        raise DataError(
+            f"{file}: offsets run from {offsets[0]} to {offsets[-1]}, "
+            f"but there are {indices.size} indices"
+        )
+    return _Tensors(indices, offsets, tables, samples)
+
+
+def _torch_load(file: str) -> Any:
+    if not Path(file).is_file():
+        raise DataError(f"cannot open {file}: no such file")
+    import torch
+
+    try:
+        if not file.endswith(".gz"):
+            return torch.load(file, map_location="cpu", weights_only=True)
+        # torch.load seeks back and forth, which a gzip stream can do only from its start.
+        with gzip.open(file, "rb") as packed, tempfile.TemporaryFile() as plain:
+            shutil.copyfileobj(packed, plain, 1 << 20)
+            plain.seek(0)
+            return torch.load(plain, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{file} holds more than tensors and was not opened, as it could run code; "
+            "save (indices, offsets, lengths) with torch.save"
+        ) from error
+    except (OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"cannot read {file}: {reason}; is it cut short?") from error

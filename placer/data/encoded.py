@@ -1,0 +1,169 @@
+"""A log whose raw ids are mapped to rows: what profiling and training read."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.encoding import Encoding
+from placer.data.log import Bags, Chunk
+from placer.data.mapping import OutOfRange
+from placer.data.source import Cursor, RawBatch, Source
+from placer.errors import DataError
+
+
+class EncodedLog:
+    """A `Source` read through an `Encoding`; implements `placer.data.log.Log`.
+
+    Attributes
+    ----------
+    source : Source
+    encoding : Encoding
+    """
+
+    def __init__(self, source: Source, encoding: Encoding) -> None:
+        missing = [name for name in encoding.feature_tables if name not in source.text_features]
+        if missing:
+            raise DataError(
+                f"{source.files[0]} has no feature {missing[0]!r}, which the encoding names; "
+                f"it has {', '.join(source.text_features)}"
+            )
+        if source.dense_names != encoding.dense:
+            raise DataError(
+                f"{source.files[0]} has numeric columns {', '.join(source.dense_names) or 'none'}, "
+                f"but the encoding names {', '.join(encoding.dense) or 'none'}"
+            )
+        for feature, table in encoding.feature_tables.items():
+            if source.text_features[feature] and encoding.mappings[table].kind == "identity":
+                raise DataError(
+                    f"{source.files[0]}: feature {feature!r} holds texts, which are no row "
+                    "numbers; map it with id_mapping='hash' or 'vocabulary'"
+                )
+        self.source = source
+        self.encoding = encoding
+
+    @property
+    def tables(self) -> Mapping[str, int]:
+        """Rows of each table, by table name."""
+        return self.encoding.tables
+
+    @property
+    def feature_tables(self) -> Mapping[str, str]:
+        """The table that each feature reads, by feature name, in the log's order."""
+        return self.encoding.feature_tables
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the numeric columns."""
+        return self.encoding.dense
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the log where that is known without reading it."""
+        return self.source.samples
+
+    @property
+    def description(self) -> str:
+        """The log's files, for people."""
+        files = self.source.files
+        return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+    def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
+        """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
+
+        The samples do not depend on how the log is cut into files, row groups or chunks.
+
+        Raises
+        ------
+        DataError
+            If the log is empty, a column is missing, a line is ragged or an id is out of
+            range; the message names the file and the place.
+        """
+        _check_size(samples)
+        cursor = self.source.open()
+        try:
+            cursor.skip(skip)
+            while (chunk := self._next_chunk(cursor, samples)) is not None:
+                yield chunk
+        finally:
+            cursor.close()
+
+    def blocks(self, samples: int, keep: Callable[[int], bool]) -> Iterator[Chunk | int]:
+        """The log's blocks of `samples` samples; of those not kept, only their size.
+
+        Block i is read if ``keep(i)``, else skipped, which costs less than reading.
+        """
+        _check_size(samples)
+        cursor = self.source.open()
+        try:
+            block = 0
+            while True:
+                part = self._next_chunk(cursor, samples) if keep(block) else cursor.skip(samples)
+                if part is None or part == 0:
+                    return
+                yield part
+                block += 1
+        finally:
+            cursor.close()
+
+    def _next_chunk(self, cursor: Cursor, samples: int) -> Chunk | None:
+        parts: list[Chunk] = []
+        found = 0
+        while found < samples and (batch := cursor.read(samples - found)) is not None:
+            parts.append(self._encode(batch))
+            found += batch.samples
+        return _joined(parts) if parts else None
+
+    def _encode(self, batch: RawBatch) -> Chunk:
+        features = {}
+        for feature, table in self.encoding.feature_tables.items():
+            raw = batch.features[feature]
+            try:
+                ids = self.encoding.mappings[table].map(raw.keys)
+            except OutOfRange as error:
+                sample = (
+                    error.position
+                    if raw.offsets is None
+                    else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
+                )
+                rows = self.encoding.mappings[table].rows
+                raise DataError(
+                    f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
+                    f"table {table!r} has rows 0..{rows - 1}; give it more rows, or map ids "
+                    "with id_mapping='hash' or 'vocabulary'"
+                ) from None
+            features[feature] = Bags(ids, raw.offsets)
+        return Chunk(batch.samples, features, batch.dense, batch.labels)
+
+
+def _check_size(samples: int) -> None:
+    if samples < 1:
+        raise DataError(f"a chunk holds at least 1 sample, not {samples}")
+
+
+def _joined(parts: Sequence[Chunk]) -> Chunk:
+    if len(parts) == 1:
+        return parts[0]
+    labels = [part.labels for part in parts if part.labels is not None]
+    return Chunk(
+        samples=sum(part.samples for part in parts),
+        features={
+            name: _joined_bags([part.features[name] for part in parts])
+            for name in parts[0].features
+        },
+        dense=np.concatenate([part.dense for part in parts]),
+        labels=np.concatenate(labels) if labels else None,
+    )
+
+
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
+    ids = np.concatenate([part.ids for part in parts])
+    if all(part.offsets is None for part in parts):
+        return Bags(ids)
+    offsets: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
+    base = 0
+    for part in parts:
+        own = np.arange(part.samples + 1) if part.offsets is None else part.offsets
+        offsets.append(own[1:] + base)
+        base += part.ids.size
+    return Bags(ids, np.concatenate(offsets))

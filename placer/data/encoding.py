@@ -1,0 +1,96 @@
+"""Everything that turns a log's columns into rows of tables, so that a trainer can redo it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from placer.data.keys import Keys, Missing
+from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
+from placer.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Which column is what, and which row of which table an id reads.
+
+    Recorded in a profile, so that training maps ids as they were counted:
+    ``open_log(paths, encoding=profile.encoding)``.
+
+    Attributes
+    ----------
+    feature_tables : mapping of feature (column) name to table name
+        In the log's order.
+    mappings : mapping of table name to IdMapping
+    dense : tuple of str
+        Numeric columns.
+    label : str or None
+        The label's column.
+    missing : {"zero", "empty"}
+        Whether a missing value is read as id 0 or as an empty bag.
+    """
+
+    feature_tables: Mapping[str, str]
+    mappings: Mapping[str, IdMapping]
+    dense: tuple[str, ...] = ()
+    label: str | None = None
+    missing: Missing = "zero"
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.feature_tables.values()) - set(self.mappings))
+        if unknown:
+            raise DataError(f"no id mapping for tables {', '.join(unknown)}")
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """Rows of each table."""
+        return {name: mapping.rows for name, mapping in self.mappings.items()}
+
+    @property
+    def vocabularies(self) -> dict[str, Keys]:
+        """Keys of the tables that have a vocabulary, in row order from row 1."""
+        return {
+            name: mapping.keys
+            for name, mapping in self.mappings.items()
+            if isinstance(mapping, Vocabulary)
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the vocabularies, as JSON values."""
+        return {
+            "feature_tables": dict(self.feature_tables),
+            "mappings": {
+                name: {"kind": mapping.kind, "rows": mapping.rows}
+                for name, mapping in self.mappings.items()
+            },
+            "dense": list(self.dense),
+            "label": self.label,
+            "missing": self.missing,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
+        """What `to_json` wrote, with the vocabularies that were saved beside it.
+
+        Raises
+        ------
+        DataError
+            If a mapping is of an unknown kind or its vocabulary is missing.
+        """
+        mappings: dict[str, IdMapping] = {}
+        for name, mapping in values["mappings"].items():
+            match mapping["kind"]:
+                case "identity":
+                    mappings[name] = Identity(mapping["rows"])
+                case "hash":
+                    mappings[name] = Hash(mapping["rows"])
+                case "vocabulary" if name in vocabularies:
+                    mappings[name] = Vocabulary(vocabularies[name])
+                case kind:
+                    raise DataError(f"table {name!r}: id mapping {kind!r} cannot be rebuilt")
+        return cls(
+            feature_tables=dict(values["feature_tables"]),
+            mappings=mappings,
+            dense=tuple(values["dense"]),
+            label=values["label"],
+            missing=values["missing"],
+        )

@@ -1,0 +1,267 @@
+"""Opens a log: which files, which format, which columns, and how ids become rows."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from placer.data.criteo import CriteoSource
+from placer.data.dlrm import DlrmSource
+from placer.data.encoded import EncodedLog
+from placer.data.encoding import Encoding
+from placer.data.keys import Missing
+from placer.data.mapping import Hash, Identity, IdMapping, MappingKind
+from placer.data.parquet import ParquetSource
+from placer.data.source import Progress, Source
+from placer.data.vocabulary import build_vocabularies
+from placer.errors import DataError
+
+Format = Literal["criteo", "parquet", "dlrm"]
+FORMATS: tuple[str, ...] = get_args(Format)
+ID_MAPPINGS = ("auto", *get_args(MappingKind))
+
+_Path = str | os.PathLike[str]
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".pt": "dlrm",
+    ".pt.gz": "dlrm",
+}
+# A table that the largest id seen would give more rows than this is surely not meant.
+_MAX_INFERRED_ROWS = 1 << 31
+
+
+def open_log(
+    paths: _Path | Sequence[_Path],
+    format: Format | None = None,
+    *,
+    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] = "auto",
+    rows: int | Mapping[str, int] | None = None,
+    min_count: int = 1,
+    sparse: Sequence[str] | None = None,
+    dense: Sequence[str] | None = None,
+    label: str | None = None,
+    ignore: Sequence[str] = (),
+    feature_tables: Mapping[str, str] | None = None,
+    missing: Missing = "zero",
+    encoding: Encoding | None = None,
+    progress: Progress | None = None,
+) -> EncodedLog:
+    """Open a log whose ids are mapped to rows of tables.
+
+    Parameters
+    ----------
+    paths : path or sequence of paths
+        Files, read in order. A folder stands for its files in order of their names.
+    format : {"criteo", "parquet", "dlrm"}, optional
+        By default what the first file's suffix says: ``.parquet``, ``.pt`` or ``.pt.gz``,
+        and Criteo's text format for any other.
+    id_mapping : {"auto", "identity", "hash", "vocabulary"}
+        ``identity``: ids are rows. ``hash``: row = key modulo rows. ``vocabulary``: ids get
+        rows in the order in which they first appear, from 1; all others share row 0.
+        ``auto``: vocabulary for texts, identity for integers. A vocabulary costs one more
+        pass over the log, here.
+    rows : int or mapping of table name to int, optional
+        Rows of the tables: a must for hash, a limit for a vocabulary (which then keeps the
+        most read ids), and for identity by default the largest id + 1.
+    min_count : int
+        A vocabulary leaves out ids that are read less often.
+    sparse, dense, label, ignore
+        Columns of a Parquet log; see `placer.data.parquet.infer_columns`.
+    feature_tables : mapping of feature name to table name, optional
+        Features that read a table of another name, which several may share.
+    missing : {"zero", "empty"}
+        Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
+    encoding : Encoding, optional
+        That of a profile, instead of all the options above but `format`.
+    progress : callable, optional
+        Told how far the pass for a vocabulary is: samples done, and all (None if unknown).
+
+    Raises
+    ------
+    DataError
+        If a file is missing, empty or unreadable, a column is missing, or an option does
+        not fit the log.
+    """
+    files = _files(paths)
+    chosen = format or _format_of(files[0])
+    if encoding is not None:
+        source = _source(
+            files,
+            chosen,
+            list(encoding.feature_tables),
+            encoding.dense,
+            encoding.label,
+            (),
+            encoding.missing,
+        )
+        return EncodedLog(source, encoding)
+    if id_mapping not in ID_MAPPINGS:
+        raise DataError(f"id_mapping {id_mapping!r} is none of {', '.join(ID_MAPPINGS)}")
+    source = _source(files, chosen, sparse, dense, label, ignore, missing)
+    features = _feature_tables(source, sparse if chosen != "parquet" else None, feature_tables)
+    return EncodedLog(
+        source,
+        Encoding(
+            feature_tables=features,
+            mappings=_mappings(source, features, id_mapping, rows, min_count, progress),
+            dense=source.dense_names,
+            label=source.label_name,
+            missing=missing,
+        ),
+    )
+
+
+def _files(paths: _Path | Sequence[_Path]) -> list[str]:
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise DataError("no file to read; name at least one")
+    files: list[str] = []
+    for path in map(Path, given):
+        inside = sorted(
+            str(file)
+            for file in (path.iterdir() if path.is_dir() else ())
+            if file.is_file() and not file.name.startswith((".", "_"))
+        )
+        if path.is_dir() and not inside:
+            raise DataError(f"folder {path} has no file to read")
+        files += inside or [str(path)]
+    return files
+
+
+def _format_of(file: str) -> Format:
+    suffixes = Path(file).suffixes
+    for suffix in ("".join(suffixes[-2:]), "".join(suffixes[-1:])):
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
+    return "criteo"
+
+
+def _source(
+    files: Sequence[str],
+    format: str,
+    sparse: Sequence[str] | None,
+    dense: Sequence[str] | None,
+    label: str | None,
+    ignore: Sequence[str],
+    missing: Missing,
+) -> Source:
+    match format:
+        case "parquet":
+            return ParquetSource(
+                files, sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing
+            )
+        case "criteo":
+            return CriteoSource(files, missing)
+        case "dlrm":
+            return DlrmSource(files)
+        case _:
+            raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
+
+
+def _feature_tables(
+    source: Source, sparse: Sequence[str] | None, given: Mapping[str, str] | None
+) -> dict[str, str]:
+    tables = dict(given or {})
+    kept = list(source.text_features) if sparse is None else list(sparse)
+    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
+    if unknown:
+        raise DataError(
+            f"{source.files[0]} has no feature {unknown[0]!r}; "
+            f"it has {', '.join(source.text_features)}"
+        )
+    return {feature: tables.get(feature, feature) for feature in kept}
+
+
+def _mappings(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    id_mapping: str,
+    rows: int | Mapping[str, int] | None,
+    min_count: int,
+    progress: Progress | None,
+) -> dict[str, IdMapping]:
+    names = list(dict.fromkeys(feature_tables.values()))
+    given = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(rows or {})
+    for name, count in given.items():
+        if name not in names:
+            raise DataError(f"rows are given for table {name!r}; tables are {', '.join(names)}")
+        if count < 1:
+            raise DataError(f"table {name!r} needs at least 1 row, not {count}")
+    kinds = {name: _kind(id_mapping, any(_texts(source, feature_tables, name))) for name in names}
+    unsized = [name for name in names if kinds[name] == "hash" and name not in given]
+    if unsized:
+        raise DataError(
+            f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
+            "one number for all tables or one for each"
+        )
+
+    def read_by(kind: MappingKind) -> dict[str, str]:
+        return {
+            feature: table
+            for feature, table in feature_tables.items()
+            if kinds[table] == kind and (kind == "vocabulary" or table not in given)
+        }
+
+    vocabularies = {}
+    if read_by("vocabulary"):
+        vocabularies = build_vocabularies(
+            source, read_by("vocabulary"), min_count=min_count, rows=given, progress=progress
+        )
+    inferred = _rows_from_largest_id(source, read_by("identity"))
+    mappings: dict[str, IdMapping] = {}
+    for name in names:
+        if name in vocabularies:
+            mappings[name] = vocabularies[name]
+        elif kinds[name] == "hash":
+            mappings[name] = Hash(given[name])
+        else:
+            mappings[name] = Identity(given.get(name) or inferred[name])
+    return mappings
+
+
+def _texts(source: Source, feature_tables: Mapping[str, str], table: str) -> Iterable[bool]:
+    return (source.text_features[name] for name, own in feature_tables.items() if own == table)
+
+
+def _kind(id_mapping: str, texts: bool) -> MappingKind:
+    match id_mapping:
+        case "identity" | "hash" | "vocabulary":
+            return id_mapping
+        case _:
+            return "vocabulary" if texts else "identity"
+
+
+def _rows_from_largest_id(source: Source, features: Mapping[str, str]) -> dict[str, int]:
+    """Rows by table: one more than the largest id, and at least one."""
+    if not features or any(source.text_features[name] for name in features):
+        # Texts are refused by `EncodedLog`, whatever their table's rows.
+        return dict.fromkeys(features.values(), 1)
+    largest = source.largest_ids()
+    if largest is None or not set(features).issubset(largest):
+        largest = _scan_largest_ids(source, features)
+    rows: dict[str, int] = {}
+    for feature, table in features.items():
+        rows[table] = max(rows.get(table, 1), largest[feature] + 1)
+        if rows[table] > _MAX_INFERRED_ROWS:
+            raise DataError(
+                f"feature {feature!r} has id {largest[feature]}, too large for a row number; "
+                "map it with id_mapping='hash' or 'vocabulary', or give rows="
+            )
+    return rows
+
+
+def _scan_largest_ids(source: Source, features: Iterable[str]) -> dict[str, int]:
+    largest = dict.fromkeys(features, 0)
+    cursor = source.open()
+    try:
+        while (batch := cursor.read(65536)) is not None:
+            for name in largest:
+                keys = batch.features[name].keys
+                if keys.size:
+                    # Negative ids wrap to large keys; as signed they stay below and are
+                    # reported, with their place, when the log is read.
+                    largest[name] = max(largest[name], int(keys.view("i8").max()))
+    finally:
+        cursor.close()
+    return largest

@@ -1,0 +1,125 @@
+"""What a file format has to provide: raw samples, read or skipped in order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.keys import Keys, Offsets
+
+# Called with the samples that are done and those that there are, None if unknown.
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawBags:
+    """Keys of one feature; bag i is ``keys[offsets[i]:offsets[i + 1]]``, or key i alone."""
+
+    keys: Keys
+    offsets: Offsets | None = None
+
+    def slice(self, start: int, stop: int) -> "RawBags":
+        """The bags of samples start..stop."""
+        if self.offsets is None:
+            return RawBags(self.keys[start:stop])
+        offsets = self.offsets[start : stop + 1]
+        return RawBags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawBatch:
+    """Consecutive samples of one file, with the place that they come from.
+
+    Attributes
+    ----------
+    file : str
+    first : int
+        Place in the file of the batch's first sample.
+    unit : str
+        What `first` counts: ``line`` (from 1) or ``row`` (from 0).
+    features : mapping of feature name to RawBags
+    dense : float32, shape (samples, columns)
+    labels : float32, shape (samples,), or None
+    """
+
+    file: str
+    first: int
+    unit: str
+    samples: int
+    features: Mapping[str, RawBags]
+    dense: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.float32] | None
+
+    def place(self, sample: int) -> str:
+        """Where a sample of the batch is, for a message."""
+        return f"{self.file}, {self.unit} {self.first + sample}"
+
+    def slice(self, start: int, stop: int) -> "RawBatch":
+        """Samples start..stop of the batch."""
+        stop = min(stop, self.samples)
+        if start == 0 and stop == self.samples:
+            return self
+        return RawBatch(
+            file=self.file,
+            first=self.first + start,
+            unit=self.unit,
+            samples=stop - start,
+            features={name: bags.slice(start, stop) for name, bags in self.features.items()},
+            dense=self.dense[start:stop],
+            labels=None if self.labels is None else self.labels[start:stop],
+        )
+
+
+class Cursor(Protocol):
+    """A place in a log that only moves forward."""
+
+    def read(self, samples: int) -> RawBatch | None:
+        """The next samples, at least one and at most `samples`; None at the end."""
+        ...
+
+    def skip(self, samples: int) -> int:
+        """Move on without reading; how many samples were there to skip."""
+        ...
+
+    def close(self) -> None:
+        """Let go of open files."""
+        ...
+
+
+class Source(Protocol):
+    """The files of a log, whose columns are known and whose ids are still raw."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The files, in order."""
+        ...
+
+    @property
+    def text_features(self) -> Mapping[str, bool]:
+        """The categorical features in order, and whether their ids are texts."""
+        ...
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the numeric columns."""
+        ...
+
+    @property
+    def label_name(self) -> str | None:
+        """Name of the label's column."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of the log where that is known without reading it."""
+        ...
+
+    def largest_ids(self) -> Mapping[str, int] | None:
+        """The largest id of each feature where that is known without reading the log."""
+        ...
+
+    def open(self) -> Cursor:
+        """A cursor at the log's start."""
+        ...

@@ -1,0 +1,134 @@
+"""Vocabularies: which raw ids a log has, in the order in which they first appear."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.keys import Keys
+from placer.data.mapping import Vocabulary
+from placer.data.source import Progress, RawBags, RawBatch, Source
+
+_Int = npt.NDArray[np.int64]
+_CHUNK_SAMPLES = 65536
+_MIN_MERGE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Distinct keys, ascending, how often each was read and where it was read first."""
+
+    keys: Keys
+    counts: _Int
+    first: _Int
+
+
+@dataclass(slots=True)
+class _DistinctKeys:
+    """The distinct keys of one table.
+
+    Runs are merged only when the new ones outweigh the old, so that n lookups of d
+    distinct keys cost O(n log d), not a merge of everything per chunk.
+    """
+
+    merged: _Run | None = None
+    pending: list[_Run] = field(default_factory=list)
+    pending_keys: int = 0
+
+    def add(self, keys: Keys, places: _Int) -> None:
+        """Count `keys`, read at `places`, which must ascend from call to call."""
+        distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        self.pending.append(_Run(distinct, counts, places[first]))
+        self.pending_keys += distinct.size
+        old = 0 if self.merged is None else self.merged.keys.size
+        if self.pending_keys > max(old, _MIN_MERGE):
+            self.merge()
+
+    def merge(self) -> _Run:
+        """All keys so far, as one run."""
+        runs = ([] if self.merged is None else [self.merged]) + self.pending
+        self.pending, self.pending_keys = [], 0
+        if len(runs) != 1:
+            empty = np.zeros(0, dtype=np.int64)
+            keys = np.concatenate([np.zeros(0, np.uint64), *(run.keys for run in runs)])
+            order = np.argsort(keys, kind="stable")
+            keys = keys[order]
+            starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: keys.size])
+            counts = np.concatenate([empty, *(run.counts for run in runs)])[order]
+            first = np.concatenate([empty, *(run.first for run in runs)])[order]
+            if starts.size:
+                counts = np.add.reduceat(counts, starts)
+                first = np.minimum.reduceat(first, starts)
+            runs = [_Run(keys[starts], counts, first)]
+        self.merged = runs[0]
+        return self.merged
+
+
+def build_vocabularies(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    *,
+    min_count: int = 1,
+    rows: Mapping[str, int] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Vocabulary]:
+    """Vocabularies of the tables that `feature_tables` names, from one pass over a log.
+
+    Keys keep the order in which they first appear: sample by sample, within a sample
+    feature by feature, within a bag by key. Memory grows with the distinct ids.
+
+    Parameters
+    ----------
+    source : Source
+    feature_tables : mapping of feature name to table name
+        May leave features out.
+    min_count : int
+        Keys read less often than this share row 0.
+    rows : mapping of table name to int, optional
+        A table's largest number of rows; the most read keys are kept (ties to the one that
+        appeared first), and row 0 is counted.
+    progress : callable, optional
+        Called with the samples that are done and those that there are (None if unknown).
+    """
+    distinct = {table: _DistinctKeys() for table in feature_tables.values()}
+    feature_count = len(feature_tables)
+    for start, batch in _batches(source):
+        for position, (feature, table) in enumerate(feature_tables.items()):
+            bags = batch.features[feature]
+            places = (start + _samples_of(bags, batch.samples)) * feature_count + position
+            distinct[table].add(bags.keys, places)
+        if progress is not None:
+            progress(start + batch.samples, source.samples)
+    limits = rows or {}
+    return {
+        table: _vocabulary(keys.merge(), min_count, limits.get(table))
+        for table, keys in distinct.items()
+    }
+
+
+def _batches(source: Source) -> Iterable[tuple[int, RawBatch]]:
+    cursor = source.open()
+    try:
+        start = 0
+        while (batch := cursor.read(_CHUNK_SAMPLES)) is not None:
+            yield start, batch
+            start += batch.samples
+    finally:
+        cursor.close()
+
+
+def _samples_of(bags: RawBags, samples: int) -> _Int:
+    """The sample that each lookup belongs to."""
+    every = np.arange(samples, dtype=np.int64)
+    return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
+
+
+def _vocabulary(run: _Run, min_count: int, rows: int | None) -> Vocabulary:
+    kept: Sequence[int] | _Int = np.flatnonzero(run.counts >= min_count)
+    if rows is not None and len(kept) > rows - 1:
+        by_count = np.lexsort((run.first[kept], -run.counts[kept]))
+        kept = np.asarray(kept)[by_count[: rows - 1]]
+    # Keys of one bag share a place and keep their order, as the sort is stable.
+    order = np.argsort(run.first[kept], kind="stable")
+    return Vocabulary(run.keys[kept][order])

@@ -1,0 +1,122 @@
+"""Kernels compiled by Numba for float32 arenas in host memory."""
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from placer.executor.arena import Arena, FlatRows
+from placer.executor.backends import kernels
+from placer.executor.backends.torch_backend import TorchBackend
+from placer.executor.layout import ArenaSpec
+from placer.executor.rule import Rule
+from placer.executor.step import ArenaStep, FeatureRead, Segment, check_ids
+
+_KINDS = {
+    "sgd": kernels.SGD,
+    "adagrad": kernels.ADAGRAD,
+    "rowwise_adagrad": kernels.ROWWISE_ADAGRAD,
+}
+_NONE = np.empty(0, np.float32)
+
+
+class NumbaBackend(TorchBackend):
+    """One compiled pass over all tables of an arena each way, on as many threads as torch has.
+
+    Half-precision arenas are left to PyTorch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("numba")
+
+    def translate(
+        self,
+        ids: Tensor,
+        features: Sequence[FeatureRead],
+        arena: ArenaSpec,
+        segments: Sequence[Segment],
+    ) -> Tensor:
+        starts = np.array([0, *(segment.lookups[1] for segment in segments)])
+        out = torch.empty(int(starts[-1]), dtype=torch.int64)
+        if not out.numel():
+            return out
+        strips = [segment.strip for segment in segments]
+        place = kernels.translate(
+            ids.contiguous().numpy(),
+            arena.slot_map.numpy(),
+            np.array([segment.batch[0] for segment in segments]),
+            starts,
+            np.array([strip.rows for strip in strips]),
+            np.array([strip.base for strip in strips]),
+            np.array([strip.map_start for strip in strips]),
+            out.numpy(),
+            _threads(),
+        )
+        if place >= 0:
+            segment = segments[int(np.searchsorted(starts, place, side="right")) - 1]
+            check_ids(ids[slice(*segment.batch)], features[segment.feature])
+        return out
+
+    def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
+        rows = _float_rows(arena)
+        if rows is None or not step.bags:
+            return super().forward(arena, step, weights)
+        out = torch.empty((step.bags, rows.shape[1]))
+        kernels.pool(
+            rows.numpy(),
+            step.slots.numpy(),
+            step.offsets.contiguous().numpy(),
+            _NONE if weights is None else weights.detach().contiguous().numpy(),
+            out.numpy(),
+            _threads(),
+        )
+        return out
+
+    def update(
+        self,
+        arena: Arena,
+        step: ArenaStep,
+        gradients: Tensor,
+        weights: Tensor | None,
+        rule: Rule,
+    ) -> None:
+        rows = _float_rows(arena)
+        if rows is None:
+            super().update(arena, step, gradients, weights, rule)
+            return
+        threads = _threads()
+        slots = step.slots.numpy()
+        keys = kernels.sort_by_slot(slots, max(1, (rows.shape[0] - 1).bit_length()), threads)
+        bags = np.empty(slots.size, np.int32)
+        kernels.bags_of(step.offsets.contiguous().numpy(), bags, threads)
+        state = _NONE.reshape(0, 1)
+        if isinstance(arena.state, FlatRows):
+            state = arena.state.data.view(rows.shape[0], -1).numpy()
+        kernels.update(
+            rows.numpy(),
+            state,
+            keys,
+            bags,
+            gradients.numpy(),
+            _NONE if weights is None else weights.detach().contiguous().numpy(),
+            _KINDS[rule.optimizer],
+            np.float32(rule.lr),
+            np.float32(rule.eps),
+            threads,
+        )
+
+
+def _float_rows(arena: Arena) -> Tensor | None:
+    """The arena's matrix, where the kernels can work on it."""
+    rows = arena.weights
+    if isinstance(rows, FlatRows) and rows.data.dtype == torch.float32:
+        return rows.data
+    return None
+
+
+def _threads() -> int:
+    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
+    numba.set_num_threads(threads)
+    return threads

@@ -1,0 +1,206 @@
+"""A step's lookups: the bags of all features of a model over one batch of samples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placer.data.log import Chunk
+from placer.errors import DataError, PlanMismatchError
+
+FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
+"""Ids, offsets (None: one id per sample) and per-sample weights (None: all one)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BagBatch:
+    """Bags of ids, feature-major: all bags of the first feature, then of the second, …
+
+    Attributes
+    ----------
+    ids : int64 or int32, shape (lookups,)
+        Row ids of each feature's table.
+    offsets : int64, shape (features · batch_size + 1,)
+        Bag ``f · batch_size + b`` of feature f and sample b is
+        ``ids[offsets[i]:offsets[i + 1]]``.
+    batch_size : int
+        Samples.
+    weights : float32, shape (lookups,), or None
+        Each row is multiplied by its weight before it is pooled. Gradients flow to them.
+
+    Raises
+    ------
+    DataError
+        If shapes and types do not fit together, or offsets (checked on a CPU only) do not
+        rise from 0 to the number of lookups.
+    """
+
+    ids: Tensor
+    offsets: Tensor
+    batch_size: int
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        lookups = self.ids.numel()
+        if self.ids.dim() != 1 or self.ids.dtype not in (torch.int64, torch.int32):
+            raise DataError(
+                f"ids must be a vector of int64 or int32, not {self.ids.dtype} "
+                f"of shape {tuple(self.ids.shape)}"
+            )
+        if self.offsets.dim() != 1 or self.offsets.dtype != torch.int64:
+            raise DataError(
+                f"offsets must be a vector of int64, not {self.offsets.dtype} "
+                f"of shape {tuple(self.offsets.shape)}"
+            )
+        bags = self.offsets.numel() - 1
+        if bags < 0 or (bags % self.batch_size if self.batch_size else bags):
+            raise DataError(
+                f"{bags + 1} offsets are not features × {self.batch_size} samples + 1; "
+                "the last offset, the number of lookups, must be there"
+            )
+        if self.weights is not None and (
+            self.weights.shape != self.ids.shape or self.weights.dtype != torch.float32
+        ):
+            raise DataError(
+                f"{self.weights.dtype} weights of shape {tuple(self.weights.shape)} for "
+                f"{lookups} lookups; each lookup needs one, in float32"
+            )
+        if self.offsets.device.type != "cpu":
+            return  # Reading values would wait for the device.
+        ends = int(self.offsets[0]), int(self.offsets[-1])
+        if ends != (0, lookups) or bool((self.offsets[1:] < self.offsets[:-1]).any()):
+            raise DataError(
+                f"offsets must rise from 0 to the number of lookups, {lookups}; "
+                f"these go from {ends[0]} to {ends[1]}"
+            )
+
+    def to(self, device: str | torch.device) -> "BagBatch":
+        """The same batch on another device."""
+        return BagBatch(
+            self.ids.to(device),
+            self.offsets.to(device),
+            self.batch_size,
+            None if self.weights is None else self.weights.to(device),
+        )
+
+    @classmethod
+    def from_features(
+        cls,
+        features: Mapping[str, FeatureInput],
+        order: Sequence[str],
+        *,
+        include_last_offset: bool = True,
+    ) -> "BagBatch":
+        """Join features that each have tensors of their own.
+
+        Parameters
+        ----------
+        features : mapping of feature name to (ids, offsets or None, weights or None)
+            Without offsets every sample has one id. Features without weights count with
+            weight 1 where others have weights.
+        order : sequence of str
+            Features in the order of the model (`PlacedEmbeddings.feature_names`); others of
+            `features` are left out.
+        include_last_offset : bool
+            Whether offsets end with the number of lookups, as in `nn.EmbeddingBag`.
+
+        Raises
+        ------
+        PlanMismatchError
+            If a feature of `order` is missing.
+        DataError
+            If features have different numbers of samples, or are malformed.
+        """
+        missing = [name for name in order if name not in features]
+        if missing:
+            raise PlanMismatchError(
+                f"the batch lacks features {missing}; it has {sorted(features)}"
+            )
+        ids: list[Tensor] = []
+        offsets: list[Tensor] = []
+        samples: dict[str, int] = {}
+        base = 0
+        for name in order:
+            feature_ids, feature_offsets, _ = features[name]
+            lookups = feature_ids.numel()
+            if feature_offsets is None:
+                starts = torch.arange(lookups, device=feature_ids.device)
+            elif include_last_offset:
+                if not feature_offsets.numel() or int(feature_offsets[-1]) != lookups:
+                    raise DataError(
+                        f"feature {name!r}: the last offset must be {lookups}, the number of its "
+                        "lookups; pass include_last_offset=False if offsets hold starts alone"
+                    )
+                starts = feature_offsets[:-1].long()
+            else:
+                starts = feature_offsets.long()
+            if starts.numel() and int(starts[0]) != 0:
+                raise DataError(f"feature {name!r}: its first offset is {int(starts[0])}, not 0")
+            samples[name] = starts.numel()
+            ids.append(feature_ids)
+            offsets.append(starts + base)
+            base += lookups
+        if len(set(samples.values())) > 1:
+            raise DataError(f"features have different numbers of samples: {samples}")
+        device = ids[0].device if ids else torch.device("cpu")
+        offsets.append(torch.tensor([base], device=device))
+        weights: Tensor | None = None
+        if any(features[name][2] is not None for name in order):
+            weights = torch.cat(
+                [
+                    given.float()
+                    if (given := features[name][2]) is not None
+                    else torch.ones(features[name][0].numel(), device=device)
+                    for name in order
+                ]
+            )
+        if len({tensor.dtype for tensor in ids}) > 1:
+            ids = [tensor.long() for tensor in ids]
+        return cls(
+            torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64),
+            torch.cat(offsets),
+            samples[order[0]] if order else 0,
+            weights,
+        )
+
+    @classmethod
+    def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
+        """The same of a chunk of a log (NumPy arrays).
+
+        Raises
+        ------
+        PlanMismatchError
+            If the log lacks a feature of `order`.
+        """
+        missing = [name for name in order if name not in chunk.features]
+        if missing:
+            raise PlanMismatchError(
+                f"the log lacks features {missing}; it has {sorted(chunk.features)}"
+            )
+        bags = [chunk.features[name] for name in order]
+        offsets = np.zeros(len(bags) * chunk.samples + 1, dtype=np.int64)
+        base = 0
+        for index, bag in enumerate(bags):
+            ends = offsets[1 + index * chunk.samples : 1 + (index + 1) * chunk.samples]
+            if bag.samples != chunk.samples:
+                raise DataError(
+                    f"feature {order[index]!r} has {bag.samples} bags "
+                    f"in a chunk of {chunk.samples} samples"
+                )
+            ends[:] = np.arange(1, bag.ids.size + 1) if bag.offsets is None else bag.offsets[1:]
+            ends += base
+            base += bag.ids.size
+        weights = None
+        if any(bag.weights is not None for bag in bags):
+            weights = torch.from_numpy(
+                np.concatenate(
+                    [
+                        bag.weights if bag.weights is not None else np.ones(bag.ids.size, "f4")
+                        for bag in bags
+                    ]
+                )
+            )
+        ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
+        return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, weights)

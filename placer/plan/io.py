@@ -1,0 +1,243 @@
+"""Reads and writes plan files, and the row orders beside them."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from placer.errors import PlacerError, PlanError
+from placer.files import replacing, sha256_file, write_text
+from placer.plan import schema
+from placer.plan.plan import SCHEMA_VERSION, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.tables import Feature, Table
+from placer.topology.topology import Gpu, Host, Link, Topology
+
+StrPath = str | os.PathLike[str]
+
+
+def save(plan: Plan, path: StrPath) -> None:
+    """Write the row order first and the plan that names it last, each atomically.
+
+    The row order's name carries its hash, so a crash in between leaves an older plan and
+    its own row order whole.
+    """
+    target = Path(path)
+    file = sha256 = None
+    if any(order.kind == "profile" for order in plan.row_order.values()):
+        file, sha256 = _save_row_order(plan, target)
+    row_order = {
+        name: {"kind": "profile", "file": file, "sha256": sha256}
+        for name, order in plan.row_order.items()
+        if order.kind == "profile"
+    }
+    write_text(target, json.dumps(to_dict(plan, row_order), indent=1) + "\n")
+    for stale in target.parent.glob(f"{target.stem}.rows-*.safetensors"):
+        if stale.name != file:
+            stale.unlink(missing_ok=True)
+
+
+def load(path: StrPath) -> Plan:
+    """Read a plan; see `Plan.load`."""
+    source = Path(path)
+    model = parse(source)
+    files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
+    hot_ids: dict[str, npt.NDArray[np.int64]] = {}
+    for name, order in model.row_order.items():
+        if order.kind == "id":
+            continue
+        if order.file is None:
+            raise PlanError(f"{source}: row_order.{name} is of kind 'profile' but names no file")
+        key = (order.file, order.sha256)
+        if key not in files:
+            files[key] = _load_row_order(source.parent / order.file, order.sha256)
+        if name not in files[key]:
+            raise PlanError(f"{source}: {order.file} holds no row order of table {name!r}")
+        hot_ids[name] = files[key][name]
+    try:
+        return _from_model(model, hot_ids)
+    except PlanError:
+        raise
+    except PlacerError as error:
+        raise PlanError(f"{source}: {error}") from error
+
+
+def parse(source: Path) -> schema.PlanModel:
+    """Read and check a plan file's form, without the row order beside it.
+
+    Raises
+    ------
+    PlanError
+        If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
+    """
+    try:
+        document = json.loads(source.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanError(f"there is no plan at {source}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read the plan {source}: {error}") from error
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"{source} is not JSON at line {error.lineno} ({error.msg}): "
+            "cut short or edited; make it again with `placer plan`"
+        ) from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(version, int):
+        raise PlanError(f"{source} is not a plan: it has no schema_version")
+    if version > SCHEMA_VERSION:
+        raise PlanError(
+            f"{source} has schema_version {version}, this placer reads up to "
+            f"{SCHEMA_VERSION}: upgrade placer"
+        )
+    try:
+        return schema.PlanModel.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        more = error.error_count() - 1
+        raise PlanError(
+            f"{source}: {where}: {first['msg']} (got {_shortened(first['input'])})"
+            + (f"; and {more} more" if more else "")
+        ) from error
+
+
+def to_dict(plan: Plan, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The plan as the JSON document that `save` writes."""
+    topology = plan.topology
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "batch_size": plan.batch_size,
+        "tables": [asdict(table) | {"features": _features(table)} for table in plan.tables],
+        "topology": {
+            "name": topology.name,
+            "emulated": topology.emulated,
+            "devices": [
+                {
+                    "id": gpu.id,
+                    "kind": "gpu",
+                    "memory_bytes": gpu.memory_bytes,
+                    "host": gpu.host,
+                    "bandwidth_bytes_per_s": float(gpu.hbm_bytes_per_s),
+                    "launch_s": gpu.launch_s,
+                }
+                for gpu in topology.gpus
+            ]
+            + [
+                {
+                    "id": host.id,
+                    "kind": "host",
+                    "memory_bytes": host.memory_bytes,
+                    "bandwidth_bytes_per_s": float(host.dram_bytes_per_s),
+                }
+                for host in topology.hosts
+            ],
+            "links": [asdict(link) for link in topology.links],
+        },
+        "shards": [
+            asdict(shard)
+            | {"rows": list(shard.rows), "cols": list(shard.cols), "devices": list(shard.devices)}
+            for shard in plan.shards
+        ],
+        "row_order": row_order
+        if row_order is not None
+        else {name: asdict(order) for name, order in plan.row_order.items()},
+        "solver": asdict(plan.solver),
+        "provenance": asdict(plan.provenance),
+    }
+    schema.PlanModel.model_validate(document)
+    return document
+
+
+def _features(table: Table) -> list[dict[str, Any]]:
+    return [asdict(feature) for feature in table.features]
+
+
+def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> Plan:
+    devices = model.topology.devices
+    for device in devices:
+        if device.kind == "gpu" and device.host is None:
+            raise PlanError(f"{device.id} is a gpu but names no host")
+    return Plan(
+        tables=tuple(
+            Table(
+                **t.model_dump(exclude={"features"}),
+                features=tuple(Feature(**f.model_dump()) for f in t.features),
+            )
+            for t in model.tables
+        ),
+        topology=Topology(
+            name=model.topology.name,
+            emulated=model.topology.emulated,
+            gpus=tuple(
+                Gpu(
+                    d.id,
+                    d.host or "",
+                    d.memory_bytes,
+                    d.bandwidth_bytes_per_s,
+                    **({} if d.launch_s is None else {"launch_s": d.launch_s}),
+                )
+                for d in devices
+                if d.kind == "gpu"
+            ),
+            hosts=tuple(
+                Host(d.id, d.memory_bytes, d.bandwidth_bytes_per_s)
+                for d in devices
+                if d.kind == "host"
+            ),
+            links=tuple(Link(**link.model_dump()) for link in model.topology.links),
+        ),
+        shards=tuple(
+            Shard(
+                **s.model_dump(exclude={"rows", "cols", "devices"}),
+                rows=(s.rows[0], s.rows[1], s.rows[2]),
+                cols=(s.cols[0], s.cols[1]),
+                devices=tuple(s.devices),
+            )
+            for s in model.shards
+        ),
+        row_order={name: RowOrder(**o.model_dump()) for name, o in model.row_order.items()},
+        hot_ids=hot_ids,
+        batch_size=model.batch_size,
+        solver=SolverRecord(**model.solver.model_dump()),
+        provenance=Provenance(**model.provenance.model_dump()),
+    )
+
+
+def _save_row_order(plan: Plan, target: Path) -> tuple[str, str]:
+    tensors = {
+        name: np.ascontiguousarray(plan.hot_ids[name], dtype=np.int64)
+        for name, order in sorted(plan.row_order.items())
+        if order.kind == "profile"
+    }
+    staging = target.with_name(f".{target.stem}.rows")
+    with replacing(staging) as temporary:
+        save_file(tensors, temporary)
+    sha256 = sha256_file(staging)
+    name = f"{target.stem}.rows-{sha256[:12]}.safetensors"
+    staging.replace(target.with_name(name))
+    return name, sha256
+
+
+def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.int64]]:
+    if not path.is_file():
+        raise PlanError(f"the plan's row order {path} is missing; it belongs beside the plan")
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise PlanError(
+            f"{path} is not the row order that the plan was made with (its SHA-256 differs): "
+            "cut short or replaced; copy it again, or plan again"
+        )
+    try:
+        return {name: ids.astype(np.int64, copy=False) for name, ids in load_file(path).items()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise PlanError(f"cannot read the row order {path}: {error}") from error
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

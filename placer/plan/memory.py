@@ -1,0 +1,86 @@
+"""Bytes that a plan puts on every device: the one place where they are added up.
+
+The executor allocates by this, the cost models and `verify` count by it, so that a plan
+that fits here fits in training.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from placer.plan.plan import Plan, Shard
+from placer.tables import Table
+
+ROW_MAP_BYTES_PER_ROW = 4
+"""A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
+
+CACHE_ENTRY_BYTES = 16
+"""Bookkeeping of one cached row: its id, and its frequency for eviction (int64 each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes on one device, by purpose, beside what the device has.
+
+    `row_maps` hold id → slot maps, `buffers` staged rows and exchange buffers.
+    """
+
+    device: str
+    capacity_bytes: int
+    weight_bytes: int = 0
+    state_bytes: int = 0
+    cache_bytes: int = 0
+    row_map_bytes: int = 0
+    buffer_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes together."""
+        return (
+            self.weight_bytes
+            + self.state_bytes
+            + self.cache_bytes
+            + self.row_map_bytes
+            + self.buffer_bytes
+        )
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; negative when the plan does not fit."""
+        return self.capacity_bytes - self.total_bytes
+
+
+def row_map_bytes(table: Table) -> int:
+    """Bytes of the id → slot map of a table with a row order of its own, on each server."""
+    return ROW_MAP_BYTES_PER_ROW * table.rows
+
+
+def cache_bytes(table: Table, shard: Shard) -> int:
+    """Bytes of the HBM cache of a ``cached`` shard, on each server."""
+    return shard.cache_rows * (table.bytes_per_row(shard.width) + CACHE_ENTRY_BYTES)
+
+
+def device_memory(plan: Plan) -> dict[str, MemoryUse]:
+    """Memory use of every GPU and host of the plan's topology, by device id."""
+    topology = plan.topology
+    used: dict[str, dict[str, int]] = {
+        device.id: defaultdict(int) for device in (*topology.gpus, *topology.hosts)
+    }
+    mapped: set[tuple[str, str]] = set()
+    for shard in plan.shards:
+        table = plan.tables_by_name[shard.table]
+        for device in shard.devices:
+            gpu = topology.gpus_by_id.get(device)
+            home = device if gpu is None or shard.memory == "hbm" else gpu.host
+            used[home]["weight_bytes"] += shard.row_count * table.weight_bytes_per_row(shard.width)
+            used[home]["state_bytes"] += shard.row_count * table.state_bytes_per_row(shard.width)
+            used[device]["buffer_bytes"] += shard.buffer_bytes
+            if shard.lookup == "cached":
+                used[device]["cache_bytes"] += cache_bytes(table, shard)
+            if plan.order_of(shard.table).kind == "profile":
+                mapped.add((shard.table, device))
+    for name, device in mapped:
+        used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
+    return {
+        device.id: MemoryUse(device.id, device.memory_bytes, **used[device.id])
+        for device in (*topology.gpus, *topology.hosts)
+    }

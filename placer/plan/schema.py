@@ -1,0 +1,137 @@
+"""The plan file as pydantic models: what is checked when a file is read, and the JSON Schema.
+
+`placer/plan/plan.schema.json` is `json_schema()` as shipped; a test holds them equal.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from placer.plan.plan import SCHEMA_VERSION, Lookup, Memory
+from placer.tables import DType, OptimizerName, Pooling
+from placer.topology.topology import LinkKind
+
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FeatureModel(_Strict):
+    """A feature that reads a table."""
+
+    name: str
+    pooling_factor: float = Field(1.0, ge=0, description="mean lookups of a non-empty bag")
+    coverage: float = Field(1.0, ge=0, le=1, description="share of samples with a non-empty bag")
+    pooling: Pooling = "sum"
+
+
+class TableModel(_Strict):
+    """An embedding table."""
+
+    name: str
+    rows: NonNegative
+    dim: int = Field(ge=1)
+    dtype: DType = "float32"
+    optimizer: OptimizerName = "rowwise_adagrad"
+    features: list[FeatureModel] = []
+
+
+class DeviceModel(_Strict):
+    """A GPU or a host. GPUs have `host`; bandwidths are bytes per second of random rows."""
+
+    id: str
+    kind: Literal["gpu", "host"]
+    memory_bytes: NonNegative
+    host: str | None = None
+    bandwidth_bytes_per_s: float = Field(gt=0)
+    launch_s: float | None = Field(None, ge=0, description="GPUs: time of a kernel launch")
+
+
+class LinkModel(_Strict):
+    """A full-duplex link; bytes per second each way."""
+
+    a: str
+    b: str
+    kind: LinkKind
+    bytes_per_s: float = Field(gt=0)
+    latency_s: float = Field(0.0, ge=0)
+
+
+class TopologyModel(_Strict):
+    """The machine that the plan was made for."""
+
+    name: str = ""
+    emulated: bool = False
+    devices: list[DeviceModel]
+    links: list[LinkModel]
+
+
+class ShardModel(_Strict):
+    """A rectangle of a table on one tier of one device, or replicated on several."""
+
+    table: str
+    rows: list[int] = Field(
+        min_length=3, max_length=3, description="[start, stop, step] over ranks"
+    )
+    cols: list[int] = Field(min_length=2, max_length=2, description="[start, stop]")
+    devices: list[str] = Field(min_length=1)
+    memory: Memory
+    lookup: Lookup
+    cache_rows: NonNegative = 0
+    buffer_bytes: NonNegative = 0
+
+
+class RowOrderModel(_Strict):
+    """How ranks map to ids; tables that are not listed have kind `id`."""
+
+    kind: Literal["id", "profile"]
+    file: str | None = None
+    sha256: str | None = None
+
+
+class SolverModel(_Strict):
+    """Which solver made the plan, and what it proved."""
+
+    name: str
+    status: Literal["optimal", "feasible"]
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    seconds: float = 0.0
+    seed: int = 0
+    cost_model: str = ""
+    search_space: str = ""
+
+
+class ProvenanceModel(_Strict):
+    """Where the plan comes from."""
+
+    problem_sha256: str = ""
+    placer_version: str = ""
+    created: str = ""
+    profile: str = ""
+
+
+class PlanModel(_Strict):
+    """A placement of embedding tables on a machine."""
+
+    schema_version: Literal[1] = Field(description="version of this format")
+    batch_size: int = Field(1, ge=1, description="samples per GPU and step")
+    tables: list[TableModel]
+    topology: TopologyModel
+    shards: list[ShardModel]
+    row_order: dict[str, RowOrderModel] = {}
+    solver: SolverModel
+    provenance: ProvenanceModel
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a plan file."""
+    schema = PlanModel.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "placer plan",
+        **{key: value for key, value in schema.items() if key != "title"},
+        "$comment": f"schema_version {SCHEMA_VERSION}; docs/plan-format.md says what it means",
+    }

@@ -1,0 +1,181 @@
+"""Proves that a plan is sound, from the plan alone: no solver and no cost model is asked."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from placer.errors import CapacityError, PlanError
+from placer.plan.memory import device_memory
+from placer.plan.plan import Plan, Shard
+from placer.tables import Table
+from placer.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule that a plan breaks.
+
+    `rule` is one of ``shard`` (a malformed shard), ``coverage``, ``row_order``,
+    ``capacity``; `where` names the table or device.
+    """
+
+    rule: str
+    where: str
+    message: str
+
+
+def violations(plan: Plan) -> list[Violation]:
+    """All rules that the plan breaks; an empty list is a proof that it is sound.
+
+    Checked: every shard is well formed and on devices that exist; every row × column of
+    every table is covered exactly once, replicas aside; row orders list valid ids once; no
+    device holds more bytes than it has, buffers and maps included.
+    """
+    names = [table.name for table in plan.tables]
+    found = [
+        Violation("shard", name, f"table {name!r} is listed more than once")
+        for name in sorted({name for name in names if names.count(name) > 1})
+    ]
+    for shard in plan.shards:
+        found.extend(_shard_violations(plan, shard))
+    if found:  # The rest would only repeat what is already wrong, or fail on it.
+        return found
+    for table in plan.tables:
+        message = _coverage_fault(table, plan.shards_by_table[table.name])
+        if message:
+            found.append(Violation("coverage", table.name, message))
+        found.extend(_row_order_violations(plan, table))
+    for use in device_memory(plan).values():
+        if use.free_bytes < 0:
+            found.append(
+                Violation(
+                    "capacity",
+                    use.device,
+                    f"{use.device} would hold {format_bytes(use.total_bytes)} "
+                    f"({use.total_bytes} bytes) but has {format_bytes(use.capacity_bytes)}: "
+                    f"{-use.free_bytes} bytes too many",
+                )
+            )
+    return found
+
+
+def verify(plan: Plan) -> None:
+    """Raise if the plan breaks a rule.
+
+    Raises
+    ------
+    CapacityError
+        If a device holds more than it has, and nothing else is wrong.
+    PlanError
+        If any other rule is broken. The message lists the first violations.
+    """
+    found = violations(plan)
+    if not found:
+        return
+    lines = [violation.message for violation in found[:5]]
+    if len(found) > 5:
+        lines.append(f"and {len(found) - 5} more")
+    kind = CapacityError if all(v.rule == "capacity" for v in found) else PlanError
+    raise kind("; ".join(lines))
+
+
+def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
+    def broken(message: str) -> Violation:
+        return Violation("shard", shard.table, f"table {shard.table!r}: {message}")
+
+    table = plan.tables_by_name.get(shard.table)
+    if table is None:
+        yield broken("it has a shard but is not listed among the plan's tables")
+        return
+    start, stop, step = shard.rows
+    if not (0 <= start <= stop <= table.rows and step >= 1):
+        yield broken(
+            f"rows {list(shard.rows)} must be [start, stop, step] with "
+            f"0 <= start <= stop <= {table.rows} and step >= 1"
+        )
+    first, last = shard.cols
+    if not 0 <= first < last <= table.dim:
+        yield broken(f"cols {list(shard.cols)} must lie within [0, {table.dim}] and not be empty")
+    if not shard.devices or len(set(shard.devices)) != len(shard.devices):
+        yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
+    for device in shard.devices:
+        on_gpu = device in plan.topology.gpus_by_id
+        if not on_gpu and device not in plan.topology.hosts_by_id:
+            yield broken(f"device {device!r} is not in the topology {plan.topology.name!r}")
+        elif not on_gpu and (shard.memory, shard.lookup) != ("dram", "host"):
+            yield broken(f"{device} is a host: it serves memory dram with lookup host only")
+    if (shard.memory == "hbm") != (shard.lookup == "device"):
+        yield broken(f"lookup {shard.lookup!r} does not go with memory {shard.memory!r}")
+    if (shard.lookup == "cached") != (shard.cache_rows > 0):
+        yield broken(f"lookup {shard.lookup!r} with cache_rows {shard.cache_rows}")
+    if shard.cache_rows > shard.row_count or shard.cache_rows < 0 or shard.buffer_bytes < 0:
+        yield broken(
+            f"cache_rows {shard.cache_rows} must lie within 0..{shard.row_count} "
+            f"and buffer_bytes {shard.buffer_bytes} be at least 0"
+        )
+
+
+def _coverage_fault(table: Table, shards: tuple[Shard, ...]) -> str | None:
+    """What is wrong with how shards cover a table, or None.
+
+    Columns are cut at every shard boundary; within each strip of columns the row slices
+    must partition the ranks. A partition by slices is checked without listing rows: cut
+    the ranks at every start and stop, and look at residues modulo the strides in between.
+    """
+    if table.rows == 0:
+        return None
+    edges = sorted({0, table.dim, *(edge for shard in shards for edge in shard.cols)})
+    for left, right in pairwise(edges):
+        slices = [s.rows for s in shards if s.cols[0] <= left and right <= s.cols[1]]
+        fault = _slices_fault([s for s in slices if len(range(*s))], table.rows)
+        if fault:
+            return f"table {table.name!r}, columns {left}..{right}: {fault}"
+    return None
+
+
+def _slices_fault(slices: list[tuple[int, int, int]], rows: int) -> str | None:
+    cuts = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
+    for low, high in pairwise(cuts):
+        active = [
+            (step, start % step)
+            for start, stop, step in slices
+            if start <= low and stop >= high and len(range(_first(start, step, low), high, step))
+        ]
+        # Slices of one residue class each; all is covered once if, over one full period of
+        # the strides (or the whole piece, if that is shorter), each rank has one owner.
+        period = int(np.lcm.reduce([step for step, _ in active])) if active else 1
+        span = min(period, high - low)
+        if span > 50_000_000:
+            return f"strides {sorted({s for s, _ in active})} have too long a common period"
+        owners = np.zeros(span, dtype=np.int32)
+        for step, residue in active:
+            owners[(residue - low) % step :: step] += 1
+        if (owners != 1).any():
+            rank = int(low + np.flatnonzero(owners != 1)[0])
+            times = int(owners[rank - low])
+            return f"rank {rank} is covered {times} times; every row must be covered once"
+    return None
+
+
+def _first(start: int, step: int, low: int) -> int:
+    """The first member of start, start + step, … that is at least `low`."""
+    return start if start >= low else start + -(-(low - start) // step) * step
+
+
+def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
+    order = plan.order_of(table.name)
+    if order.kind == "id":
+        return
+    ids = plan.hot_ids.get(table.name)
+    where = f"table {table.name!r}: row order"
+    if ids is None:
+        yield Violation("row_order", table.name, f"{where} of kind 'profile' lists no ids")
+    elif ids.size and (ids.min() < 0 or ids.max() >= table.rows):
+        bad = int(ids[(ids < 0) | (ids >= table.rows)][0])
+        yield Violation(
+            "row_order", table.name, f"{where}: id {bad} is outside 0..{table.rows - 1}"
+        )
+    elif np.unique(ids).size != ids.size:
+        yield Violation("row_order", table.name, f"{where} lists an id more than once")

@@ -1,0 +1,271 @@
+"""Counts how often a log reads each row: a dense array of counts per table."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.encoded import EncodedLog
+from placer.data.log import Bags, Chunk, Log
+from placer.data.source import Progress
+from placer.errors import DataError
+from placer.profile.cdf import AccessCdf
+from placer.profile.counts import RowCounts
+from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.tables import DType, Feature, OptimizerName, Pooling, Table
+
+CHUNK_SAMPLES = 65536
+# Samples of one block are kept or left out together: small enough that a sample of a small
+# log is near the share that was asked for, large enough to be read in one go.
+SAMPLE_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What a log does not say of its tables."""
+
+    dim: int = 64
+    dtype: DType = "float32"
+    optimizer: OptimizerName = "rowwise_adagrad"
+    pooling: Pooling | Mapping[str, Pooling] = "sum"
+
+    def table(
+        self, name: str, rows: int, features: Mapping[str, FeatureCounts], samples: int
+    ) -> Table:
+        """A table whose features are as they were counted over `samples` samples."""
+        return Table(
+            name=name,
+            rows=rows,
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            features=tuple(
+                Feature(
+                    name=feature,
+                    pooling_factor=count.lookups / count.bags if count.bags else 0.0,
+                    coverage=count.bags / samples if samples else 0.0,
+                    pooling=(
+                        self.pooling
+                        if isinstance(self.pooling, str)
+                        else self.pooling.get(feature, "sum")
+                    ),
+                )
+                for feature, count in features.items()
+            ),
+        )
+
+
+class AccessCounter:
+    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length.
+
+    Parameters
+    ----------
+    tables : mapping of table name to int
+        Rows of each table.
+    feature_tables : mapping of feature name to table name
+
+    Raises
+    ------
+    DataError
+        If a feature reads a table that is not there.
+    """
+
+    def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
+        for feature, table in feature_tables.items():
+            if table not in tables:
+                raise DataError(
+                    f"feature {feature!r} reads table {table!r}; tables are {', '.join(tables)}"
+                )
+        self.samples = 0
+        self._feature_tables = dict(feature_tables)
+        self._features = dict.fromkeys(feature_tables, FeatureCounts())
+        self._counts = {name: DenseCounts(rows) for name, rows in tables.items()}
+
+    def add(self, chunk: Chunk) -> None:
+        """Count the lookups of a chunk."""
+        self.add_bags(chunk.samples, chunk.features)
+
+    def add_bags(self, samples: int, features: Mapping[str, Bags]) -> None:
+        """Count the bags of `samples` samples.
+
+        Raises
+        ------
+        DataError
+            If a feature is missing or unknown, has another number of samples, or an id is
+            not within its table's rows; nothing of these samples is then counted.
+        """
+        if features.keys() != self._feature_tables.keys():
+            different = sorted(features.keys() ^ self._feature_tables.keys())
+            raise DataError(
+                f"features of a batch differ from those expected in {', '.join(different)}; "
+                f"expected {', '.join(self._feature_tables)}"
+            )
+        for name, bags in features.items():
+            if bags.samples != samples:
+                raise DataError(
+                    f"feature {name!r} has {bags.samples} bags for {samples} samples; "
+                    "each sample has one, if an empty one"
+                )
+            self._counts[self._feature_tables[name]].check(bags.ids, name)
+        for name, bags in features.items():
+            self._counts[self._feature_tables[name]].add(bags.ids)
+            self._features[name] += FeatureCounts(
+                lookups=bags.ids.size,
+                bags=(
+                    samples
+                    if bags.offsets is None
+                    else int(np.count_nonzero(np.diff(bags.offsets)))
+                ),
+            )
+        self.samples += samples
+
+    def profile(self, options: TableOptions | None = None, **fields: Any) -> Profile:
+        """What was counted, as a profile; `fields` are further fields of it.
+
+        Counting can go on afterwards.
+        """
+        options = options or TableOptions()
+        tables = []
+        for name, dense in self._counts.items():
+            features = {
+                feature: counts
+                for feature, counts in self._features.items()
+                if self._feature_tables[feature] == name
+            }
+            table = options.table(name, dense.rows, features, self.samples)
+            counts = RowCounts.from_dense(dense.values)
+            tables.append(
+                TableProfile(
+                    table=table,
+                    cdf=AccessCdf.from_counts(counts.counts, counts.rows),
+                    counts=counts,
+                    features=features,
+                )
+            )
+        return Profile(tables=tuple(tables), samples=self.samples, **fields)
+
+
+class DenseCounts:
+    """One count per row: uint32 until one could overflow, uint64 from then on."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.values: npt.NDArray[np.uint32] | npt.NDArray[np.uint64] = np.zeros(
+            rows, dtype=np.uint32
+        )
+        # Lookups that can be added before any count could exceed 32 bits.
+        self._headroom = np.iinfo(np.uint32).max
+
+    def check(self, ids: npt.NDArray[np.int64], feature: str) -> None:
+        """Raise DataError unless all ids are rows."""
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise DataError(
+                f"feature {feature!r}: ids must be a vector of int64, "
+                f"not {ids.dtype} of shape {ids.shape}"
+            )
+        # As unsigned, negative ids are large too.
+        if ids.size and int(ids.view(np.uint64).max()) >= self.rows:
+            wrong = int(ids[np.argmax(ids.view(np.uint64) >= np.uint64(self.rows))])
+            raise DataError(
+                f"feature {feature!r} has id {wrong}, but its table has rows "
+                f"0..{self.rows - 1}; give the table more rows or map the ids"
+            )
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        """Count ids that are rows."""
+        if ids.size > self._headroom:
+            self._make_room(ids.size)
+        self._headroom -= ids.size
+        # Unbuffered indexed addition. Since NumPy 1.25 it is as fast as the memory allows:
+        # bincount per block, sorting and a compiled loop gain nothing over 160 MB of counts.
+        np.add.at(self.values, ids, self.values.dtype.type(1))
+
+    def _make_room(self, lookups: int) -> None:
+        limit = np.iinfo(self.values.dtype).max
+        self._headroom = int(limit) - int(self.values.max(initial=0))
+        if lookups > self._headroom:
+            self.values = self.values.astype(np.uint64)
+            self._headroom = int(np.iinfo(np.int64).max) - int(self.values.max())
+
+
+def profile_log(
+    log: Log,
+    *,
+    dim: int = 64,
+    dtype: DType = "float32",
+    optimizer: OptimizerName = "rowwise_adagrad",
+    pooling: Pooling | Mapping[str, Pooling] = "sum",
+    sample: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    source: str | None = None,
+) -> Profile:
+    """Count the accesses of a log.
+
+    Parameters
+    ----------
+    log : Log
+        As `placer.data.open_log` returns it.
+    dim, dtype, optimizer, pooling
+        Of the tables, which the log does not tell. `pooling` may differ by feature.
+    sample : float, optional
+        Read about this share of the samples: blocks of 256 consecutive samples, each
+        kept with this probability, independently. The share that was read in fact is in
+        the profile's `sampling`.
+    seed : int
+        Of the choice of blocks.
+    progress : callable, optional
+        Called with the samples that are done and those that there are (None if unknown).
+    source : str, optional
+        Where the log comes from, for people; the files by default.
+
+    Raises
+    ------
+    DataError
+        If the log cannot be read, is empty, or `sample` leaves nothing of it.
+    """
+    counter = AccessCounter(log.tables, log.feature_tables)
+    total = getattr(log, "samples", None)
+    done = 0
+    if sample is not None and not 0 < sample <= 1:
+        raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
+    for part in _parts(log, sample, seed):
+        if isinstance(part, int):
+            done += part
+        else:
+            counter.add(part)
+            done += part.samples
+        if progress is not None:
+            progress(done, total)
+    if not counter.samples:
+        raise DataError(
+            "the log is empty; a profile needs at least one sample"
+            if not done
+            else f"sample={sample} with seed={seed} kept none of {done} samples; raise it"
+        )
+    description = getattr(log, "description", "")
+    return counter.profile(
+        TableOptions(dim, dtype, optimizer, pooling),
+        sampling=counter.samples / done,
+        source=description if source is None else source,
+        encoding=log.encoding if isinstance(log, EncodedLog) else None,
+    )
+
+
+def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
+    """Chunks to count, and sizes of the blocks left out between them."""
+    if sample is None or sample == 1:
+        yield from log.chunks(CHUNK_SAMPLES)
+        return
+
+    def keep(block: int) -> bool:
+        # A generator of its own for each block: the choice depends on nothing else.
+        return bool(np.random.default_rng([seed, block]).random() < sample)
+
+    if isinstance(log, EncodedLog):
+        yield from log.blocks(SAMPLE_BLOCK, keep)
+    else:
+        for block, chunk in enumerate(log.chunks(SAMPLE_BLOCK)):
+            yield chunk if keep(block) else chunk.samples

@@ -1,0 +1,198 @@
+"""Profiles from counts that a database made of a log too large for one machine."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from placer.errors import DataError
+from placer.profile.cdf import AccessCdf
+from placer.profile.count import TableOptions
+from placer.profile.counts import RowCounts
+from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.tables import DType, OptimizerName, Pooling
+
+_Path = str | os.PathLike[str]
+_COUNT_COLUMNS = ("table", "id", "count")
+_FEATURE_COLUMNS = ("feature", "table", "lookups", "bags")
+
+
+def profile_counts(
+    paths: _Path | Sequence[_Path],
+    *,
+    samples: int,
+    rows: Mapping[str, int] | None = None,
+    features: _Path | None = None,
+    dim: int = 64,
+    dtype: DType = "float32",
+    optimizer: OptimizerName = "rowwise_adagrad",
+    pooling: Pooling | Mapping[str, Pooling] = "sum",
+    sampling: float = 1.0,
+) -> Profile:
+    """A profile from Parquet files of columns table, id, count.
+
+    docs/profile.md shows the SQL that makes them. Memory is bounded by the rows that were
+    read, not by the log.
+
+    Parameters
+    ----------
+    paths : path or sequence of paths
+        ``table`` is text, ``id`` the row (an integer, mapped already) and ``count`` how
+        often it was read. A row may be listed more than once; its counts are added.
+    samples : int
+        Samples of the log.
+    rows : mapping of table name to int, optional
+        By default the largest id of a table + 1.
+    features : path, optional
+        Parquet with columns feature, table, lookups (ids read) and bags (samples with at
+        least one). By default each table is read by one feature of its name, in as many
+        samples as it has lookups, and at most in all.
+    sampling : float
+        Share of the log that was counted.
+
+    Raises
+    ------
+    DataError
+        If a file or column is missing, an id is out of range, or the features' lookups are
+        not those that were counted.
+    """
+    if samples < 1:
+        raise DataError(f"samples must be at least 1, not {samples}; it sets the pooling factors")
+    if not 0 < sampling <= 1:
+        raise DataError(f"sampling must be a share above 0 and at most 1, not {sampling}")
+    files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    counted = _read_counts([str(file) for file in files], rows or {})
+    by_table = (
+        _read_features(str(features), counted) if features else _one_feature(counted, samples)
+    )
+    options = TableOptions(dim, dtype, optimizer, pooling)
+    tables = []
+    for name, counts in counted.items():
+        for feature, measured in by_table[name].items():
+            if measured.bags > samples:
+                raise DataError(
+                    f"feature {feature!r} has {measured.bags} bags that are not empty, "
+                    f"more than there are samples: {samples}"
+                )
+        tables.append(
+            TableProfile(
+                table=options.table(name, counts.rows, by_table[name], samples),
+                cdf=AccessCdf.from_counts(counts.counts, counts.rows),
+                counts=counts,
+                features=by_table[name],
+            )
+        )
+    return Profile(
+        tables=tuple(tables), samples=samples, sampling=sampling, source=", ".join(map(str, files))
+    )
+
+
+def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, RowCounts]:
+    parts: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
+    for file in files:
+        for batch in _batches(file, _COUNT_COLUMNS):
+            encoded = batch.column("table").dictionary_encode()
+            tables = encoded.indices.to_numpy(zero_copy_only=False)
+            ids, counts = _integers(batch, "id", file), _integers(batch, "count", file)
+            if counts.size and counts.min() < 0:
+                raise DataError(f"{file}: count {counts.min()} is negative")
+            for index, name in enumerate(encoded.dictionary.to_pylist()):
+                here = (tables == index) & (counts > 0)
+                parts.setdefault(name, []).append((ids[here], counts[here]))
+    if not parts:
+        raise DataError(f"{', '.join(files)}: there is no count in it")
+    unknown = sorted(set(rows) - set(parts))
+    if unknown:
+        raise DataError(
+            f"rows are given for table {unknown[0]!r}, of which nothing was counted; "
+            f"tables are {', '.join(parts)}"
+        )
+    return {name: _summed(name, parts.pop(name), rows.get(name)) for name in list(parts)}
+
+
+def _summed(
+    name: str, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], rows: int | None
+) -> RowCounts:
+    ids = np.concatenate([part[0] for part in parts])
+    counts = np.concatenate([part[1] for part in parts])
+    rows = max(1, int(ids.max(initial=0)) + 1) if rows is None else rows
+    wrong = ids[(ids < 0) | (ids >= rows)]
+    if wrong.size:
+        raise DataError(
+            f"table {name!r} has id {wrong[0]}, but rows 0..{rows - 1}; give it more rows or "
+            "map the ids before counting"
+        )
+    order = np.argsort(ids, kind="stable")
+    ids, counts = ids[order], counts[order]
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: ids.size])
+    if starts.size < ids.size:
+        ids, counts = ids[starts], np.add.reduceat(counts, starts)
+    return RowCounts(rows, ids, counts)
+
+
+def _one_feature(
+    counted: Mapping[str, RowCounts], samples: int
+) -> dict[str, dict[str, FeatureCounts]]:
+    return {
+        name: {name: FeatureCounts(counts.total, min(samples, counts.total))}
+        for name, counts in counted.items()
+    }
+
+
+def _read_features(
+    file: str, counted: Mapping[str, RowCounts]
+) -> dict[str, dict[str, FeatureCounts]]:
+    features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counted}
+    for batch in _batches(file, _FEATURE_COLUMNS):
+        for line in batch.to_pylist():
+            if line["table"] not in features:
+                raise DataError(
+                    f"{file}: feature {line['feature']!r} reads table {line['table']!r}, "
+                    f"of which nothing was counted; tables are {', '.join(features)}"
+                )
+            if not 0 <= line["bags"] <= line["lookups"]:
+                raise DataError(
+                    f"{file}: feature {line['feature']!r} has {line['lookups']} lookups in "
+                    f"{line['bags']} bags that are not empty"
+                )
+            features[line["table"]][line["feature"]] = FeatureCounts(line["lookups"], line["bags"])
+    for name, counts in counted.items():
+        lookups = sum(feature.lookups for feature in features[name].values())
+        if lookups != counts.total:
+            raise DataError(
+                f"{file}: the features of table {name!r} have {lookups} lookups, "
+                f"but its counts sum to {counts.total}; count both over the same samples"
+            )
+    return features
+
+
+def _batches(file: str, columns: Sequence[str]) -> Any:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            names = parquet.schema_arrow.names
+            for column in columns:
+                if column not in names:
+                    raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}")
+            for batch in parquet.iter_batches(columns=list(columns)):
+                for column in columns:
+                    if batch.column(column).null_count:
+                        raise DataError(f"{file}: column {column!r} has missing values")
+                yield batch
+    except FileNotFoundError as error:
+        raise DataError(f"cannot open {file}: no such file") from error
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _integers(batch: pa.RecordBatch, name: str, file: str) -> npt.NDArray[np.int64]:
+    column = batch.column(name)
+    if not (pa.types.is_integer(column.type) or pa.types.is_decimal(column.type)):
+        raise DataError(f"{file}: column {name!r} is {column.type}; it holds integers")
+    # Spark and BigQuery sum counts into decimals.
+    values = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
+    return np.asarray(values, dtype=np.int64)

@@ -1,0 +1,174 @@
+"""Counts what a Python program feeds its model: batches of arrays, or a DataLoader."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.log import Bags
+from placer.errors import DataError
+from placer.profile.count import AccessCounter, TableOptions
+from placer.profile.profile import Profile
+from placer.tables import DType, OptimizerName, Pooling
+
+Batch = TypeVar("Batch")
+# `Bags`; ids of one lookup a sample (1-D) or of equally many (2-D); or ids with offsets.
+# Arrays may be NumPy's or torch's.
+BagsLike = Any
+
+
+class CountedLoader(Generic[Batch]):
+    """Iterates over `loader` unchanged and counts what passes: a hook for a trainer.
+
+    ::
+
+        loader = CountedLoader(loader, lambda batch: batch["sparse"], tables={"user": 10**6})
+        for batch in loader:
+            ...  # train
+        loader.profile(dim=64).save("profile")
+
+    Parameters
+    ----------
+    loader : iterable of batches
+        Such as a ``torch.utils.data.DataLoader``; it must be iterated through this object.
+    extract : callable
+        The ids of a batch, by feature: `Bags`; an array of one id a sample, shape
+        (samples,), or of several, shape (samples, ids); or a pair (ids, offsets), bag i
+        being ``ids[offsets[i]:offsets[i + 1]]`` of samples + 1 offsets. Arrays are NumPy's
+        or torch's, of integers.
+    tables : mapping of table name to int
+        Rows of each table.
+    feature_tables : mapping of feature name to table name, optional
+        By default each table is read by one feature of its name.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        extract: Callable[[Batch], Mapping[str, BagsLike]],
+        *,
+        tables: Mapping[str, int],
+        feature_tables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.loader = loader
+        self._extract = extract
+        self._counter = AccessCounter(tables, feature_tables or {name: name for name in tables})
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            features = {name: as_bags(name, ids) for name, ids in self._extract(batch).items()}
+            samples = next(iter(features.values())).samples if features else 0
+            self._counter.add_bags(samples, features)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]  # raises as the loader itself does
+
+    def profile(
+        self,
+        *,
+        dim: int = 64,
+        dtype: DType = "float32",
+        optimizer: OptimizerName = "rowwise_adagrad",
+        pooling: Pooling | Mapping[str, Pooling] = "sum",
+        source: str = "",
+    ) -> Profile:
+        """What has passed so far.
+
+        Raises
+        ------
+        DataError
+            If nothing has.
+        """
+        if not self._counter.samples:
+            raise DataError("no sample has passed; iterate over the batches before profiling them")
+        return self._counter.profile(TableOptions(dim, dtype, optimizer, pooling), source=source)
+
+
+def profile_dataloader(
+    loader: Iterable[Batch],
+    extract: Callable[[Batch], Mapping[str, BagsLike]],
+    *,
+    tables: Mapping[str, int],
+    feature_tables: Mapping[str, str] | None = None,
+    max_batches: int | None = None,
+    **options: Any,
+) -> Profile:
+    """Read a DataLoader once, or its first `max_batches` batches, and count its lookups.
+
+    `options` are those of `CountedLoader.profile`, which also explains the parameters.
+    """
+    counted = CountedLoader(
+        islice(loader, max_batches), extract, tables=tables, feature_tables=feature_tables
+    )
+    for _ in counted:
+        pass
+    return counted.profile(**options)
+
+
+def profile_batches(
+    batches: Iterable[Mapping[str, BagsLike]],
+    *,
+    tables: Mapping[str, int],
+    feature_tables: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Profile:
+    """Count batches of ids by feature; see `CountedLoader` for what these may be.
+
+    Examples
+    --------
+    >>> profile = profile_batches([{"user": np.array([0, 2, 2])}], tables={"user": 3})
+    >>> profile["user"].counts.hottest().tolist()
+    [2, 0]
+    """
+    return profile_dataloader(
+        batches, lambda batch: batch, tables=tables, feature_tables=feature_tables, **options
+    )
+
+
+def as_bags(feature: str, value: BagsLike) -> Bags:
+    """Bags from what a program has them in; see `CountedLoader`.
+
+    Raises
+    ------
+    DataError
+        If ids or offsets are not integers, or offsets do not run from 0 to the number of ids.
+    """
+    if isinstance(value, Bags):
+        return value
+    if isinstance(value, tuple) and len(value) == 2:
+        ids, offsets = _integers(feature, value[0]), _integers(feature, value[1])
+        if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != ids.size:
+            raise DataError(
+                f"feature {feature!r}: offsets must be samples + 1 numbers from 0 to "
+                f"{ids.size}, the number of ids"
+            )
+        if (np.diff(offsets) < 0).any():
+            raise DataError(f"feature {feature!r}: offsets must not decrease")
+        return Bags(ids, offsets)
+    ids = _integers(feature, value)
+    if ids.ndim == 1:
+        return Bags(ids)
+    if ids.ndim != 2:
+        raise DataError(
+            f"feature {feature!r} has ids of shape {ids.shape}; "
+            "they are (samples,) or (samples, ids per sample), or a pair (ids, offsets)"
+        )
+    samples, width = ids.shape
+    return Bags(ids.reshape(-1), np.arange(samples + 1, dtype=np.int64) * width)
+
+
+def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:
+    array = _array(value)
+    if array.dtype.kind not in "iu":
+        raise DataError(f"feature {feature!r}: ids and offsets are integers, not {array.dtype}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    # Tensors are told by what they can do, as importing torch here would weigh on everyone.
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)

@@ -1,0 +1,140 @@
+"""`placer profile` and `placer workloads`: what a log says of each table."""
+
+from placer.profile.profile import Profile, TableProfile
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes
+from placer.workloads import named_workload, workload_infos
+
+MOST_TABLES = 60
+
+
+def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True) -> Report:
+    """One row per table: its size, how it is read, and how skewed that is.
+
+    Parameters
+    ----------
+    profile : Profile
+    batch_size : int
+        Samples of a step, for the number of distinct rows that it touches.
+    fit : bool
+        Whether to fit Zipf's law to the counts of each table, which takes a while for
+        many tables. Published workloads state their exponent anyway.
+    """
+    rows = [_table_row(table, batch_size, fit) for table in profile]
+    shown = None if len(rows) <= MOST_TABLES else MOST_TABLES
+    if shown:
+        rows.sort(key=lambda row: -row["size_bytes"])
+    headline = [
+        f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
+        f"{sum(table.table.rows for table in profile):,} rows, "
+        f"{form.count(sum(table.table.lookups_per_sample for table in profile))} lookups per sample"
+    ]
+    if profile.samples:
+        sampled = f", {form.share(profile.sampling)} of the log" if profile.sampling < 1 else ""
+        headline.append(f"from {profile.samples:,} samples{sampled}")
+    if profile.source:
+        headline.append(profile.source)
+    return Report(
+        title=f"Profile of {len(profile)} tables",
+        sections=(
+            Section(
+                "tables",
+                f"Tables (distinct rows: per step of {batch_size:,} samples)",
+                (
+                    Column("table", "table"),
+                    Column("rows", "rows", form.count),
+                    Column("dim", "dim", form.count, spare=True),
+                    Column("size_bytes", "size", form.size),
+                    Column("lookups_per_sample", "lookups", form.count),
+                    Column("pooling_factor", "pooling", form.number, spare=True),
+                    Column("coverage", "coverage", form.share, spare=True),
+                    Column("rows_read", "rows read", form.count, spare=True),
+                    Column("top_1_percent_share", "top 1%", form.share),
+                    Column("top_10_percent_share", "top 10%", form.share),
+                    Column("unique_rows", "distinct", form.count),
+                    Column("zipf_exponent", "Zipf", form.number),
+                ),
+                tuple(rows),
+                shown=shown,
+                order="largest first",
+            ),
+        ),
+        facts={
+            "source": profile.source,
+            "samples": profile.samples,
+            "sampling": profile.sampling,
+            "size_bytes": profile.total_bytes,
+            "batch_size": batch_size,
+        },
+        headline=tuple(headline),
+    )
+
+
+def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
+    table, cdf = profile.table, profile.cdf
+    lookups = table.lookups_per_sample
+    covered = sum(feature.coverage for feature in table.features)
+    return {
+        "table": table.name,
+        "rows": table.rows,
+        "dim": table.dim,
+        "size_bytes": table.total_bytes,
+        "features": len(table.features),
+        "lookups_per_sample": lookups,
+        # Over all bags of all features that read the table.
+        "pooling_factor": lookups / covered if covered else None,
+        "coverage": covered / len(table.features) if table.features else None,
+        "rows_read": None if profile.counts is None else int(profile.counts.ids.size),
+        "top_1_percent_share": float(cdf.share(0.01 * table.rows)) if lookups else None,
+        "top_10_percent_share": float(cdf.share(0.1 * table.rows)) if lookups else None,
+        "unique_rows": profile.expected_unique(batch_size),
+        "zipf_exponent": _exponent(profile, fit),
+        "zipf_fitted": profile.zipf_exponent is None and fit,
+    }
+
+
+def _exponent(profile: TableProfile, fit: bool) -> float | None:
+    if profile.zipf_exponent is not None or not fit or not profile.lookups:
+        return profile.zipf_exponent
+    from placer.profile.zipf import fit_zipf
+
+    return fit_zipf(profile).exponent
+
+
+def workloads_report() -> Report:
+    """The named workloads and their sizes."""
+    rows: list[Row] = []
+    for info in workload_infos():
+        # A name with a parameter stands for a family, which has no size of its own.
+        profile = None if "[" in info.name else named_workload(info.name)
+        rows.append(
+            {
+                "name": info.name,
+                "tables": None if profile is None else len(profile),
+                "rows": None if profile is None else sum(one.table.rows for one in profile),
+                "size_bytes": None if profile is None else profile.total_bytes,
+                "lookups_per_sample": None
+                if profile is None
+                else sum(one.table.lookups_per_sample for one in profile),
+                "title": info.title,
+            }
+        )
+    return Report(
+        title="Named workloads",
+        sections=(
+            Section(
+                "workloads",
+                "float32 weights and row-wise Adagrad; docs/workloads.md has the sources",
+                (
+                    Column("name", "name"),
+                    Column("tables", "tables", form.count),
+                    Column("rows", "rows", form.count),
+                    Column("size_bytes", "size", form.size),
+                    Column("lookups_per_sample", "lookups", form.count),
+                    Column("title", "what", wraps=True),
+                ),
+                tuple(rows),
+            ),
+        ),
+    )

@@ -1,0 +1,239 @@
+"""What every report is made of: rows of plain values, shown as a table, JSON or CSV.
+
+There is one source of rows, with units in the keys, whatever the format; a table formats
+them for people and may show only the first ones.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
+from rich.table import Table
+from rich.text import Text
+
+from placer.errors import PlacerError
+from placer.units import format_bytes, format_seconds
+
+Row = Mapping[str, Any]
+
+_GAP = 2
+
+
+def text(value: Any) -> str:
+    """As it is."""
+    return str(value)
+
+
+def size(value: float) -> str:
+    """Bytes in binary units."""
+    return format_bytes(value)
+
+
+def seconds(value: float) -> str:
+    """A duration."""
+    return format_seconds(value)
+
+
+def share(value: float) -> str:
+    """A share of 1 as a percentage: ``12.3%``, ``0.04%``, ``100%``, ``1,230%``."""
+    percent = 100 * value
+    # A share just below 1 must not read as all of it.
+    if 99.95 <= percent < 100:
+        return ">99.9%"
+    return f"{percent:,.0f}%" if percent >= 99.95 else f"{percent:.3g}%"
+
+
+def count(value: float) -> str:
+    """A count: ``1,234``, ``40.0 M``."""
+    for scale, unit in ((1e9, "G"), (1e6, "M")):
+        if abs(value) >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:,.0f}" if value >= 1000 or float(value).is_integer() else f"{value:.3g}"
+
+
+def rate(value: float) -> str:
+    """Bytes per second, in decimal units as vendors do."""
+    return f"{value / 1e12:.3g} TB/s" if value >= 1e12 else f"{value / 1e9:.3g} GB/s"
+
+
+def times(value: float) -> str:
+    """A ratio: ``1.25x``."""
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
+
+
+def fraction(value: float) -> str:
+    """Two decimals."""
+    return f"{value:.2f}"
+
+
+def number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the key of its values, its heading and how values are shown.
+
+    `wraps` marks prose, which may take several lines where the terminal is narrow, and
+    `spare` a column that is left out there, the last one first.
+    """
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = text
+    wraps: bool = False
+    spare: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Text is aligned left, numbers right."""
+        return self.show is text
+
+    def cell(self, row: Row) -> str:
+        """The value of a row for people."""
+        value = row[self.key]
+        return "–" if value is None else self.show(value)
+
+    def least_width(self, cells: Sequence[str]) -> int:
+        """The narrowest that the column can be shown without cutting a word."""
+        words = [self.title, *cells]
+        if self.wraps:
+            words = [part for cell in words for part in cell.split()]
+        return max(cell_len(word) for word in words)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled list of rows.
+
+    Attributes
+    ----------
+    name : str
+        Its key in JSON.
+    title : str
+        Its heading.
+    columns : tuple of Column
+        What a table shows; rows may hold more.
+    rows : tuple of mappings
+        Values that JSON has too; None where there is none.
+    shown : int or None
+        Rows that a table shows; all by default.
+    order : str
+        How rows are ordered, for the note of a table that does not show all.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    shown: int | None = None
+    order: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        visible = self.rows[: self.shown]
+        # A column of nothing but zeros and missing values says nothing.
+        columns = [column for column in self.columns if any(row[column.key] for row in visible)]
+        cells = {column.key: [column.cell(row) for row in visible] for column in columns}
+        widths = {column.key: column.least_width(cells[column.key]) for column in columns}
+        spare = [column for column in columns if column.spare]
+        fitting = list(columns)
+        while spare and sum(widths[one.key] + _GAP for one in fitting) - _GAP > options.max_width:
+            fitting.remove(spare.pop())
+        yield _table(self.title, fitting, cells)
+        if len(visible) < len(self.rows):
+            order = f", {self.order}" if self.order else ""
+            yield _note(f"{len(visible)} of {len(self.rows)}{order}; --format json has all")
+        if len(fitting) < len(columns):
+            yield _note("--format json has more columns")
+
+
+def _note(words: str) -> Text:
+    return Text(words, style="dim")
+
+
+def _table(title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+    )
+    for column in columns:
+        justify: JustifyMethod = "left" if column.is_text else "right"
+        table.add_column(column.title, justify=justify, no_wrap=not column.wraps)
+    for line in zip(*(cells[column.key] for column in columns), strict=True):
+        table.add_row(*(Text(cell) for cell in line))
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Facts by name and sections, in three formats.
+
+    Attributes
+    ----------
+    title : str
+    facts : mapping
+        Values that hold for the whole, as JSON has them.
+    headline : tuple of str
+        The facts in words, for people.
+    sections : tuple of Section
+    """
+
+    title: str
+    sections: tuple[Section, ...]
+    facts: Row = field(default_factory=dict)
+    headline: tuple[str, ...] = ()
+
+    def renderable(self) -> RenderableType:
+        """For ``rich.print`` or a Console."""
+        lines = [Text(self.title, style="bold"), *(Text(line) for line in self.headline)]
+        tables: list[RenderableType] = []
+        for section in self.sections:
+            tables += [Text(""), section]
+        return Group(*lines, *tables)
+
+    def to_json(self) -> dict[str, Any]:
+        """Facts, and rows under their section's name: values that `json.dumps` takes."""
+        return {
+            **self.facts,
+            **{section.name: [dict(row) for row in section.rows] for section in self.sections},
+        }
+
+    def to_csv(self, section: str | None = None) -> str:
+        """One section's rows, the first section's by default, with their keys as header.
+
+        Raises
+        ------
+        PlacerError
+            If there is no such section.
+        """
+        names = [one.name for one in self.sections]
+        if section is not None and section not in names:
+            raise PlacerError(f"the report has no section {section!r}; it has {', '.join(names)}")
+        rows = self.sections[0 if section is None else names.index(section)].rows
+        return rows_to_csv(rows)
+
+
+def rows_to_csv(rows: Sequence[Row]) -> str:
+    """Rows as CSV; values that are missing are empty."""
+    buffer = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return buffer.getvalue()

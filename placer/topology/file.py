@@ -1,0 +1,293 @@
+"""Topology files: YAML or TOML that people write, and YAML that placer writes.
+
+docs/topology.md describes the schema.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from placer.errors import PlacerError, TopologyError
+from placer.files import write_text
+from placer.topology.topology import Gpu, Host, Link, LinkKind, Topology
+from placer.units import parse_bytes
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
+_RATE_UNITS = {
+    "": 1.0, "B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
+    "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40,
+    "Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "Tbit": 1e12 / 8,
+}  # fmt: skip
+
+
+def parse_rate(text: str | int | float) -> float:
+    """Bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
+
+    Case matters: ``Gb/s`` could mean bits or bytes and is refused.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a bandwidth.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return float(text)
+    match = _RATE.fullmatch(text) if isinstance(text, str) else None
+    if match is None or match[2] not in _RATE_UNITS:
+        raise ValueError("not a bandwidth; write it like 55GB/s, 400Gbit/s or 5.5e10")
+    return float(match[1]) * _RATE_UNITS[match[2]]
+
+
+def _size(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except PlacerError as error:
+            raise ValueError(str(error)) from None
+    return value
+
+
+def _rate(value: object) -> object:
+    return parse_rate(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
+Bandwidth = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class GpuEntry(_Strict):
+    """One GPU, or equal ones with an id such as ``gpu:[0-7]``."""
+
+    id: str
+    host: str
+    memory: Size
+    hbm_bandwidth: Bandwidth
+    launch_s: Seconds = 5e-6
+
+
+class HostEntry(_Strict):
+    """One host, or equal ones with an id such as ``host:[0-3]``."""
+
+    id: str
+    memory: Size
+    dram_bandwidth: Bandwidth
+
+
+class LinkEntry(_Strict):
+    """One link, or equal ones with an end such as ``gpu:[0-7]``."""
+
+    a: str
+    b: str
+    kind: LinkKind
+    bandwidth: Bandwidth
+    latency_s: Seconds = 0.0
+
+
+class TopologyFile(_Strict):
+    """A topology file."""
+
+    name: str = ""
+    emulated: bool = False
+    gpus: list[GpuEntry] = Field(min_length=1)
+    hosts: list[HostEntry] = Field(min_length=1)
+    links: list[LinkEntry] = []
+    sources: dict[str, str] = {}
+
+
+def load(path: str | os.PathLike[str]) -> Topology:
+    """Read a topology from a YAML or TOML file.
+
+    Raises
+    ------
+    TopologyError
+        If the file is missing or not YAML or TOML, a field is unknown, missing or of the
+        wrong type, or a link names a device that does not exist; the message names the
+        file, the field and the value.
+    """
+    source = Path(path)
+    if source.suffix.lower() not in SUFFIXES:
+        raise TopologyError(f"{source}: a topology file ends in one of {', '.join(SUFFIXES)}")
+    try:
+        text = source.read_text(encoding="utf-8")
+        raw: Any = tomllib.loads(text) if source.suffix.lower() == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise TopologyError(f"cannot read the topology {source}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise TopologyError(f"{source} is not a topology file: {reason}") from error
+    if not isinstance(raw, dict):
+        raise TopologyError(
+            f"{source} is not a topology file: it must map gpus, hosts and links to lists, "
+            f"but holds a {type(raw).__name__}"
+        )
+    try:
+        entries = TopologyFile.model_validate(raw)
+        return _topology(entries, source.stem)
+    except ValidationError as error:
+        raise TopologyError(f"{source}: {_explain(error)}") from error
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {error}") from error
+
+
+def save(topology: Topology, path: str | os.PathLike[str]) -> None:
+    """Write a topology as YAML, atomically; `load` gives an equal one back.
+
+    Devices and links that differ only in a number share an entry.
+    """
+    if Path(path).suffix.lower() not in (".yaml", ".yml"):
+        raise TopologyError(f"{path}: topologies are written as YAML; end the name in .yaml")
+    write_text(path, dumps(topology))
+
+
+def dumps(topology: Topology) -> str:
+    """A topology as YAML text."""
+    document: dict[str, Any] = {"name": topology.name}
+    if topology.emulated:
+        document["emulated"] = True
+    document["hosts"] = [
+        {
+            "id": id_,
+            "memory": _format_size(host.memory_bytes),
+            "dram_bandwidth": _format_rate(host.dram_bytes_per_s),
+        }
+        for id_, host in _grouped(
+            topology.hosts, lambda h: h.id, lambda h: (h.memory_bytes, h.dram_bytes_per_s)
+        )
+    ]
+    document["gpus"] = [
+        {
+            "id": id_,
+            "host": gpu.host,
+            "memory": _format_size(gpu.memory_bytes),
+            "hbm_bandwidth": _format_rate(gpu.hbm_bytes_per_s),
+            "launch_s": gpu.launch_s,
+        }
+        for id_, gpu in _grouped(
+            topology.gpus,
+            lambda g: g.id,
+            lambda g: (g.host, g.memory_bytes, g.hbm_bytes_per_s, g.launch_s),
+        )
+    ]
+    document["links"] = [
+        {
+            "a": id_,
+            "b": link.b,
+            "kind": link.kind,
+            "bandwidth": _format_rate(link.bytes_per_s),
+            **({"latency_s": link.latency_s} if link.latency_s else {}),
+        }
+        for id_, link in _grouped(
+            topology.links,
+            lambda one: one.a,
+            lambda one: (one.b, one.kind, one.bytes_per_s, one.latency_s),
+        )
+    ]
+    if topology.sources:
+        document["sources"] = dict(topology.sources)
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _topology(entries: TopologyFile, default_name: str) -> Topology:
+    return Topology(
+        name=entries.name or default_name,
+        gpus=tuple(
+            Gpu(id_, gpu.host, gpu.memory, gpu.hbm_bandwidth, gpu.launch_s)
+            for gpu in entries.gpus
+            for id_ in _expand(gpu.id)
+        ),
+        hosts=tuple(
+            Host(id_, host.memory, host.dram_bandwidth)
+            for host in entries.hosts
+            for id_ in _expand(host.id)
+        ),
+        links=tuple(
+            Link(a, b, link.kind, link.bandwidth, link.latency_s)
+            for link in entries.links
+            for a in _expand(link.a)
+            for b in _expand(link.b)
+        ),
+        emulated=entries.emulated,
+        sources=entries.sources,
+    )
+
+
+_RANGE = re.compile(r"(?P<prefix>[^\[\]]*)\[(?P<first>\d+)-(?P<last>\d+)\]")
+_MOST_DEVICES = 65536
+
+
+def _expand(id_: str) -> list[str]:
+    """``gpu:[0-2]`` → ``gpu:0``, ``gpu:1``, ``gpu:2``; other ids stand for themselves."""
+    match = _RANGE.fullmatch(id_)
+    if match is None:
+        if "[" in id_ or not id_:
+            raise TopologyError(f"not an id: {id_!r}; write gpu:0, or gpu:[0-7] for eight of them")
+        return [id_]
+    first, last = int(match["first"]), int(match["last"])
+    if not first <= last < first + _MOST_DEVICES:
+        raise TopologyError(f"id {id_!r} must ascend and name at most {_MOST_DEVICES} devices")
+    return [f"{match['prefix']}{number}" for number in range(first, last + 1)]
+
+
+_T = TypeVar("_T")
+_NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)")
+
+
+def _grouped(
+    items: Iterable[_T], name: Callable[[_T], str], rest: Callable[[_T], Hashable]
+) -> list[tuple[str, _T]]:
+    """Runs of items with consecutive numbers and an equal `rest`, each under one id."""
+    runs: list[tuple[str, int, int, _T]] = []
+    for item in items:
+        match = _NUMBERED.fullmatch(name(item))
+        prefix, number = (match[1], int(match[2])) if match else (name(item), -1)
+        if runs and number > 0:
+            previous, first, last, head = runs[-1]
+            if (previous, last + 1, rest(head)) == (prefix, number, rest(item)):
+                runs[-1] = (prefix, first, number, head)
+                continue
+        runs.append((prefix, number, number, item))
+    return [
+        (name(head) if first == last else f"{prefix}[{first}-{last}]", head)
+        for prefix, first, last, head in runs
+    ]
+
+
+def _format_size(size_bytes: int) -> str | int:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size_bytes and size_bytes % scale == 0:
+            return f"{size_bytes // scale}{unit}"
+    return size_bytes
+
+
+def _format_rate(bytes_per_s: float) -> str | float:
+    text = f"{bytes_per_s / 1e9:.12g}GB/s"
+    return text if "e" not in text and parse_rate(text) == bytes_per_s else bytes_per_s
+
+
+def _explain(error: ValidationError) -> str:
+    """All that is wrong with a file, in one line."""
+    problems = []
+    for problem in error.errors(include_url=False):
+        where = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]
+        ).lstrip(".")
+        reason = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            reason = "no such field; docs/topology.md lists them"
+        elif problem["type"] != "missing":
+            reason = f"{problem['input']!r}: {reason}"
+        problems.append(f"{where}: {reason}")
+    return "; ".join(problems)

@@ -1,0 +1,74 @@
+"""Batches of exactly one size from a log's chunks, whatever the chunks' sizes are."""
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from placer.data.log import Bags, Chunk, Log
+
+_READ_SAMPLES = 65536
+
+
+def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
+    """Batches in the log's order; all but the last have `batch_size` samples.
+
+    Reading is in larger chunks, and a batch may span several: so the batches after `skip`
+    samples are those of an uninterrupted pass, whichever way the reader cuts its chunks.
+    """
+    per_read = batch_size * max(1, _READ_SAMPLES // batch_size)
+    rest: Chunk | None = None
+    for chunk in log.chunks(per_read, skip=skip):
+        joined = chunk if rest is None else concatenate([rest, chunk])
+        whole = joined.samples - joined.samples % batch_size
+        for start in range(0, whole, batch_size):
+            yield cut(joined, start, start + batch_size)
+        rest = cut(joined, whole, joined.samples) if whole < joined.samples else None
+    if rest is not None:
+        yield rest
+
+
+def cut(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Samples ``start..stop`` of a chunk, as views where that is possible."""
+    features = {name: _cut_bags(bags, start, stop) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[start:stop]
+    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
+
+
+def concatenate(chunks: Sequence[Chunk]) -> Chunk:
+    """The samples of chunks of one log, one after the other."""
+    first = chunks[0]
+    labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
+    return Chunk(
+        sum(chunk.samples for chunk in chunks),
+        {name: _join_bags([chunk.features[name] for chunk in chunks]) for name in first.features},
+        np.concatenate([chunk.dense for chunk in chunks]),
+        np.concatenate(labels) if labels else None,
+    )
+
+
+def _cut_bags(bags: Bags, start: int, stop: int) -> Bags:
+    if bags.offsets is None:
+        weights = None if bags.weights is None else bags.weights[start:stop]
+        return Bags(bags.ids[start:stop], None, weights)
+    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
+    weights = None if bags.weights is None else bags.weights[low:high]
+    return Bags(bags.ids[low:high], bags.offsets[start : stop + 1] - low, weights)
+
+
+def _join_bags(parts: Sequence[Bags]) -> Bags:
+    ids = np.concatenate([bags.ids for bags in parts])
+    weights = None
+    if any(bags.weights is not None for bags in parts):
+        weights = np.concatenate(
+            [
+                np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
+                for bags in parts
+            ]
+        )
+    if all(bags.offsets is None for bags in parts):
+        return Bags(ids, None, weights)
+    lengths = [
+        np.ones(bags.ids.size, np.int64) if bags.offsets is None else np.diff(bags.offsets)
+        for bags in parts
+    ]
+    return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)

@@ -1,0 +1,195 @@
+"""Training a DLRM on a log with a plan, resumable and deterministic for a seed."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from placer.data.log import Log
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.plan.plan import Plan
+from placer.training import checkpoint
+from placer.training.batches import batches
+from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.interrupt import deferred_interrupt
+from placer.training.metrics import HeldOut
+from placer.training.run import Progress, Run
+from placer.training.trainer import Trainer, labels_of
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What a run did.
+
+    Attributes
+    ----------
+    losses : tuple of (step, loss)
+        Mean log loss of each batch that this run trained on, before its update.
+    auc, log_loss : float or None
+        On the held-out samples; None where there were none, where all their labels are alike
+        (AUC), or where the run was interrupted.
+    eval_samples : int
+        Held-out samples.
+    steps : int
+        Steps taken, those before a resumed checkpoint included.
+    samples : int
+        Samples that this run trained on.
+    train_s : float
+        Time of the training loop: reading and steps, without evaluation and checkpoints.
+    read_s : float
+        The part of `train_s` that went into waiting for the log.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    checkpoint : Path or None
+        The last one written.
+    """
+
+    losses: tuple[tuple[int, float], ...]
+    auc: float | None
+    log_loss: float | None
+    eval_samples: int
+    steps: int
+    samples: int
+    train_s: float
+    read_s: float
+    interrupted: bool = False
+    checkpoint: Path | None = None
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples trained on per second, reading included; 0 without a step."""
+        return self.samples / self.train_s if self.samples else 0.0
+
+
+def train(
+    plan: Plan,
+    log: Log,
+    config: TrainConfig | None = None,
+    *,
+    eval_log: Log | None = None,
+    checkpoints: CheckpointPolicy | None = None,
+    resume: Path | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TrainResult:
+    """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
+
+    Every tenth batch (`TrainConfig.holdout_every`) is not trained on; the trained model is
+    evaluated on these. They lie among the training samples in time, so that the figures are
+    kinder than those of the next day: for these, give the next day as `eval_log`.
+
+    The run has a random state of its own, seeded by the configuration. On Ctrl-C the current
+    step is finished, a checkpoint is written where `checkpoints` are on, and the result so far
+    is returned.
+
+    Parameters
+    ----------
+    plan : Plan
+    log : Log
+        With labels; opened with the id mapping that the plan's profile was counted with.
+    config : TrainConfig, optional
+    eval_log : Log, optional
+        Evaluate on this log; then nothing of `log` is held out.
+    checkpoints : CheckpointPolicy, optional
+        Where to save; none are written without.
+    resume : Path, optional
+        A checkpoint, or a folder of them whose newest is taken. The plan may be another.
+    on_progress : callable, optional
+
+    Returns
+    -------
+    TrainResult
+
+    Raises
+    ------
+    PlanMismatchError
+        If the log lacks a feature of the plan or its tables have other sizes.
+    CheckpointError
+        If the checkpoint is damaged or of another model, or a run that does not resume would
+        write into a folder that holds checkpoints already.
+    PlacerError
+        If the loss is no longer finite.
+    """
+    config = config or TrainConfig()
+    if eval_log is not None:
+        config = replace(config, holdout_every=0)
+        check_log(plan, eval_log)
+    check_log(plan, log)
+    if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
+        raise CheckpointError(
+            f"{checkpoints.folder} holds checkpoints of an earlier run; "
+            "resume from it, or save to another folder"
+        )
+    with _own_random_state(config):
+        run = Run(plan, log, config, checkpoints)
+        if resume is not None:
+            run.restore(checkpoint.load(resume))
+        with deferred_interrupt() as interrupt:
+            run.train(interrupt, on_progress)
+            run.save()
+        held_out = HeldOut()
+        if not interrupt.requested:
+            held_out = evaluate(run.trainer, log, config, eval_log)
+    return TrainResult(
+        losses=tuple(run.losses),
+        auc=held_out.auc(),
+        log_loss=held_out.log_loss(),
+        eval_samples=held_out.samples,
+        steps=run.position.step,
+        samples=run.samples,
+        train_s=run.train_s,
+        read_s=run.read_s,
+        interrupted=interrupt.requested,
+        checkpoint=run.saved,
+    )
+
+
+def evaluate(
+    trainer: Trainer, log: Log, config: TrainConfig, eval_log: Log | None = None
+) -> HeldOut:
+    """Predict the held-out batches of a log, or all batches of another one."""
+    held_out = HeldOut()
+    if eval_log is None and not config.holdout_every:
+        return held_out
+    for number, chunk in enumerate(batches(eval_log or log, config.batch_size)):
+        if held_out.samples >= config.eval_samples:
+            break
+        if eval_log is not None or config.is_held_out(number):
+            held_out.add(trainer.predict(chunk), labels_of(chunk))
+    return held_out
+
+
+def check_log(plan: Plan, log: Log) -> None:
+    """Check that a log's features read the tables that the plan places.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the feature or table that differs.
+    """
+    for table in plan.tables:
+        for feature in table.features:
+            name = log.feature_tables.get(feature.name)
+            if name is None:
+                raise PlanMismatchError(
+                    f"the plan reads feature {feature.name!r}, which the log lacks; "
+                    f"it has {', '.join(log.feature_tables)}"
+                )
+            # Other sizes are another mapping of ids: the plan's hot rows would not be hot.
+            if log.tables[name] != table.rows:
+                raise PlanMismatchError(
+                    f"feature {feature.name!r} reads {log.tables[name]} rows in the log and "
+                    f"{table.rows} in the plan; open the log with the profile's id mapping"
+                )
+    if not any(table.features for table in plan.tables):
+        raise PlanMismatchError("no table of the plan has a feature to train with")
+
+
+@contextlib.contextmanager
+def _own_random_state(config: TrainConfig) -> Iterator[None]:
+    """Seed torch for a run, and give the caller's random state back after it."""
+    gpus = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(config.seed)
+        yield

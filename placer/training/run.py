@@ -1,0 +1,204 @@
+"""A run: its model and position, which a checkpoint saves and restores."""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placer.data.log import Chunk, Log
+from placer.errors import PlacerError
+from placer.executor import PlacedEmbeddings
+from placer.plan.plan import Plan
+from placer.training import checkpoint
+from placer.training.batches import batches
+from placer.training.checkpoint import Checkpoint, Position
+from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.interrupt import Interrupt
+from placer.training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the progress callback is told.
+
+    Attributes
+    ----------
+    step, epoch : int
+        Steps taken, and complete passes over the log, earlier runs included.
+    samples : int
+        Samples that this run trained on.
+    loss : float
+        Mean log loss since the last report.
+    samples_per_s : float
+        Of this run so far, reading included.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    samples_per_s: float
+
+
+OnProgress = Callable[[Progress], None] | None
+
+
+class Run:
+    """Trains a placed model from where it stands, and saves it as the policy says."""
+
+    def __init__(
+        self, plan: Plan, log: Log, config: TrainConfig, policy: CheckpointPolicy | None
+    ) -> None:
+        self._log, self._config, self._policy = log, config, policy
+        self._embeddings = PlacedEmbeddings(
+            plan,
+            lr=config.embedding_rate,
+            eps=config.eps,
+            device=config.device,
+            seed=config.seed,
+            backend=config.backend,
+        )
+        self.trainer = Trainer(self._embeddings, plan, len(log.dense_names), config)
+        self._settings = run_settings(plan, log, config)
+        self._pending: list[Tensor] = []
+        self._saved_position: Position | None = None
+        self.position = Position()
+        self.losses: list[tuple[int, float]] = []
+        self.samples = 0
+        self.train_s = self.read_s = 0.0
+        self.saved: Path | None = None
+
+    def train(self, interrupt: Interrupt, on_progress: OnProgress) -> None:
+        """Take steps until the end of the last epoch, the step limit or an interrupt."""
+        while self.position.epoch < self._config.epochs and self._pass(interrupt, on_progress):
+            self.position = Position(self.position.step, self.position.epoch + 1)
+        self._collect_losses(on_progress)
+
+    def save(self) -> None:
+        """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
+        if self._policy is None or self.position == self._saved_position:
+            return
+        self._collect_losses(None)
+        random_state = {"cpu": torch.get_rng_state()}
+        if self.trainer.device.type == "cuda":
+            random_state["cuda"] = torch.cuda.get_rng_state()
+        tensors = {
+            "dense": self.trainer.dense_state(),
+            "embeddings": dict(self._embeddings.state_dict()),
+            "embedding_optimizer": self._embeddings.optimizer_state_dict(),
+            "random": random_state,
+        }
+        saved = Checkpoint(self.position, self._settings, tensors)
+        self.saved = checkpoint.save(self._policy.folder, saved, keep=self._policy.keep)
+        self._saved_position = self.position
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Go on from a checkpoint of this model, made under this plan or another.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of another model or was trained with other settings.
+        """
+        checkpoint.check_settings(saved.settings, self._settings)
+        self.trainer.load_dense_state(saved.tensors["dense"])
+        self._embeddings.load_state_dict(saved.tensors["embeddings"])
+        self._embeddings.load_optimizer_state_dict(saved.tensors["embedding_optimizer"])
+        random_state = saved.tensors["random"]
+        torch.set_rng_state(random_state["cpu"])
+        if self.trainer.device.type == "cuda" and "cuda" in random_state:
+            torch.cuda.set_rng_state(random_state["cuda"])
+        self.position = saved.position
+        self._saved_position = saved.position
+
+    def _pass(self, interrupt: Interrupt, on_progress: OnProgress) -> bool:
+        """The rest of the current pass over the log; whether it came to the log's end."""
+        config, policy = self._config, self._policy
+        with closing(batches(self._log, config.batch_size, skip=self.position.samples)) as stream:
+            while not interrupt.requested and self._may_step():
+                started = time.perf_counter()
+                chunk = next(stream, None)
+                self.read_s += time.perf_counter() - started
+                trained = chunk is not None and self._take(chunk)
+                if trained and self.position.step % config.report_every == 0:
+                    self._collect_losses(on_progress)
+                self.train_s += time.perf_counter() - started
+                if chunk is None:
+                    return True
+                due = policy is not None and policy.is_due(self.position.step)
+                if trained and due:
+                    self.save()
+        return False
+
+    def _may_step(self) -> bool:
+        limit = self._config.max_steps
+        return limit is None or self.position.step < limit
+
+    def _take(self, chunk: Chunk) -> bool:
+        """Move past a batch, training on it unless it is held out; whether it was trained on."""
+        position = self.position
+        trained = not self._config.is_held_out(position.samples // self._config.batch_size)
+        if trained:
+            self._pending.append(self.trainer.step(chunk))
+            self.samples += chunk.samples
+        self.position = Position(
+            position.step + trained, position.epoch, position.samples + chunk.samples
+        )
+        return trained
+
+    def _collect_losses(self, on_progress: OnProgress) -> None:
+        """Read the losses since the last time; seldom, because a GPU has to finish for it."""
+        if not self._pending:
+            return
+        losses = torch.stack(self._pending).tolist()
+        first = self.position.step - len(losses) + 1
+        self._pending.clear()
+        for step, loss in enumerate(losses, start=first):
+            if not math.isfinite(loss):
+                raise PlacerError(
+                    f"the loss of step {step} is {loss}: the training has diverged; "
+                    f"lower the learning rate of {self._config.lr}"
+                )
+            self.losses.append((step, loss))
+        if on_progress is not None:
+            rate = self.samples / self.train_s if self.train_s else 0.0
+            mean = sum(losses) / len(losses)
+            on_progress(Progress(self.position.step, self.position.epoch, self.samples, mean, rate))
+
+
+def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
+    """What must be the same for a run to go on exactly; the plan's placement is not in it."""
+    return {
+        "tables": {
+            table.name: {
+                "rows": table.rows,
+                "dim": table.dim,
+                "dtype": table.dtype,
+                "optimizer": table.optimizer,
+                "features": [[feature.name, feature.pooling] for feature in table.features],
+            }
+            for table in plan.tables
+        },
+        "dense_columns": list(log.dense_names),
+        **{
+            name: getattr(config, name)
+            for name in (
+                "batch_size",
+                "lr",
+                "embedding_rate",
+                "optimizer",
+                "eps",
+                "seed",
+                "dim",
+                "bottom_mlp",
+                "top_mlp",
+                "holdout_every",
+            )
+        },
+    }

@@ -1,0 +1,154 @@
+"""Workloads of which only a part is published, or nothing: the rest is drawn with a fixed seed.
+
+Everything is drawn from uniform doubles of NumPy's PCG64 through inverse CDFs written out
+here, so that a name means the same tables in every version of NumPy.
+"""
+
+import json
+import math
+from functools import cache
+from importlib.resources import files
+from statistics import NormalDist
+
+import numpy as np
+
+from placer.errors import ProfileError
+from placer.profile.profile import Profile, TableProfile
+from placer.tables import Feature, Table
+from placer.workloads.published import zipf_cdf
+
+RECSHARD_TABLES = 397
+RECSHARD_DIM = 64
+RECSHARD_ROWS = {"rm1": 1_331_656_544, "rm2": 2_661_369_917, "rm3": 5_320_796_628}
+"""Rows in all, as recalled from Sethi et al., ASPLOS 2022, doi:10.1145/3503222.3507777."""
+
+_RECSHARD_SEED = 397
+_META_SEED = 856
+_META_DIM = 64
+_DIMS = (16, 32, 64, 128)
+_ROWS_RANGE = (1e3, 4e7)
+_EXPONENTS = (0.6, 1.3)
+_COVERAGE = (0.2, 1.0)
+_MOST_LOOKUPS = 200.0
+_POOLING_MEDIAN = 4.0
+_POOLING_SIGMA = 1.3
+_RECSHARD_SIGMA = 2.0
+
+_DRAWN = (
+    f"pooling factors log-normal (median {_POOLING_MEDIAN:g}, sigma {_POOLING_SIGMA:g}, clipped "
+    f"to 1..{_MOST_LOOKUPS:g}), coverage uniform in {_COVERAGE[0]}..{_COVERAGE[1]}, Zipf exponents "
+    f"uniform in {_EXPONENTS[0]}..{_EXPONENTS[1]}"
+)
+
+
+class _Draws:
+    """Reproducible draws of the shapes that tables take."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + (high - low) * float(self._generator.random())
+
+    def log_uniform(self, low: float, high: float) -> float:
+        return math.exp(self.uniform(math.log(low), math.log(high)))
+
+    def log_normal(self, median: float, sigma: float) -> float:
+        # Away from 0 and 1, where the inverse normal is infinite.
+        quantile = self.uniform(1e-12, 1 - 1e-12)
+        return median * math.exp(sigma * NormalDist().inv_cdf(quantile))
+
+    def choice(self, values: tuple[int, ...]) -> int:
+        return values[int(self.uniform(0, len(values)))]
+
+    def table(self, name: str, rows: int, dim: int) -> TableProfile:
+        """A table of the given size with drawn pooling, coverage and skew."""
+        lookups = self.log_normal(_POOLING_MEDIAN, _POOLING_SIGMA)
+        pooling = round(min(max(lookups, 1.0), _MOST_LOOKUPS), 2)
+        coverage = round(self.uniform(*_COVERAGE), 3)
+        exponent = round(self.uniform(*_EXPONENTS), 3)
+        return TableProfile(
+            Table(name, rows, dim, features=(Feature(name, pooling, coverage),)),
+            zipf_cdf(rows, exponent),
+            zipf_exponent=exponent,
+        )
+
+
+def random_workload(tables: int, seed: int = 0) -> Profile:
+    """`tables` tables of drawn size, dim, pooling, coverage and skew.
+
+    Raises
+    ------
+    ProfileError
+        If `tables` is not within 1..100,000.
+    """
+    if not 1 <= tables <= 100_000:
+        raise ProfileError(f"random-{tables}: a workload has 1 to 100,000 tables")
+    draws = _Draws(seed)
+    drawn = []
+    for number in range(tables):
+        rows = round(draws.log_uniform(*_ROWS_RANGE))
+        drawn.append(draws.table(f"t{number + 1}", rows, draws.choice(_DIMS)))
+    return Profile(
+        tuple(drawn),
+        source=f"workload random-{tables}@{seed}: drawn with seed {seed}: rows log-uniform in "
+        f"{_ROWS_RANGE[0]:.0e}..{_ROWS_RANGE[1]:.0e}, dims one of {_DIMS}, {_DRAWN}.",
+    )
+
+
+def recshard_workload(model: str) -> Profile:
+    """RecShard's ``rm1``, ``rm2`` or ``rm3``: the same features, each with larger tables.
+
+    The number of tables, the dim and the rows in all are the paper's; the rows of each
+    table are log-normal, scaled to that total.
+    """
+    total = RECSHARD_ROWS[model]
+    draws = _Draws(_RECSHARD_SEED)
+    weights = [draws.log_normal(1.0, _RECSHARD_SIGMA) for _ in range(RECSHARD_TABLES)]
+    # Rounding the running sum, rather than each term, makes the rows add up to the total.
+    ends = [round(total * part) for part in np.cumsum(weights) / math.fsum(weights)]
+    ends[-1] = total
+    return Profile(
+        tuple(
+            draws.table(f"t{number + 1}", int(stop - start), RECSHARD_DIM)
+            for number, (start, stop) in enumerate(zip([0, *ends], ends, strict=False))
+        ),
+        source=f"workload recshard-{model}: {RECSHARD_TABLES} tables, dim {RECSHARD_DIM} and "
+        f"{total:,} rows in all, as recalled from Sethi et al., ASPLOS 2022, "
+        "doi:10.1145/3503222.3507777. What the paper does not publish is drawn with seed "
+        f"{_RECSHARD_SEED}: rows of each table log-normal (sigma {_RECSHARD_SIGMA:g}) scaled to "
+        f"the total, {_DRAWN}.",
+    )
+
+
+@cache
+def _meta() -> dict[str, object]:
+    text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
+    document: dict[str, object] = json.loads(text)
+    return document
+
+
+def meta_workload() -> Profile:
+    """The 856 tables of Meta's synthetic traces of 2021.
+
+    Tables of one row stand for features that the trace never reads: they are kept, with no
+    lookups.
+    """
+    document = _meta()
+    rows = document["rows"]
+    assert isinstance(rows, list), "shipped with the package"
+    draws = _Draws(_META_SEED)
+    return Profile(
+        tuple(
+            draws.table(f"t{number}", count, _META_DIM) if count > 1 else _unread(f"t{number}")
+            for number, count in enumerate(rows)
+        ),
+        source=f"workload meta-t856: {document['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
+        f"dim {_META_DIM} is assumed. The 269 tables of one row are never read.",
+    )
+
+
+def _unread(name: str) -> TableProfile:
+    return TableProfile(
+        Table(name, 1, _META_DIM, features=(Feature(name, 1.0, 0.0),)), zipf_cdf(1, 1.0)
+    )

@@ -1,0 +1,85 @@
+"""Search for a placement. One strategy per file."""
+
+from collections.abc import Callable
+
+from cost_models import CostModel, cost_model
+from placer.errors import PlacerError
+from placer.problem import Problem
+from solvers._base import Limits, Shortage, Solver, SolveResult, Termination
+from solvers.auto import Auto
+from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
+from solvers.greedy_cost import GreedyCost
+from solvers.ilp import Ilp
+
+SOLVERS: dict[str, Callable[[], Solver]] = {
+    "auto": Auto,
+    "greedy-size": GreedySize,
+    "greedy-lookup": GreedyLookup,
+    "greedy-size-lookup": GreedySizeLookup,
+    "greedy-dim": GreedyDim,
+    "greedy-cost": GreedyCost,
+    "ilp": Ilp,
+}
+
+__all__ = [
+    "SOLVERS",
+    "Limits",
+    "Shortage",
+    "SolveResult",
+    "Solver",
+    "Termination",
+    "solve",
+    "solver",
+]
+
+
+def solver(name: str) -> Solver:
+    """The solver of that name.
+
+    Raises
+    ------
+    PlacerError
+        If there is none; the message lists the valid names.
+    """
+    try:
+        return SOLVERS[name]()
+    except KeyError:
+        raise PlacerError(
+            f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}"
+        ) from None
+
+
+def solve(
+    problem: Problem,
+    solver: str = "auto",
+    cost_model: str | CostModel = "roofline",
+    *,
+    time_limit_s: float = 60.0,
+    gap: float = 1e-3,
+    seed: int = 0,
+    threads: int = 0,
+) -> SolveResult:
+    """Place the tables of a problem: pick a solver and a cost model by name and run them.
+
+    Parameters
+    ----------
+    problem : Problem
+    solver : str
+        One of `SOLVERS`.
+    cost_model : str or CostModel
+        One of `cost_models.COST_MODELS`, or a model of your own.
+    time_limit_s, gap, seed, threads
+        See `Limits`.
+
+    Returns
+    -------
+    SolveResult
+        Infeasibility is a result too: `plan` is None and `termination` says what is short.
+    """
+    strategy = _by_name(solver)
+    model = _cost_model_by_name(cost_model) if isinstance(cost_model, str) else cost_model
+    return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads))
+
+
+_by_name = solver
+_cost_model_by_name = cost_model

@@ -1,0 +1,263 @@
+"""Pieces on GPUs, with each GPU's HBM filled as well as it can be; improved by moves and swaps."""
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from solvers._bound import PooledBound
+from solvers._fill import Filling, Hull, cost_at, fill
+from solvers._instance import Cut, Instance, Piece, Placement
+
+_CANDIDATE_GPUS = 8
+"""GPUs that a piece of the slowest one is tried on, least loaded first."""
+
+_MOST_PIECES = 8
+"""Finer cuts than this are left to the construction."""
+
+_Change = dict[int, list[Piece]]
+"""The pieces of the GPUs that a change touches, after it."""
+
+
+@dataclass
+class Packing:
+    """Which pieces each GPU serves, and the filling of each GPU.
+
+    Mutable: this is a search state, not a result.
+    """
+
+    instance: Instance
+    pieces: list[list[Piece]]
+    fillings: list[Filling]
+    moves: int = 0
+    _fillings: dict[tuple[int, float, tuple[Piece, ...]], Filling | None] = field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def construct(cls, instance: Instance, bound: PooledBound, target_s: float) -> "Packing | None":
+        """Cut tables for a step time of `target_s` and pack them; None if no GPU has room."""
+        to_place: list[Piece] = []
+        for table in range(instance.tables):
+            cut = bound.cut_for(table, target_s)
+            if cut is None:
+                return None
+            to_place += instance.pieces(table, _cut_that_fits(instance, table, cut.cut))
+        price = bound.price_s_per_byte
+        estimate = {}
+        for piece in to_place:
+            curve = instance.curve(piece, instance.kinds[0])
+            hot_rows = _hot_rows_at(instance.hull(piece, instance.kinds[0]), price)
+            estimate[piece] = cost_at(curve, hot_rows)
+        to_place.sort(key=lambda p: (-estimate[p][0], p))
+        load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
+        dram = instance.dram_bytes.copy()
+        hosts = np.array(instance.host_of_gpu)
+        chosen: list[list[Piece]] = [[] for _ in range(instance.gpus)]
+        tables_on: list[set[int]] = [set() for _ in range(instance.gpus)]
+        least = np.zeros(instance.gpus)
+        for piece in to_place:
+            gpu_s, _, hbm_bytes, dram_bytes = estimate[piece]
+            floor = float(instance.hull(piece, instance.kinds[0]).hbm_bytes[0])
+            # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
+            # insist on the buffers alone.
+            allowed = (least + floor <= instance.hbm_bytes) & (dram_bytes <= dram[hosts])
+            taken = np.array([piece.table in s for s in tables_on])
+            short = np.maximum(0.0, hbm_bytes - hbm) * price
+            score = np.where(allowed, load + short + taken * 1e6, np.inf)
+            gpu = int(np.argmin(score))
+            if not np.isfinite(score[gpu]):
+                return None
+            chosen[gpu].append(piece)
+            tables_on[gpu].add(piece.table)
+            load[gpu] += gpu_s + short[gpu]
+            hbm[gpu] -= hbm_bytes
+            least[gpu] += floor
+            dram[hosts[gpu]] -= dram_bytes
+        return cls.of(instance, [(p, gpu) for gpu, pieces in enumerate(chosen) for p in pieces])
+
+    @classmethod
+    def of(cls, instance: Instance, pairs: Iterable[tuple[Piece, int]]) -> "Packing | None":
+        """The packing that puts each piece on the GPU beside it; None if it does not fit."""
+        pieces: list[list[Piece]] = [[] for _ in range(instance.gpus)]
+        for piece, gpu in pairs:
+            pieces[gpu].append(piece)
+        packing = cls(instance, [sorted(mine) for mine in pieces], [])
+        for gpu in range(instance.gpus):
+            filling = packing.filling(gpu, pieces[gpu])
+            if filling is None:
+                return None
+            packing.fillings.append(filling)
+        return packing if packing.fits_dram(packing.fillings) else None
+
+    def rearranged(self, pieces: list[list[Piece]], touched: Iterable[int]) -> "Packing | None":
+        """A packing with other pieces on the GPUs `touched`; None if it does not fit."""
+        fillings = list(self.fillings)
+        for gpu in touched:
+            filling = self.filling(gpu, pieces[gpu])
+            if filling is None:
+                return None
+            fillings[gpu] = filling
+        if not self.fits_dram(fillings):
+            return None
+        ordered = [sorted(mine) for mine in pieces]
+        return Packing(self.instance, ordered, fillings, self.moves, self._fillings)
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the slowest GPU or host memory."""
+        return max(max(f.gpu_s for f in self.fillings), max(self.host_s(self.fillings)))
+
+    def host_s(self, fillings: list[Filling]) -> list[float]:
+        """Time of each host's memory."""
+        times = [0.0] * len(self.instance.dram_bytes)
+        for gpu, filling in enumerate(fillings):
+            times[self.instance.host_of_gpu[gpu]] += filling.dram_s
+        return times
+
+    def fits_dram(self, fillings: list[Filling]) -> bool:
+        """Whether every host has room for its GPUs' cold rows."""
+        used = np.zeros(len(self.instance.dram_bytes))
+        for gpu, filling in enumerate(fillings):
+            used[self.instance.host_of_gpu[gpu]] += filling.dram_bytes
+        return bool((used <= self.instance.dram_bytes).all())
+
+    def placements(self) -> list[Placement]:
+        """The pieces with their GPUs and hot rows."""
+        return [
+            Placement(piece, gpu, hot)
+            for gpu, (pieces, filling) in enumerate(zip(self.pieces, self.fillings, strict=True))
+            for piece, hot in zip(pieces, filling.hot_rows, strict=True)
+        ]
+
+    def filling(self, gpu: int, pieces: Iterable[Piece]) -> Filling | None:
+        """The best filling of a GPU that serves `pieces`, in sorted order; None if none fits."""
+        ordered = tuple(sorted(pieces))
+        hbm_bytes = float(self.instance.hbm_bytes[gpu])
+        key = (self.instance.kind_of_gpu[gpu], hbm_bytes, ordered)
+        if key not in self._fillings:
+            self._fillings[key] = fill(
+                [self.instance.curve(piece, gpu) for piece in ordered],
+                [self.instance.hull(piece, gpu) for piece in ordered],
+                hbm_bytes,
+            )
+        return self._fillings[key]
+
+    def improve(self, deadline: float) -> None:
+        """Move, swap and cut anew what the slowest GPU serves, while that makes it faster."""
+        if self.instance.gpus == 1:
+            return
+        while time.monotonic() < deadline:
+            change = self._best_exchange(deadline) or self._best_recut(deadline)
+            if change is None:
+                return
+            for gpu, pieces in change.items():
+                filling = self.filling(gpu, pieces)
+                assert filling is not None, "it fitted when the change was found"
+                self.pieces[gpu], self.fillings[gpu] = sorted(pieces), filling
+            self.moves += 1
+
+    def _slowest(self) -> tuple[int, float]:
+        times = [filling.gpu_s for filling in self.fillings]
+        slow = times.index(max(times))
+        return slow, times[slow]
+
+    def _time_after(self, change: _Change, slow_s: float) -> float | None:
+        """Time of the slowest GPU of a change, or None if it does not help or fit."""
+        worst = 0.0
+        trial = list(self.fillings)
+        for gpu, pieces in change.items():
+            filling = self.filling(gpu, pieces)
+            if filling is None or filling.gpu_s >= slow_s * (1 - 1e-7):
+                return None
+            worst = max(worst, filling.gpu_s)
+            trial[gpu] = filling
+        busiest = max(self.host_s(trial))
+        if busiest > max(worst, *self.host_s(self.fillings)) or not self.fits_dram(trial):
+            return None
+        return worst
+
+    def _best_exchange(self, deadline: float) -> _Change | None:
+        """The best move of one piece off the slowest GPU, or swap with one of another."""
+        slow, slow_s = self._slowest()
+        by_time = sorted(range(self.instance.gpus), key=lambda gpu: self.fillings[gpu].gpu_s)
+        best: tuple[float, _Change] | None = None
+        for other in by_time[:_CANDIDATE_GPUS]:
+            for change in self._exchanges(slow, other) if other != slow else ():
+                if time.monotonic() > deadline:
+                    break
+                worst = self._time_after(change, slow_s)
+                if worst is not None and (best is None or worst < best[0]):
+                    best = worst, change
+        return best[1] if best else None
+
+    def _best_recut(self, deadline: float) -> _Change | None:
+        """The best way to cut a table of the slowest GPU anew and spread its pieces."""
+        slow, slow_s = self._slowest()
+        best: tuple[float, _Change] | None = None
+        for current in self.pieces[slow]:
+            for cut in self.instance.cuts_of(current.table):
+                if cut == current.cut or cut.pieces > _MOST_PIECES:
+                    continue
+                if time.monotonic() > deadline:
+                    break
+                change = self._spread(current.table, cut)
+                worst = None if change is None else self._time_after(change, slow_s)
+                if change and worst is not None and (best is None or worst < best[0]):
+                    best = worst, change
+        return best[1] if best else None
+
+    def _spread(self, table: int, cut: Cut) -> _Change | None:
+        """Take a table off all GPUs, and put its pieces on those that are done first."""
+        change: _Change = {
+            gpu: [piece for piece in pieces if piece.table != table]
+            for gpu, pieces in enumerate(self.pieces)
+            if any(piece.table == table for piece in pieces)
+        }
+        load = np.array([filling.gpu_s for filling in self.fillings])
+        for gpu, pieces in change.items():
+            filling = self.filling(gpu, pieces)
+            assert filling is not None, "fewer pieces fit where more did"
+            load[gpu] = filling.gpu_s
+        if cut.pieces > self.instance.gpus:
+            return None
+        for piece in self.instance.pieces(table, cut):
+            gpu = int(np.argmin(load))
+            change[gpu] = [*change.get(gpu, self.pieces[gpu]), piece]
+            load[gpu] = np.inf  # One piece of a table on a GPU.
+        return change
+
+    def _exchanges(self, slow: int, other: int) -> Iterator[_Change]:
+        """Every single move from `slow` to `other`, and every swap of two of their pieces."""
+        mine, theirs = self.pieces[slow], self.pieces[other]
+        there = {piece.table for piece in theirs}
+        for i, piece in enumerate(mine):
+            rest = mine[:i] + mine[i + 1 :]
+            if piece.table not in there:
+                yield {slow: rest, other: [*theirs, piece]}
+            for j, back in enumerate(theirs):
+                kept = theirs[:j] + theirs[j + 1 :]
+                if piece.table in {p.table for p in kept} or back.table in {p.table for p in rest}:
+                    continue
+                yield {slow: [*rest, back], other: [*kept, piece]}
+
+
+def _cut_that_fits(instance: Instance, table: int, cut: Cut) -> Cut:
+    """`cut`, or one into more row slices if a piece's buffers or cold rows fit nowhere."""
+    finer = [c for c in instance.cuts_of(table) if not c.widths and c.pieces > cut.pieces]
+    for more in (cut, *finer):
+        piece = Piece(table, more)
+        smallest = instance.hull(piece, instance.kinds[0])
+        cold = instance.curve(piece, instance.kinds[0]).dram_bytes[0]
+        if smallest.hbm_bytes[0] <= instance.hbm_bytes.max() / 2 and (
+            cold <= instance.dram_bytes.max() + instance.hbm_bytes.max()
+        ):
+            return more
+    return finer[-1] if finer else cut
+
+
+def _hot_rows_at(curve: Hull, price: float) -> int:
+    """Hot rows of a hull where one more byte would save less than `price`."""
+    worth = -np.diff(curve.time_s) > price * np.diff(curve.hbm_bytes)
+    return int(curve.hot_rows[int(worth.sum())])

@@ -1,0 +1,102 @@
+"""Iterated local search over packings: shake a few GPUs, improve, keep what is not worse."""
+
+import random
+import time
+
+from solvers._instance import Piece
+from solvers._packing import Packing
+
+WM = 0.1
+_SHAKEN_GPUS = 3
+_PATIENCE = 400
+"""Shakes without a gain after which the search starts again from the best packing."""
+
+
+def iterated_search(
+    start: Packing, *, target_s: float, seed: int, deadline: float, shakes: int
+) -> Packing:
+    """The best packing found within `deadline`, `shakes` shakes, or at `target_s` seconds.
+
+    Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
+    deals their pieces out again in a random order, and improves the result (Lourenço et
+    al. 2003, doi:10.1007/0-306-48056-5_11).
+    """
+    rng = random.Random(seed)
+    best = current = start
+    idle = 0
+    for _ in range(shakes):
+        if time.monotonic() > deadline or best.step_time_s <= target_s:
+            break
+        trial = _shaken(current, rng)
+        idle += 1
+        if trial is None:
+            continue
+        trial.improve(deadline)
+        if _load_key(trial) <= _load_key(current):
+            current = trial
+        if trial.step_time_s < best.step_time_s * (1 - 1e-9):
+            best, idle = trial, 0
+        if idle > _PATIENCE:
+            current, idle = best, 0
+    return best
+
+
+def _load_key(packing: Packing) -> float:
+    """Smooth form of the largest time, so that a packing with fewer slow GPUs is better."""
+    slowest = packing.step_time_s
+    crowding = sum((filling.gpu_s / slowest) ** 64 for filling in packing.fillings)
+    mean = sum(filling.gpu_s for filling in packing.fillings) / len(packing.fillings)
+    return slowest * (1 + 1e-2 * crowding) + WM * mean
+
+
+def _shaken(packing: Packing, rng: random.Random) -> Packing | None:
+    instance = packing.instance
+    times = [filling.gpu_s for filling in packing.fillings]
+    slow = times.index(max(times))
+    others = [gpu for gpu in range(instance.gpus) if gpu != slow]
+    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, _SHAKEN_GPUS - 1)))]
+    pieces = [piece for gpu in touched for piece in packing.pieces[gpu]]
+    if not pieces:
+        return None
+    if rng.random() < 0.5:
+        pieces, touched = _recut(packing, pieces, touched, rng)
+    result = [list(mine) for mine in packing.pieces]
+    for gpu in touched:
+        result[gpu] = []
+    noise = {piece: _time(packing, piece) * rng.uniform(0.6, 1.0) for piece in pieces}
+    for piece in sorted(pieces, key=lambda p: (-noise[p], p)):
+        # Where would the GPU that takes it be done first, its HBM filled anew?
+        after = {}
+        for gpu in touched:
+            if all(p.table != piece.table for p in result[gpu]):
+                filling = packing.filling(gpu, [*result[gpu], piece])
+                if filling is not None:
+                    after[gpu] = filling.gpu_s
+        if not after:
+            return None
+        gpu = min(after, key=lambda g: (after[g], g))
+        result[gpu].append(piece)
+    return packing.rearranged(result, touched)
+
+
+def _recut(
+    packing: Packing, pieces: list[Piece], touched: list[int], rng: random.Random
+) -> tuple[list[Piece], list[int]]:
+    """Cut one table anew; GPUs that hold its other pieces are shaken too."""
+    instance = packing.instance
+    table = rng.choice(pieces).table
+    holders = [
+        gpu for gpu, mine in enumerate(packing.pieces) if any(p.table == table for p in mine)
+    ]
+    cuts = [cut for cut in instance.cuts_of(table) if cut.pieces <= min(4, instance.gpus)]
+    everyone = sorted({*touched, *holders})
+    cut = rng.choice(cuts) if cuts else None
+    if cut is None or cut.pieces > len(everyone):
+        return pieces, touched
+    kept = [p for gpu in everyone for p in packing.pieces[gpu] if p.table != table]
+    return kept + instance.pieces(table, cut), everyone
+
+
+def _time(packing: Packing, piece: Piece) -> float:
+    hull = packing.instance.hull(piece, packing.instance.kinds[0])
+    return float(hull.time_s[-1])

@@ -1,0 +1,246 @@
+"""Machines, plans, batches and an independent float64 model for the executor's tests."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placer.executor import BagBatch
+from placer.plan.plan import Lookup, Memory, Plan, RowOrder, Shard
+from placer.tables import Feature, Table
+from placer.topology.topology import Gpu, Host, Link, Topology
+
+LR, EPS = 0.1, 1e-6
+
+
+def machine(gpus: int = 4, hbm_bytes: int = 2**30, hosts: int = 1) -> Topology:
+    """GPUs spread over hosts."""
+    devices = tuple(Gpu(f"gpu:{i}", f"host:{i % hosts}", hbm_bytes, 1e12) for i in range(gpus))
+    return Topology(
+        "test",
+        devices,
+        tuple(Host(f"host:{i}", 2**32, 1e11) for i in range(hosts)),
+        tuple(Link(gpu.id, gpu.host, "pcie", 1e10) for gpu in devices),
+    )
+
+
+def shard(
+    table: Table,
+    rows: tuple[int, int, int] | None = None,
+    cols: tuple[int, int] | None = None,
+    *,
+    on: str | tuple[str, ...] = "gpu:0",
+    memory: Memory = "hbm",
+    lookup: Lookup | None = None,
+) -> Shard:
+    """A shard of a table; all rows and columns by default."""
+    how: Lookup = lookup or ("device" if memory == "hbm" else "uva")
+    return Shard(
+        table.name,
+        rows or (0, table.rows, 1),
+        cols or (0, table.dim),
+        (on,) if isinstance(on, str) else on,
+        memory,
+        how,
+        cache_rows=1 if how == "cached" else 0,
+    )
+
+
+def plan_of(
+    tables: Sequence[Table],
+    shards: Sequence[Shard] | None = None,
+    hot_ids: Mapping[str, Sequence[int]] | None = None,
+    topology: Topology | None = None,
+) -> Plan:
+    """A plan; every table whole in HBM by default."""
+    hot = {name: np.array(ids, dtype=np.int64) for name, ids in (hot_ids or {}).items()}
+    return Plan(
+        tuple(tables),
+        topology or machine(),
+        tuple(shards if shards is not None else [shard(table) for table in tables]),
+        {name: RowOrder("profile") for name in hot},
+        hot,
+    )
+
+
+def placements(table: Table) -> dict[str, Plan]:
+    """Every way to cut a table of at least 8 rows and 8 columns, by name."""
+    rows, dim = table.rows, table.dim
+    half, left = rows // 2, dim // 2
+    hot = np.random.default_rng(1).permutation(rows)[: rows // 3].tolist()
+    order = {table.name: hot}
+
+    def split(k: int, lookup: Lookup = "uva") -> list[Shard]:
+        return [
+            shard(table, (0, k, 1)),
+            shard(table, (k, rows, 1), on="gpu:1", memory="dram", lookup=lookup),
+        ]
+
+    def strided(start: int, cols: tuple[int, int] | None = None) -> list[Shard]:
+        return [shard(table, (start + i, rows, 4), cols, on=f"gpu:{i}") for i in range(4)]
+
+    plans = {
+        "hbm": plan_of([table]),
+        "dram": plan_of([table], [shard(table, memory="dram")]),
+        "host": plan_of([table], [shard(table, on="host:0", memory="dram", lookup="host")]),
+        "split 0%": plan_of([table], split(0)),
+        "split 1%": plan_of([table], split(max(1, rows // 100)), order),
+        "split 50%": plan_of([table], split(half), order),
+        "split 100%": plan_of([table], split(rows), order),
+        "split in id order": plan_of([table], split(half)),
+        "whole, by rank": plan_of([table], [shard(table)], order),
+        "row-wise": plan_of([table], strided(0)),
+        "hot, then row-wise": plan_of([table], [shard(table, (0, 5, 1)), *strided(5)], order),
+        "column-wise": plan_of(
+            [table], [shard(table, None, (0, 3)), shard(table, None, (3, dim), on="gpu:1")]
+        ),
+        "grid": plan_of([table], [*strided(0, (0, left)), *strided(0, (left, dim))], order),
+        "crossing cuts": plan_of(
+            [table],
+            [
+                shard(table, (0, half, 1)),
+                shard(table, (half, rows, 1), (0, left), on="gpu:1", memory="dram"),
+                shard(table, (half, rows, 1), (left, dim), on="gpu:2"),
+            ],
+            order,
+        ),
+        "replicas": plan_of([table], [shard(table, on=("gpu:0", "gpu:1", "gpu:2"))]),
+    }
+    for lookup in ("uva", "staged", "cached", "host"):
+        plans[f"cold rows {lookup}"] = plan_of([table], split(half, lookup), order)
+    return plans
+
+
+def random_batch(
+    tables: Sequence[Table],
+    batch_size: int = 12,
+    *,
+    seed: int = 0,
+    longest: int = 5,
+    weighted: bool = False,
+    id_dtype: torch.dtype = torch.int64,
+) -> BagBatch:
+    """Bags of 0 to `longest` ids, duplicates likely; tables without rows get empty bags."""
+    generator = torch.Generator().manual_seed(seed)
+    features = {}
+    for table in tables:
+        for feature in table.features:
+            top = longest + 1 if table.rows else 1
+            lengths = torch.randint(0, top, (batch_size,), generator=generator)
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+            count = int(offsets[-1])
+            ids = torch.randint(0, max(table.rows, 1), (count,), generator=generator)
+            weights = torch.rand(count, generator=generator) + 0.5 if weighted else None
+            features[feature.name] = (ids.to(id_dtype), offsets, weights)
+    return BagBatch.from_features(features, list(features))
+
+
+class DoubleModel:
+    """The unplaced model in float64: `nn.EmbeddingBag`, torch's optimizers, and formulas.
+
+    Shares no code with the executor.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        weights: Mapping[str, Tensor],
+        optimizer: str,
+        padding_idx: Mapping[str, int] | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.weights = {
+            name: nn.Parameter(weight.double().clone()) for name, weight in weights.items()
+        }
+        self.row_state = {
+            name: torch.zeros(weight.shape[0], dtype=torch.float64)
+            for name, weight in weights.items()
+        }
+        self.bags: dict[str, nn.Module] = {}
+        for table in tables:
+            for feature in table.features:
+                padding = (padding_idx or {}).get(feature.name)
+                module: nn.Embedding | nn.EmbeddingBag
+                if feature.pooling == "none":
+                    module = nn.Embedding(table.rows, table.dim, padding_idx=padding)
+                else:
+                    module = nn.EmbeddingBag(
+                        table.rows,
+                        table.dim,
+                        mode=feature.pooling,
+                        include_last_offset=True,
+                        padding_idx=padding,
+                    )
+                module.weight = self.weights[table.name]
+                self.bags[feature.name] = module
+        parameters = list(self.weights.values())
+        self.trainer: torch.optim.Optimizer | None = None
+        if optimizer == "sgd":
+            self.trainer = torch.optim.SGD(parameters, lr=LR)
+        elif optimizer == "adagrad":
+            self.trainer = torch.optim.Adagrad(parameters, lr=LR, eps=EPS)
+
+    def forward(self, batch: BagBatch) -> dict[str, Tensor]:
+        """Outputs by feature, float64."""
+        size, outputs = batch.batch_size, {}
+        for index, (name, module) in enumerate(self.bags.items()):
+            offsets = batch.offsets[index * size : (index + 1) * size + 1]
+            ids = batch.ids[int(offsets[0]) : int(offsets[-1])].long()
+            if isinstance(module, nn.Embedding):
+                outputs[name] = module(ids)
+            else:
+                scale = None
+                if batch.weights is not None:
+                    scale = batch.weights[int(offsets[0]) : int(offsets[-1])].double()
+                outputs[name] = module(ids, offsets - offsets[0], scale)
+        return outputs
+
+    def step(self, batch: BagBatch, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Train one step and return the outputs."""
+        for weight in self.weights.values():
+            weight.grad = None
+        outputs = self.forward(batch)
+        backward(outputs, {name: gradient.double() for name, gradient in gradients.items()})
+        if self.trainer is not None:
+            self.trainer.step()
+        else:
+            self._row_wise_step()
+        return outputs
+
+    @torch.no_grad()
+    def _row_wise_step(self) -> None:
+        for name, weight in self.weights.items():
+            if weight.grad is not None:
+                self.row_state[name] += weight.grad.square().mean(1)
+                scale = self.row_state[name].sqrt() + EPS
+                weight -= LR * weight.grad / scale.unsqueeze(1)
+
+    def state(self, table: str) -> Tensor | None:
+        """Optimizer state of a table."""
+        if self.optimizer == "sgd":
+            return None
+        if self.optimizer == "adagrad":
+            assert self.trainer is not None
+            return self.trainer.state[self.weights[table]]["sum"]
+        return self.row_state[table]
+
+
+def backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    """Backpropagate given gradients of the outputs."""
+    torch.autograd.backward(list(outputs.values()), [gradients[name] for name in outputs])
+
+
+def random_gradients(outputs: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """Normal gradients of the outputs' shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(output.shape, generator=generator) for name, output in outputs.items()
+    }
+
+
+def two_features(optimizer: str = "rowwise_adagrad", rows: int = 61, dim: int = 8) -> Table:
+    """A table that two features read, one summed and one averaged."""
+    return Table(
+        "t", rows, dim, "float32", optimizer, (Feature("t.sum"), Feature("t.mean", pooling="mean"))
+    )

@@ -1,0 +1,136 @@
+"""Batches: joined from features or chunks, and refused when malformed."""
+
+import numpy as np
+import pytest
+import torch
+
+from placer.data.log import Bags, Chunk
+from placer.errors import DataError, PlanMismatchError
+from placer.executor import BagBatch
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def test_features_are_joined_feature_major_in_the_order_asked_for() -> None:
+    features = {
+        "a": (ints(1, 2, 3), ints(0, 2, 2, 3), None),
+        "unused": (ints(9), None, None),
+        "b": (ints(7, 8, 9), None, torch.tensor([0.5, 1.5, 2.5])),
+    }
+    batch = BagBatch.from_features(features, ["b", "a"])
+    assert batch.batch_size == 3
+    assert batch.ids.tolist() == [7, 8, 9, 1, 2, 3]
+    assert batch.offsets.tolist() == [0, 1, 2, 3, 5, 5, 6]
+    assert batch.weights is not None
+    assert batch.weights.tolist() == [0.5, 1.5, 2.5, 1, 1, 1]
+
+
+def test_the_last_offset_may_be_left_out() -> None:
+    with_last = {"a": (ints(1, 2, 3), ints(0, 2, 2, 3), None)}
+    without = {"a": (ints(1, 2, 3), ints(0, 2, 2), None)}
+    expected = BagBatch.from_features(with_last, ["a"])
+    actual = BagBatch.from_features(without, ["a"], include_last_offset=False)
+    assert torch.equal(actual.offsets, expected.offsets)
+    assert actual.batch_size == expected.batch_size == 3
+    with pytest.raises(DataError, match=r"last offset must be 3.*include_last_offset=False"):
+        BagBatch.from_features({"a": (ints(1, 2, 3), ints(0, 2), None)}, ["a"])
+
+
+def test_gradients_reach_the_weights_of_a_feature() -> None:
+    weights = torch.tensor([1.0, 2.0], requires_grad=True)
+    batch = BagBatch.from_features(
+        {"a": (ints(1), None, None), "b": (ints(5, 6), ints(0, 2), weights)}, ["a", "b"]
+    )
+    assert batch.weights is not None
+    batch.weights.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [1.0, 1.0]
+
+
+def test_id_types_are_kept_or_widened() -> None:
+    narrow = ints(1).int()
+    assert BagBatch.from_features({"a": (narrow, None, None)}, ["a"]).ids.dtype == torch.int32
+    mixed = {"a": (narrow, None, None), "b": (ints(2), None, None)}
+    assert BagBatch.from_features(mixed, ["a", "b"]).ids.dtype == torch.int64
+
+
+def test_no_features_make_an_empty_batch() -> None:
+    batch = BagBatch.from_features({}, [])
+    assert (batch.batch_size, batch.ids.numel(), batch.offsets.tolist()) == (0, 0, [0])
+
+
+def test_a_chunk_of_a_log_gives_the_same_batch() -> None:
+    features = {
+        "a": Bags(np.array([1, 2, 3]), np.array([0, 2, 2, 3])),
+        "b": Bags(np.array([7, 8, 9]), weights=np.array([0.5, 1.5, 2.5], "f4")),
+    }
+    chunk = Chunk(3, features, np.zeros((3, 0), "f4"))
+    batch = BagBatch.from_chunk(chunk, ["b", "a"])
+    expected = BagBatch.from_features(
+        {
+            "a": (ints(1, 2, 3), ints(0, 2, 2, 3), None),
+            "b": (ints(7, 8, 9), None, torch.tensor([0.5, 1.5, 2.5])),
+        },
+        ["b", "a"],
+    )
+    assert torch.equal(batch.ids, expected.ids)
+    assert torch.equal(batch.offsets, expected.offsets)
+    assert batch.weights is not None
+    assert expected.weights is not None
+    assert torch.equal(batch.weights, expected.weights)
+    assert batch.batch_size == expected.batch_size
+    without = BagBatch.from_chunk(chunk, ["a"])
+    assert without.weights is None
+
+
+def test_missing_features_are_named() -> None:
+    with pytest.raises(PlanMismatchError, match=r"lacks features \['b'\].*'a'"):
+        BagBatch.from_features({"a": (ints(1), None, None)}, ["a", "b"])
+    chunk = Chunk(1, {"a": Bags(np.array([1]))}, np.zeros((1, 0), "f4"))
+    with pytest.raises(PlanMismatchError, match=r"lacks features \['b'\].*'a'"):
+        BagBatch.from_chunk(chunk, ["a", "b"])
+
+
+def test_features_of_different_lengths_are_refused() -> None:
+    features = {"a": (ints(1, 2), None, None), "b": (ints(1), None, None)}
+    with pytest.raises(DataError, match="'a': 2, 'b': 1"):
+        BagBatch.from_features(features, ["a", "b"])
+    chunk = Chunk(2, {"b": Bags(np.array([1]))}, np.zeros((2, 0), "f4"))
+    with pytest.raises(DataError, match="'b' has 1 bags in a chunk of 2"):
+        BagBatch.from_chunk(chunk, ["b"])
+    with pytest.raises(DataError, match="'a': its first offset is 1"):
+        BagBatch.from_features({"a": (ints(1, 2), ints(1, 2), None)}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "offsets", "size", "message"),
+    [
+        (torch.tensor([1.0]), ints(0, 1), 1, "int64 or int32"),
+        (ints(1), ints(0, 1).int(), 1, "offsets must be a vector of int64"),
+        (ints(1, 2), ints(0, 1, 2), 3, "3 offsets are not features × 3"),
+        (ints(1), ints(0, 1), 0, "2 offsets are not features × 0"),
+        (ints(1), ints(), 1, "0 offsets"),
+        (ints(1, 2), ints(0, 1), 1, "from 0 to the number of lookups, 2"),
+        (ints(1, 2), ints(0, 2, 1, 2), 3, "offsets must rise"),
+    ],
+)
+def test_malformed_batches_are_refused(
+    ids: torch.Tensor, offsets: torch.Tensor, size: int, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        BagBatch(ids, offsets, size)
+
+
+def test_each_lookup_needs_a_weight() -> None:
+    with pytest.raises(DataError, match=r"weights of shape \(1,\) for 2 lookups"):
+        BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(1))
+    with pytest.raises(DataError, match="float64 weights"):
+        BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(2, dtype=torch.float64))
+
+
+def test_a_batch_moves_to_a_device() -> None:
+    batch = BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(2)).to("meta")
+    assert batch.ids.device.type == batch.offsets.device.type == "meta"
+    assert BagBatch(ints(1), ints(0, 1), 1).to("cpu").weights is None

@@ -1,0 +1,211 @@
+"""The module around the backends: checks before anything is touched, memory, checkpoints."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from executor_cases import (
+    backward,
+    machine,
+    placements,
+    plan_of,
+    random_batch,
+    random_gradients,
+    shard,
+    two_features,
+)
+from torch import nn
+
+from placer.errors import (
+    BackendError,
+    CapacityError,
+    CheckpointError,
+    DataError,
+    PlanMismatchError,
+)
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.plan.memory import device_memory
+from placer.tables import OPTIMIZERS, Feature, Table
+
+
+def test_rows_that_no_shard_holds_are_named() -> None:
+    table = two_features()
+    plan = plan_of([table], [shard(table, (0, 60, 1))])
+    with pytest.raises(PlanMismatchError, match=r"'t'.*rank 60 is covered 0 times"):
+        PlacedEmbeddings(plan)
+
+
+def test_shards_of_unknown_tables_are_named() -> None:
+    table = two_features()
+    plan = plan_of([table], [shard(table), shard(replace(table, name="stranger"))])
+    with pytest.raises(PlanMismatchError, match="'stranger'"):
+        PlacedEmbeddings(plan)
+
+
+def test_a_plan_over_budget_names_device_bytes_and_capacity() -> None:
+    table = two_features()
+    plan = plan_of([table], topology=machine(hbm_bytes=2000))
+    asked = device_memory(plan)["gpu:0"].total_bytes
+    with pytest.raises(CapacityError, match=rf"gpu:0 .*{asked} bytes.*{asked - 2000} bytes too"):
+        PlacedEmbeddings(plan)
+
+
+def test_weights_that_do_not_fit_are_all_named() -> None:
+    table = two_features()
+    wrong = {"t": torch.zeros(61, 9), "u": torch.zeros(1, 1)}
+    with pytest.raises(PlanMismatchError) as error:
+        PlacedEmbeddings(plan_of([table]), weights=wrong)
+    assert "'u' is no table" in str(error.value)
+    assert "(61, 9), the plan says (61, 8)" in str(error.value)
+
+
+def test_initial_weights_are_taken_as_given() -> None:
+    table = two_features()
+    weight = torch.randn(61, 8)
+    model = PlacedEmbeddings(placements(table)["grid"], weights={"t": weight})
+    assert torch.equal(model.state_dict()["t.weight"], weight)
+
+
+def test_initial_weights_depend_on_the_seed_and_not_on_the_plan() -> None:
+    table = two_features(rows=70_000, dim=8)  # more rows than are drawn at a time
+    plans = placements(table)
+    first = PlacedEmbeddings(plans["hbm"], seed=5).state_dict()["t.weight"]
+    second = PlacedEmbeddings(plans["hot, then row-wise"], seed=5).state_dict()["t.weight"]
+    other = PlacedEmbeddings(plans["hbm"], seed=6).state_dict()["t.weight"]
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert first.abs().max() <= 70_000**-0.5
+    assert first.std() == pytest.approx(70_000**-0.5 / 3**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("backend", ["torch", "staged"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("placement", ["hbm", "host", "split 50%", "grid", "crossing cuts"])
+def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backend: str) -> None:
+    plan = placements(two_features(optimizer))[placement]
+    held = PlacedEmbeddings(plan, backend=backend).memory_use()
+    for use in device_memory(plan).values():
+        tier = "hbm" if use.device.startswith("gpu") else "dram"
+        planned = use.weight_bytes + use.state_bytes
+        if (placement, optimizer) == ("crossing cuts", "rowwise_adagrad") and tier == "hbm":
+            # Strips cut the uncut half too, and each keeps its copy of the row's state.
+            planned += 4 * 30 if use.device == "gpu:0" else 0
+        assert held.get((use.device, tier), 0) == planned
+
+
+def test_memory_of_maps_and_replicas() -> None:
+    plans = placements(two_features("sgd"))
+    assert PlacedEmbeddings(plans["hbm"]).memory_use() == {("gpu:0", "hbm"): 61 * 8 * 4}
+    assert PlacedEmbeddings(plans["replicas"]).memory_use() == {("gpu:0", "hbm"): 61 * 8 * 4}
+    split = PlacedEmbeddings(plans["split 50%"]).memory_use()
+    assert split["gpu:0", "row_maps"] == 61 * 4
+
+
+def test_unknown_names_list_the_known() -> None:
+    plan = plan_of([two_features()])
+    with pytest.raises(BackendError, match="no backend 'tpu'; there are auto, numba"):
+        PlacedEmbeddings(plan, backend="tpu")
+    with pytest.raises(BackendError, match="'torch' runs on cpu, not on cuda"):
+        PlacedEmbeddings(plan, backend="torch", device="cuda")
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendError, match="torch finds no GPU here"):
+            PlacedEmbeddings(plan, device="cuda")
+    with pytest.raises(PlanMismatchError, match="optimizer 'adam' is none of"):
+        PlacedEmbeddings(plan, optimizer="adam")
+    with pytest.raises(PlanMismatchError, match=r"padding_idx names features \['x'\]"):
+        PlacedEmbeddings(plan, padding_idx={"x": 0})
+
+
+def test_a_feature_belongs_to_one_table() -> None:
+    tables = [Table(name, 4, 2, features=(Feature("same"),)) for name in "ab"]
+    with pytest.raises(PlanMismatchError, match=r"\['same'\] are read from more than one table"):
+        PlacedEmbeddings(plan_of(tables))
+
+
+def test_a_batch_of_other_features_is_refused() -> None:
+    model = PlacedEmbeddings(plan_of([two_features()]))
+    assert model.feature_names == ("t.sum", "t.mean")
+    with pytest.raises(DataError, match="holds 1 features, the plan 2"):
+        model(BagBatch(torch.tensor([1]), torch.tensor([0, 1]), 1))
+
+
+def test_one_optimizer_for_all_tables() -> None:
+    model = PlacedEmbeddings(plan_of([two_features("sgd")]), optimizer="adagrad")
+    assert model.optimizer_state_dict()["t.sum"].shape == (61, 8)
+
+
+def test_it_is_saved_and_loaded_as_a_part_of_a_model() -> None:
+    table = two_features()
+
+    def model(seed: int) -> nn.Module:
+        placed = PlacedEmbeddings(placements(table)["grid"], seed=seed)
+        return nn.ModuleDict({"embeddings": placed, "top": nn.Linear(2, 2)})
+
+    first, second = model(1), model(2)
+    assert list(first.state_dict()) == ["embeddings.t.weight", "top.weight", "top.bias"]
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(
+        first.state_dict()["embeddings.t.weight"], second.state_dict()["embeddings.t.weight"]
+    )
+
+
+def test_checkpoints_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    tables = [two_features(), Table("u", 3, 2, features=(Feature("u"),))]
+    model = PlacedEmbeddings(plan_of(tables))
+    before, state = model.state_dict(), model.optimizer_state_dict()
+    with pytest.raises(RuntimeError, match=r"Missing key.*u\.weight"):
+        model.load_state_dict({"t.weight": torch.zeros(61, 8)})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*v\.weight"):
+        model.load_state_dict(
+            {**before, "t.weight": torch.zeros(61, 8), "v.weight": torch.zeros(1)}
+        )
+    with pytest.raises(PlanMismatchError, match=r"checkpoint: table 'u' has shape \(1, 2\)"):
+        model.load_state_dict({"t.weight": torch.zeros(61, 8), "u.weight": torch.zeros(1, 2)})
+    with pytest.raises(CheckpointError, match=r"u\.sum is missing; v\.sum is of no table"):
+        model.load_optimizer_state_dict({"t.sum": state["t.sum"], "v.sum": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"t\.sum has shape \(3,\), not \(61,\)"):
+        model.load_optimizer_state_dict({**state, "t.sum": torch.zeros(3)})
+    assert model.load_state_dict({}, strict=False).missing_keys == ["t.weight", "u.weight"]
+    after = model.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_it_trains_below_a_network_with_an_optimizer_of_its_own() -> None:
+    table = two_features()
+    placed = PlacedEmbeddings(placements(table)["split 50%"], lr=0.5)
+    top = nn.Linear(16, 1)
+    trainer = torch.optim.SGD([*placed.parameters(), *top.parameters()], lr=0.1)
+    batch = random_batch([table], 64)
+    target = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    losses = []
+    for _ in range(20):
+        trainer.zero_grad()
+        loss = nn.functional.mse_loss(top(torch.cat(list(placed(batch).values()), 1)), target)
+        loss.backward()
+        trainer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_it_prints_what_it_is() -> None:
+    text = repr(PlacedEmbeddings(plan_of([two_features()]), backend="torch"))
+    assert "tables=1, features=2, shards=1, backend='torch'" in text
+
+
+def test_auto_falls_back_to_torch_where_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    plan = plan_of([two_features()])
+    model = PlacedEmbeddings(plan)
+    assert model.backend == "torch"
+    outputs = model(random_batch([two_features()]))
+    backward(outputs, random_gradients(outputs))
+    with pytest.raises(BackendError, match="needs numba: pip install"):
+        PlacedEmbeddings(plan, backend="numba")
+
+
+def test_importing_placer_stays_light() -> None:
+    code = "import sys, placer; print([m for m in ('torch', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

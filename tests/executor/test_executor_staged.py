@@ -1,0 +1,7 @@
+"""The `staged` backend keeps the contract."""
+
+from executor_contract import BackendContract
+
+
+class TestStaged(BackendContract):
+    backend = "staged"

@@ -1,0 +1,7 @@
+"""The `torch` backend keeps the contract."""
+
+from executor_contract import BackendContract
+
+
+class TestTorch(BackendContract):
+    backend = "torch"

@@ -1,0 +1,103 @@
+"""Raw ids become keys by a rule that looks at one value alone."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placer.data.keys import bags_from_arrow, can_be_ids, fnv1a, is_text
+from placer.errors import DataError
+
+
+def reference_key(value: object) -> int:
+    """The documented rule, one value at a time."""
+    if value is None or value == "":
+        return 0
+    if isinstance(value, int):
+        return value % 2**64
+    text = str(value)
+    if len(text) == 8 and set(text) <= set("0123456789abcdef"):
+        return int(text, 16)
+    result = 0xCBF29CE484222325
+    for byte in text.encode():
+        result = (result ^ byte) * 0x100000001B3 % 2**64
+    return result
+
+
+def keys_of(array: pa.Array, missing: str = "zero") -> tuple[list[int], list[int] | None]:
+    keys, offsets = bags_from_arrow(array, missing)  # type: ignore[arg-type]
+    return keys.tolist(), None if offsets is None else offsets.tolist()
+
+
+TEXTS = st.lists(
+    st.none() | st.text(max_size=12) | st.from_regex(r"\A[0-9a-f]{8}\Z"), min_size=1, max_size=40
+)
+
+
+@given(TEXTS, st.integers(0, 5))
+def test_texts_follow_the_rule(values: list[str | None], cut: int) -> None:
+    expected = [reference_key(value) for value in values[cut:]]
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        assert keys_of(pa.array(values, kind)[cut:])[0] == expected
+    assert keys_of(pa.array(values, pa.string()).dictionary_encode()[cut:])[0] == expected
+
+
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), min_size=1))
+def test_integers_are_their_own_keys(values: list[int | None]) -> None:
+    assert keys_of(pa.array(values, pa.int64()))[0] == [reference_key(value) for value in values]
+
+
+@given(st.lists(st.none() | st.integers(0, 100) | st.just(0), min_size=1))
+def test_missing_values_can_be_empty_bags(values: list[int | None]) -> None:
+    keys, offsets = keys_of(pa.array(values, pa.int32()), "empty")
+    assert keys == [value for value in values if value is not None]
+    if None in values:
+        assert offsets is not None
+        assert np.diff(offsets).tolist() == [int(value is not None) for value in values]
+    else:
+        assert offsets is None
+
+
+@given(st.lists(st.none() | st.lists(st.integers(0, 9), max_size=4), min_size=1), st.integers(0, 3))
+def test_lists_are_bags(values: list[list[int] | None], cut: int) -> None:
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int32())):
+        keys, offsets = keys_of(pa.array(values, kind)[cut:])
+        kept = values[cut:]
+        assert keys == [item for bag in kept for item in bag or []]
+        assert offsets is not None
+        assert np.diff(offsets).tolist() == [len(bag or []) for bag in kept]
+
+
+def test_lists_of_texts_and_of_fixed_size() -> None:
+    texts = pa.array([["68fd1e64", "x"], []])
+    assert keys_of(texts) == ([0x68FD1E64, reference_key("x")], [0, 2, 2])
+    fixed = pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))
+    assert keys_of(fixed) == ([1, 2, 3, 4], [0, 2, 4])
+
+
+def test_an_unsigned_id_beyond_63_bits_keeps_its_value() -> None:
+    assert keys_of(pa.array([2**64 - 1], pa.uint64()))[0] == [2**64 - 1]
+
+
+def test_a_dictionary_of_nulls_alone() -> None:
+    nulls = pa.array([None, None], pa.dictionary(pa.int32(), pa.string()))
+    assert keys_of(nulls) == ([0, 0], None)
+
+
+def test_fnv1a_gives_the_published_values() -> None:
+    # From the test vectors of draft-eastlake-fnv.
+    data = np.frombuffer(b"afoobar", dtype=np.uint8)
+    hashes = fnv1a(data, np.array([0, 0, 1]), np.array([0, 1, 6]))
+    assert hashes.tolist() == [0xCBF29CE484222325, 0xAF63DC4C8601EC8C, 0x85944171F73967E8]
+
+
+def test_kinds_of_columns() -> None:
+    assert is_text(pa.list_(pa.string()))
+    assert is_text(pa.dictionary(pa.int8(), pa.string()))
+    assert not is_text(pa.int64())
+    assert can_be_ids(pa.bool_())
+    assert not can_be_ids(pa.float64())
+    assert not can_be_ids(pa.list_(pa.float32()))
+    with pytest.raises(DataError, match="type double cannot hold ids"):
+        bags_from_arrow(pa.array([1.5]), "zero")

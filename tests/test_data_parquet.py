@@ -1,0 +1,235 @@
+"""Parquet logs: columns, bags, row groups, and one clear line for what cannot be read."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placer.data import open_log
+from placer.data.log import Log
+from placer.data.parquet import infer_columns
+from placer.errors import DataError
+
+SAMPLES = 100
+
+
+def sample_table(samples: int = SAMPLES, seed: int = 0) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 4, samples)
+    bags = [rng.integers(0, 50, length).tolist() for length in lengths]
+    return pa.table(
+        {
+            "click": rng.integers(0, 2, samples),
+            "item": rng.integers(0, 1000, samples),
+            "history": pa.array(bags, pa.list_(pa.int32())),
+            "site": [f"site-{number}" for number in rng.integers(0, 20, samples)],
+            "price": rng.random(samples).astype(np.float32),
+            "at": pa.array(range(samples), pa.timestamp("s")),
+        }
+    )
+
+
+def collect(log: Log, samples: int, skip: int = 0) -> list[Any]:
+    """The samples of a log one by one: bags of each feature, numbers and label."""
+    found: list[Any] = []
+    for chunk in log.chunks(samples, skip):
+        assert 1 <= chunk.samples <= samples
+        assert chunk.labels is not None
+        for sample in range(chunk.samples):
+            bags = []
+            for name in log.feature_tables:
+                ids, offsets = chunk.features[name].ids, chunk.features[name].offsets
+                start, stop = (
+                    (sample, sample + 1)
+                    if offsets is None
+                    else (offsets[sample], offsets[sample + 1])
+                )
+                bags.append(ids[start:stop].tolist())
+            found.append((bags, chunk.dense[sample].tolist(), float(chunk.labels[sample])))
+    return found
+
+
+def test_columns_are_inferred(tmp_path: Path) -> None:
+    pq.write_table(sample_table(), tmp_path / "log.parquet")
+    log = open_log(tmp_path / "log.parquet")
+    assert list(log.feature_tables) == ["item", "history", "site"]
+    assert log.dense_names == ("price",)
+    assert log.encoding.label == "click"
+    assert log.samples == SAMPLES
+    kinds = {name: mapping.kind for name, mapping in log.encoding.mappings.items()}
+    assert kinds == {"item": "identity", "history": "identity", "site": "vocabulary"}
+    assert log.tables["site"] == 21
+
+
+def test_inference_knows_criteo_and_heeds_choices() -> None:
+    criteo = pa.schema(
+        [("label", pa.string())]
+        + [(f"I{i}", pa.string()) for i in range(1, 14)]
+        + [(f"C{i}", pa.string()) for i in range(1, 27)]
+        + [("split", pa.int8())]
+    )
+    columns = infer_columns(criteo)
+    assert (len(columns.sparse), len(columns.dense), columns.label) == (26, 13, "label")
+    schema = sample_table(1).schema
+    assert infer_columns(schema, ignore=["item", "price"]).sparse == ("history", "site")
+    assert infer_columns(schema, ignore=["item", "price"]).dense == ()
+    assert infer_columns(schema, dense=["item"]).dense == ("item",)
+    assert infer_columns(schema, dense=["item"]).sparse == ("history", "site")
+    assert infer_columns(schema, sparse=["site"], label="item").names == ["item", "price", "site"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    group=st.integers(1, 70),
+    samples=st.integers(1, 80),
+    skip=st.integers(0, 130),
+)
+def test_chunks_and_skips_do_not_change_the_samples(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    group: int,
+    samples: int,
+    skip: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    expected: list[Any] = []
+    for number, size in enumerate(sizes):
+        table = sample_table(size, seed=number)
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
+        rows = table.to_pylist()
+        expected += [
+            ([[row["item"]], row["history"]], [row["price"]], float(row["click"])) for row in rows
+        ]
+    log = open_log(folder, "parquet", sparse=["item", "history"], rows=1000)
+    assert collect(log, samples, skip) == expected[skip:]
+    assert len(collect(log, 1000)) == sum(sizes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=12),
+    group=st.integers(1, 70),
+)
+def test_a_cursor_reads_what_it_did_not_skip(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, int]], group: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(pa.table({"item": np.arange(SAMPLES)}), path, row_group_size=group)
+    cursor = open_log(path).source.open()
+    place = 0
+    for read, count in steps:
+        if read:
+            batch = cursor.read(count)
+            ids = [] if batch is None else batch.features["item"].keys.tolist()
+            assert ids == list(range(place, place + len(ids)))
+            assert bool(ids) == (place < SAMPLES)
+            assert batch is None or batch.place(0) == f"{path}, row {place}"
+            place += len(ids)
+        else:
+            skipped = cursor.skip(count)
+            assert skipped == min(count, SAMPLES - place)
+            place += skipped
+    cursor.close()
+
+
+def test_blocks_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"item": np.arange(SAMPLES)}), path, row_group_size=7)
+    parts = list(open_log(path).blocks(30, lambda block: block % 2 == 1))
+    assert [part if isinstance(part, int) else part.features["item"].ids[0] for part in parts] == [
+        30,
+        30,
+        30,
+        90,
+    ]
+
+
+def test_texts_that_are_numbers(tmp_path: Path) -> None:
+    table = pa.table({"label": ["1", "0", None], "I1": ["3", "", None], "C1": ["a", "b", "a"]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    log = open_log(tmp_path / "log.parquet", dense=["I1"])
+    (chunk,) = log.chunks()
+    np.testing.assert_array_equal(chunk.dense[:, 0], np.float32([3, np.nan, np.nan]))
+    np.testing.assert_array_equal(chunk.labels, np.float32([1, 0, np.nan]))
+    with pytest.raises(DataError, match="from row 0 on: column 'C1' is not numeric"):
+        open_log(tmp_path / "log.parquet", dense=["C1"], sparse=["I1"])
+
+
+def test_statistics_or_a_scan_give_the_rows(tmp_path: Path) -> None:
+    table = pa.table({"a": [1, 500, 3], "b": pa.array([[7], [], [99, 2]])})
+    for statistics in (True, False):
+        path = tmp_path / f"{statistics}.parquet"
+        pq.write_table(table, path, write_statistics=statistics)
+        assert open_log(path).tables == {"a": 501, "b": 100}
+    shared = open_log(path, feature_tables={"a": "t", "b": "t"})
+    assert shared.tables == {"t": 501}
+
+
+def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"a": [1, 2, 3, 9], "b": pa.array([[0], [], [1, 50], [2]])}), path)
+    with pytest.raises(DataError, match=r"log\.parquet, row 3: feature 'a' has id 9, .* 0\.\.4"):
+        list(open_log(path, rows=5).chunks(2))
+    with pytest.raises(DataError, match=r"log\.parquet, row 2: feature 'b' has id 50"):
+        list(open_log(path, rows={"a": 10, "b": 50}).chunks())
+    pq.write_table(pa.table({"a": [1, -5]}), path)
+    with pytest.raises(DataError, match="row 1: feature 'a' has id -5"):
+        list(open_log(path).chunks())
+    pq.write_table(pa.table({"a": [1, 2**40]}), path)
+    with pytest.raises(DataError, match="too large for a row number"):
+        open_log(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    good = tmp_path / "good.parquet"
+    pq.write_table(sample_table(), good)
+    with pytest.raises(DataError, match=r"cannot open .*none\.parquet: no such file"):
+        open_log(tmp_path / "none.parquet")
+    with pytest.raises(DataError, match=r"good\.parquet has no column 'C3'; it has click, item"):
+        open_log(good, sparse=["C3"])
+    with pytest.raises(DataError, match="has no column 'gone'"):
+        open_log(good, ignore=["gone"])
+    with pytest.raises(DataError, match="'price' is float, which cannot hold ids"):
+        open_log(good, sparse=["price"])
+    with pytest.raises(DataError, match=r"'history' is list.* should hold one number"):
+        open_log(good, dense=["history"])
+    with pytest.raises(DataError, match="feature 'site' holds texts"):
+        open_log(good, id_mapping="identity")
+    with pytest.raises(DataError, match="no categorical column"):
+        open_log(good, ignore=["item", "history", "site"])
+    other = tmp_path / "other.parquet"
+    pq.write_table(sample_table().drop_columns(["item"]), other)
+    with pytest.raises(DataError, match=r"other\.parquet has no column 'item'"):
+        open_log([good, other])
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(sample_table().slice(0, 0), empty)
+    with pytest.raises(DataError, match=r"empty\.parquet is empty"):
+        open_log(empty)
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(good.read_bytes()[:-30])
+    with pytest.raises(DataError, match=r"cannot read .*cut\.parquet as Parquet"):
+        open_log(cut)
+    content = bytearray(good.read_bytes())
+    content[4:400] = bytes(396)
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot read .*broken\.parquet as Parquet"):
+        list(open_log(broken, rows=1000, id_mapping="hash").chunks())
+
+
+@pytest.mark.real
+def test_the_real_avazu_log(real_data: Path) -> None:
+    log = open_log(real_data / "avazu_10k.parquet", ignore=["id"])
+    assert log.samples == 9999
+    assert len(log.feature_tables) == 22
+    assert log.encoding.label == "click"
+    assert log.tables["device_ip"] == 7303
+    (chunk,) = log.chunks(10_000)
+    assert chunk.labels is not None
+    assert set(chunk.labels.tolist()) == {0.0, 1.0}

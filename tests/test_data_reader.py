@@ -1,0 +1,144 @@
+"""`open_log`: options, id mappings, and vocabularies."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from placer.data import open_log, vocabulary
+from placer.data.encoding import Encoding
+from placer.data.mapping import Hash
+from placer.data.parquet import ParquetSource
+from placer.data.vocabulary import build_vocabularies
+from placer.errors import DataError
+
+BAGS = st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=1, max_size=60)
+
+
+@pytest.fixture
+def log_path(tmp_path: Path) -> Path:
+    path = tmp_path / "log.parquet"
+    table = pa.table(
+        {"user": ["u", "v", "u", "w", "u", "w"], "item": [5, 5, 2, 5, 9, 2], "buy": [0.0] * 6}
+    )
+    pq.write_table(table, path)
+    return path
+
+
+def rows_of(log: object, feature: str) -> list[int]:
+    (chunk,) = log.chunks()  # type: ignore[attr-defined]
+    found: list[int] = chunk.features[feature].ids.tolist()
+    return found
+
+
+def test_a_vocabulary_keeps_the_order_of_first_appearance(log_path: Path) -> None:
+    log = open_log(log_path, id_mapping="vocabulary")
+    assert rows_of(log, "user") == [1, 2, 1, 3, 1, 3]
+    assert rows_of(log, "item") == [1, 1, 2, 1, 3, 2]
+    assert log.tables == {"user": 4, "item": 4}
+
+
+def test_rare_ids_share_row_0(log_path: Path) -> None:
+    log = open_log(log_path, id_mapping="vocabulary", min_count=2)
+    assert rows_of(log, "user") == [1, 0, 1, 2, 1, 2]
+    assert rows_of(log, "item") == [1, 1, 2, 1, 0, 2]
+
+
+def test_rows_limit_a_vocabulary_to_the_most_read(log_path: Path) -> None:
+    log = open_log(log_path, id_mapping="vocabulary", rows={"user": 2, "item": 3})
+    assert rows_of(log, "user") == [1, 0, 1, 0, 1, 0]
+    assert rows_of(log, "item") == [1, 1, 2, 1, 0, 2]
+
+
+def test_the_encoding_maps_another_log_alike(log_path: Path, tmp_path: Path) -> None:
+    log = open_log(log_path, id_mapping="vocabulary", feature_tables={"user": "people"})
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"item": [2, 77], "user": ["w", "x"], "buy": [1.0, 0.0]}), other)
+    again = open_log(other, encoding=log.encoding)
+    assert rows_of(again, "user") == [3, 0]
+    assert rows_of(again, "item") == [2, 0]
+    assert again.tables == log.tables == {"people": 4, "item": 4}
+
+
+def test_an_encoding_of_another_log_is_refused(log_path: Path) -> None:
+    encoding = Encoding({"C1": "C1"}, {"C1": Hash(9)})
+    with pytest.raises(DataError, match="has no column 'C1'"):
+        open_log(log_path, encoding=encoding)
+    text = log_path.with_name("log.tsv")
+    text.write_text("\t".join(["0"] * 40) + "\n")
+    with pytest.raises(DataError, match=r"has numeric columns I1, .* but the encoding names none"):
+        open_log(text, encoding=encoding)
+    with pytest.raises(DataError, match="has no feature 'user'"):
+        open_log(text, encoding=open_log(log_path).encoding)
+
+
+@settings(max_examples=30, deadline=None)
+@given(one=BAGS, two=BAGS, min_count=st.integers(1, 3), merge_at=st.sampled_from([1, 10, 1000]))
+def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
+    tmp_path_factory: pytest.TempPathFactory,
+    one: list[list[int]],
+    two: list[list[int]],
+    min_count: int,
+    merge_at: int,
+) -> None:
+    size = min(len(one), len(two))
+    table = pa.table({"a": pa.array(one[:size], pa.list_(pa.int64())), "b": two[:size]})
+    path = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(table.cast(pa.schema([(n, pa.list_(pa.int64())) for n in "ab"])), path)
+    source = ParquetSource([str(path)], sparse=["a", "b"])
+    expected: dict[int, int] = {}
+    for bags in zip(one, two, strict=False):
+        for bag in bags:
+            for key in sorted(bag):
+                expected[key] = expected.get(key, 0) + 1
+    kept = [key for key, count in expected.items() if count >= min_count]
+    for samples in (1, 7, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vocabulary, "_CHUNK_SAMPLES", samples)
+            patch.setattr(vocabulary, "_MIN_MERGE", merge_at)
+            found = build_vocabularies(source, {"a": "t", "b": "t"}, min_count=min_count)
+        assert found["t"].keys.tolist() == kept
+
+
+def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
+    for name, message in [
+        ("x.pt", "x.pt: no such file"),
+        ("x.pt.gz", "x.pt.gz: no such file"),
+        ("x.parquet", "x.parquet: no such file"),
+        ("x.tsv.gz", "cannot open .*x.tsv.gz: No such file"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            open_log(tmp_path / name)
+
+
+def test_wrong_options(log_path: Path, tmp_path: Path) -> None:
+    for options, message in [
+        ({"format": "csv"}, "format 'csv' is none of criteo, parquet, dlrm"),
+        ({"id_mapping": "md5"}, "id_mapping 'md5' is none of auto, identity"),
+        ({"id_mapping": "hash"}, "needs the number of rows of table 'user'"),
+        ({"id_mapping": "hash", "rows": {"user": 3}}, "number of rows of table 'item'"),
+        ({"rows": {"users": 3}}, "rows are given for table 'users'; tables are user, item"),
+        ({"rows": 0}, "needs at least 1 row, not 0"),
+        ({"feature_tables": {"nobody": "t"}}, "has no feature 'nobody'"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            open_log(log_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="no file to read"):
+        open_log([])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"folder .* has no file"):
+        open_log(tmp_path / "folder")
+    with pytest.raises(DataError, match="at least 1 sample, not 0"):
+        next(open_log(log_path).chunks(0))
+
+
+def test_a_hash_spreads_texts_over_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"url": [f"https://example.com/{i}" for i in range(20_000)]}), path)
+    counts = np.bincount(rows_of(open_log(path, id_mapping="hash", rows=100), "url"), minlength=100)
+    # Chi-squared of 99 degrees of freedom; 160 is beyond its 99.99% quantile.
+    assert ((counts - 200) ** 2 / 200).sum() < 160

@@ -1,0 +1,109 @@
+"""Profiles from counts that a database made."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profile_cases import FEATURES, TABLES, assert_same_profile, batches, count
+
+from placer.errors import DataError
+from placer.profile.from_counts import profile_counts
+
+
+def write(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(batches(), min_size=1, max_size=3), st.booleans())
+def test_aggregated_counts_equal_counting_the_log(
+    tmp_path_factory: pytest.TempPathFactory, log: list[Any], split: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("counts")
+    expected = count(log)
+    lines = [("t", 0, 0), ("u", 0, 0)]
+    for profile in expected:
+        assert profile.counts is not None
+        pairs = zip(profile.counts.ids.tolist(), profile.counts.counts.tolist(), strict=True)
+        for row, times in pairs:
+            lines += [(profile.name, row, 1)] * times if split else [(profile.name, row, times)]
+    tables, ids, counts = zip(*lines, strict=True)
+    path = write(folder / "counts.parquet", table=tables, id=ids, count=counts)
+    measured = [
+        (feature, profile.name, counted.lookups, counted.bags)
+        for profile in expected
+        for feature, counted in profile.features.items()
+    ]
+    names = ("feature", "table", "lookups", "bags")
+    features = write(
+        folder / "features.parquet", **dict(zip(names, zip(*measured, strict=True), strict=True))
+    )
+    found = profile_counts(path, samples=expected.samples, rows=TABLES, features=features)
+    assert_same_profile(found, expected, same_source=False)
+    assert len(FEATURES) == len(measured)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.parquet", table=["x", "y"], id=[4, 0], count=[30, 3])
+    two = write(
+        tmp_path / "2.parquet",
+        table=["x"],
+        id=[1],
+        count=pa.array([Decimal(10)], pa.decimal128(38)),
+    )
+    profile = profile_counts([one, two], samples=20, dim=8, sampling=0.1)
+    assert profile["x"].table.rows == 5
+    assert profile["x"].counts is not None
+    assert profile["x"].counts.hottest().tolist() == [4, 1]
+    (wide,), (narrow,) = profile["x"].table.features, profile["y"].table.features
+    assert (wide.name, wide.pooling_factor, wide.coverage) == ("x", 2.0, 1.0)
+    assert (narrow.pooling_factor, narrow.coverage) == (1.0, 3 / 20)
+    assert profile.sampling == 0.1
+    assert profile.source == f"{one}, {two}"
+
+
+def test_what_cannot_be_used(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.parquet", table=["x", "x"], id=[0, 7], count=[1, 2])
+
+    def features(**columns: Any) -> Path:
+        return write(tmp_path / "features.parquet", **columns)
+
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (good, {"samples": 0}, "samples must be at least 1"),
+        (good, {"sampling": 0.0}, "sampling must be a share"),
+        (good, {"rows": {"x": 7}}, r"'x' has id 7, but rows 0\.\.6"),
+        (good, {"rows": {"z": 7}}, "rows are given for table 'z'"),
+        (tmp_path / "none.parquet", {}, "no such file"),
+        (
+            write(tmp_path / "1.parquet", table=["x"], id=[0]),
+            {},
+            r"1\.parquet has no column 'count'; it has table, id",
+        ),
+        (write(tmp_path / "2.parquet", table=["x"], id=["a"], count=[1]), {}, "it holds integers"),
+        (write(tmp_path / "3.parquet", table=["x"], id=[0], count=[-1]), {}, "-1 is negative"),
+        (write(tmp_path / "4.parquet", table=["x"], id=[None], count=[1]), {}, "missing values"),
+        (write(tmp_path / "5.parquet", table=["x"], id=[-1], count=[1]), {}, "has id -1"),
+        (good.parent / "text", {}, "as Parquet"),
+    ]
+    (tmp_path / "text").write_text("hello, I am no Parquet")
+    for path, options, message in cases:
+        with pytest.raises(DataError, match=message):
+            profile_counts(path, **({"samples": 10} | options))
+    for columns, message in [
+        ({"lookups": [2]}, "have 2 lookups, but its counts sum to 3"),
+        ({"table": ["y"]}, "reads table 'y', of which nothing was counted"),
+        ({"bags": [4]}, "3 lookups in 4 bags"),
+        ({"bags": [3]}, "3 bags that are not empty, more than there are samples: 2"),
+    ]:
+        base = {"feature": ["f"], "table": ["x"], "lookups": [3], "bags": [1]}
+        with pytest.raises(DataError, match=message):
+            profile_counts(good, samples=2, features=features(**(base | columns)))
+    empty = write(tmp_path / "6.parquet", table=pa.array([], pa.string()), id=[], count=[])
+    with pytest.raises(DataError, match="there is no count"):
+        profile_counts(empty, samples=1)

@@ -1,0 +1,375 @@
+"""Reports: one source of rows for people and machines, right sums, and what fits a screen."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cost_models import Roofline
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
+from placer.errors import BackendError, PlacerError
+from placer.plan.memory import device_memory
+from placer.profile.counts import RowCounts
+from placer.report import (
+    Column,
+    CompareRow,
+    Report,
+    Section,
+    compare_report,
+    compare_row,
+    plan_report,
+    plot_compare,
+    profile_report,
+    topology_report,
+    workloads_report,
+)
+from placer.report import section as form
+from placer.report.plan import placement_kind, short_names
+from placer.workloads import named_workload, workload_names
+from solvers import solve
+
+TOPOLOGY = Topology.parse("4xa100-40", hbm="1GiB")
+
+
+def shown(report: Report, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(report.renderable())
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(len(line) for line in text.splitlines()) <= width
+    return text
+
+
+def one_table(shards: list[Shard]) -> Plan:
+    return Plan((Table("t", 100, 8, features=(Feature("t"),)),), TOPOLOGY, tuple(shards))
+
+
+def hbm(
+    device: str, rows: tuple[int, int, int] = (0, 100, 1), cols: tuple[int, int] = (0, 8)
+) -> Shard:
+    return Shard("t", rows, cols, (device,), "hbm", "device")
+
+
+def dram(
+    device: str, rows: tuple[int, int, int] = (0, 100, 1), cols: tuple[int, int] = (0, 8)
+) -> Shard:
+    return Shard("t", rows, cols, (device,), "dram", "staged")
+
+
+@pytest.mark.parametrize(
+    ("shards", "kind"),
+    [
+        ([hbm("gpu:0")], "HBM"),
+        ([dram("gpu:0")], "DRAM"),
+        ([hbm("gpu:0", (0, 10, 1)), dram("gpu:0", (10, 100, 1))], "hot/cold"),
+        ([hbm(f"gpu:{n}", (n, 100, 4)) for n in range(4)], "HBM, row-wise"),
+        ([hbm("gpu:0", cols=(0, 4)), hbm("gpu:1", cols=(4, 8))], "HBM, column-wise"),
+        ([replace(hbm("gpu:0"), devices=("gpu:0", "gpu:1"))], "HBM, replicated"),
+        ([replace(dram("gpu:0"), lookup="cached", cache_rows=5)], "cached"),
+        (
+            [hbm(f"gpu:{n}", (n, 20, 2)) for n in range(2)]
+            + [dram(f"gpu:{n}", (20 + n, 100, 2)) for n in range(2)],
+            "hot/cold, row-wise",
+        ),
+        ([], "not placed"),
+    ],
+)
+def test_placements_in_the_words_of_the_field(shards: list[Shard], kind: str) -> None:
+    assert placement_kind(one_table(shards), "t") == kind
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_short_names_say_the_same(numbers: set[int]) -> None:
+    text = short_names(f"gpu:{number}" for number in numbers)
+    assert text.startswith("gpu:")
+    expanded: list[int] = []
+    for part in text.removeprefix("gpu:").split(","):
+        first, _, last = part.partition("-")
+        expanded += range(int(first), int(last or first) + 1)
+    assert expanded == sorted(numbers)
+
+
+def test_short_names_of_several_kinds() -> None:
+    assert short_names(["host:0", "gpu:2", "gpu:1", "box"]) == "box, gpu:1-2, host:0"
+
+
+@pytest.fixture(scope="module")
+def solved() -> tuple[Problem, Plan]:
+    problem = Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm="2GiB"), 512)
+    plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    return problem, plan
+
+
+def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:
+    problem, plan = solved
+    evaluate = partial(Roofline().evaluate, problem)
+    report = plan_report(plan, evaluate).to_json()
+    memory, cost = device_memory(plan), evaluate(plan)
+    for row in report["memory"]:
+        parts = ("weight", "state", "cache", "row_map", "buffer")
+        assert row["total_bytes"] == sum(row[f"{part}_bytes"] for part in parts)
+        assert row["total_bytes"] == memory[row["device"]].total_bytes
+        assert row["capacity_bytes"] == memory[row["device"]].capacity_bytes
+    stored = sum(use.weight_bytes + use.state_bytes for use in memory.values())
+    assert sum(row["hbm_bytes"] + row["dram_bytes"] for row in report["tables"]) == stored
+    times = {row["device"]: row["total_s"] for row in report["time"]}
+    assert max(times.values()) == pytest.approx(cost.step_time_s)
+    assert report["step_time_s"] == cost.step_time_s
+    assert report["hbm_lookup_share"] == cost.hbm_lookup_share
+    # The tables' times are parts of the GPUs' times.
+    assert sum(row["time_s"] for row in report["tables"]) == pytest.approx(
+        sum(gpu.total_s for gpu in cost.gpus)
+    )
+    assert [row["table"] for row in report["tables"]] == [table.name for table in plan.tables]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_plan_report_is_readable(solved: tuple[Problem, Plan], width: int) -> None:
+    problem, plan = solved
+    text = shown(plan_report(plan, partial(Roofline().evaluate, problem)), width)
+    assert "…" not in text
+    assert "Memory by device" in text
+    assert "waits for" in text
+    for table in plan.tables:
+        assert f"{table.name} " in text
+    assert ("has more columns" in text) == (width == 80)
+
+
+def test_plan_report_without_a_cost_model(solved: tuple[Problem, Plan]) -> None:
+    _, plan = solved
+    report = plan_report(plan)
+    assert [section.name for section in report.sections] == ["memory", "tables"]
+    assert report.facts["step_time_s"] == plan.solver.step_time_s
+    assert "GPU time" not in shown(report)
+
+
+def test_many_tables_are_summarised() -> None:
+    problem = Problem(named_workload("meta-t856"), Topology.parse("16x8xh100"), 256)
+    shards = tuple(
+        Shard(
+            one.name,
+            (0, one.table.rows, 1),
+            (0, one.table.dim),
+            (f"gpu:{number % 128}",),
+            "dram" if number % 3 == 0 else "hbm",
+            "staged" if number % 3 == 0 else "device",
+        )
+        for number, one in enumerate(problem.profile)
+    )
+    plan = Plan(tuple(one.table for one in problem.profile), problem.topology, shards)
+    report = plan_report(plan, top=7)
+    assert len(report.to_json()["tables"]) == 856
+    assert [(row["placement"], row["tables"]) for row in report.to_json()["placements"]] == [
+        ("HBM", 570),
+        ("DRAM", 286),
+    ]
+    text = shown(report)
+    assert "7 of 856, largest first" in text
+    assert "18 of 144, fullest first" in text
+    assert len(text.splitlines()) < 60
+    listed = report.to_json()["tables"]
+    assert listed[0]["size_bytes"] == max(row["size_bytes"] for row in listed)
+
+
+def test_an_emulated_gpu_is_named_as_such(solved: tuple[Problem, Plan]) -> None:
+    _, plan = solved
+    emulated = replace(plan, topology=replace(plan.topology, emulated=True))
+    assert "emulated" in shown(plan_report(emulated))
+    assert "emulated" not in shown(plan_report(plan))
+    assert "emulated" in shown(topology_report(emulated.topology))
+
+
+@pytest.fixture(scope="module")
+def comparison() -> list[CompareRow]:
+    rows = []
+    for budget in ("1MiB", "1GiB", "4GiB"):
+        problem = Problem(
+            named_workload("random-10@1"), Topology.parse("2xa100-40", hbm=budget), 256
+        )
+        for solver in ("greedy-size", "greedy-cost"):
+            result = solve(problem, solver, time_limit_s=5)
+            cost = None if result.plan is None else Roofline().evaluate(problem, result.plan)
+            rows.append(compare_row(problem, solver, "roofline", result, cost))
+    return rows
+
+
+def test_compare_rows_are_the_results(comparison: list[CompareRow]) -> None:
+    tight, roomy = comparison[1], comparison[5]
+    assert tight.hbm_budget_bytes == 2**20
+    assert tight.step_time_s is None
+    assert tight.status in ("infeasible", "no_plan")
+    assert tight.detail
+    assert roomy.hbm_budget_bytes == 2**32
+    assert roomy.step_time_s is not None
+    assert roomy.bound_s is not None
+    assert roomy.gap == pytest.approx(max(0, roomy.step_time_s / roomy.bound_s - 1))
+    assert roomy.hbm_used_bytes is not None
+    assert 0 < roomy.hbm_used_bytes <= 2 * 2**32
+
+
+def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:
+    report = compare_report(comparison)
+    rows = json.loads(json.dumps(report.to_json()))["comparison"]
+    read = list(csv.DictReader(io.StringIO(report.to_csv())))
+    assert len(rows) == len(read) == len(comparison)
+    for one, line in zip(rows, read, strict=True):
+        assert list(line) == list(one)
+        assert line["solver"] == one["solver"]
+        assert line["step_time_s"] == (
+            "" if one["step_time_s"] is None else str(one["step_time_s"])
+        )
+    for budget in (2**30, 2**32):
+        ratios = [row["ratio_to_best"] for row in rows if row["hbm_budget_bytes"] == budget]
+        assert min(ratios) == 1
+    text = shown(report, 160)
+    assert "lacks" in text or "short" in text
+    assert shown(report, 80)
+
+
+def test_unknown_csv_section(comparison: list[CompareRow]) -> None:
+    report = compare_report(comparison)
+    assert report.to_csv("comparison") == report.to_csv()
+    with pytest.raises(PlacerError, match="no section 'tables'; it has comparison"):
+        report.to_csv("tables")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [("png", b"\x89PNG\r\n"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_the_picture(
+    tmp_path: Path, comparison: list[CompareRow], suffix: str, magic: bytes
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"compare.{suffix}"
+    plot_compare(comparison, path)
+    content = path.read_bytes()
+    assert content.startswith(magic)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    if suffix == "svg":
+        text = content.decode()
+        for word in ("greedy-size", "greedy-cost", "1 GiB of HBM per GPU", "proven bound"):
+            # Matplotlib draws text as paths and keeps the words as comments.
+            assert f"<!-- {word}" in text
+
+
+def test_pictures_that_cannot_be_drawn(
+    tmp_path: Path, comparison: list[CompareRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(PlacerError, match=r"end its name in one of \.png, \.pdf, \.svg"):
+        plot_compare(comparison, tmp_path / "compare.bmp")
+    with pytest.raises(PlacerError, match="no solver found a plan"):
+        plot_compare(comparison[:1], tmp_path / "compare.png")
+    # An entry of None is how Python marks a module that must not be found.
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(BackendError, match=r"embedding-placer\[report\]"):
+        plot_compare(comparison, tmp_path / "compare.png")
+    assert not list(tmp_path.iterdir())
+
+
+def counted_profile() -> Profile:
+    counts = np.zeros(1000, dtype=np.int64)
+    counts[:100] = np.arange(100, 0, -1) * 10
+    table = Table("t", 1000, 16, features=(Feature("a", 2.0, 0.5), Feature("b", 4.0, 1.0)))
+    return Profile(
+        (
+            TableProfile(table, AccessCdf.from_counts(counts), RowCounts.from_dense(counts)),
+            TableProfile(Table("unread", 10, 16), AccessCdf.from_counts(np.zeros(10, np.int64))),
+        ),
+        samples=10_000,
+        sampling=0.5,
+        source="a log",
+    )
+
+
+def test_profile_report() -> None:
+    report = profile_report(counted_profile(), batch_size=64)
+    counted, unread = report.to_json()["tables"]
+    assert counted["lookups_per_sample"] == 5
+    assert counted["coverage"] == 0.75
+    assert counted["pooling_factor"] == pytest.approx(5 / 1.5)
+    assert counted["rows_read"] == 100
+    assert counted["top_10_percent_share"] == 1
+    assert counted["top_1_percent_share"] == pytest.approx(sum(range(91, 101)) / 5050)
+    assert 50 < counted["unique_rows"] <= 100
+    assert counted["zipf_fitted"]
+    assert counted["zipf_exponent"] > 0.5
+    assert unread["lookups_per_sample"] == unread["unique_rows"] == 0
+    assert unread["zipf_exponent"] is unread["top_1_percent_share"] is None
+    text = shown(report)
+    assert "10,000 samples, 50% of the log" in text
+    assert "a log" in text
+
+
+def test_profile_report_need_not_fit() -> None:
+    (row, _) = profile_report(counted_profile(), fit=False).to_json()["tables"]
+    assert row["zipf_exponent"] is None
+    assert not row["zipf_fitted"]
+
+
+def test_profile_report_of_many_tables() -> None:
+    report = profile_report(named_workload("hugectr-t200"))
+    assert len(report.to_json()["tables"]) == 200
+    assert "60 of 200, largest first" in shown(report, 80)
+    assert json.loads(json.dumps(report.to_json()))["size_bytes"] > 0
+
+
+def test_workloads_report_lists_all() -> None:
+    report = workloads_report()
+    assert [row["name"] for row in report.to_json()["workloads"]] == list(workload_names())
+    text = shown(report)
+    assert all(name in text for name in workload_names())
+
+
+def test_topology_report() -> None:
+    report = topology_report(Topology.parse("2x2xh100", hbm="8GiB"))
+    devices = report.to_json()["devices"]
+    assert [row["device"] for row in devices] == [
+        *(f"gpu:{n}" for n in range(4)),
+        "host:0",
+        "host:1",
+    ]
+    assert devices[0]["memory_bytes"] == 8 * 2**30
+    assert devices[4]["host_link_bytes_per_s"] is None
+    text = shown(report)
+    assert "8 GiB" in text
+    assert "datasheet" in text
+    assert "18 of 144" in shown(topology_report(Topology.parse("16x8xh100")))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (form.share(0.5), "50%"),
+        (form.share(0.99999), ">99.9%"),
+        (form.share(1), "100%"),
+        (form.share(12.345), "1,234%"),
+        (form.share(0.0004), "0.04%"),
+        (form.count(999_999), "999,999"),
+        (form.count(40_000_000), "40.0 M"),
+        (form.count(5e9), "5.0 G"),
+        (form.count(1234.5), "1,234"),
+        (form.count(2.345), "2.35"),
+        (form.rate(3.35e12), "3.35 TB/s"),
+        (form.rate(55e9), "55 GB/s"),
+        (form.times(1.234), "1.23x"),
+        (form.times(1234.5), "1234x"),
+        (form.fraction(0.987), "0.99"),
+        (form.number(1.0512), "1.05"),
+    ],
+)
+def test_values_for_people(value: str, text: str) -> None:
+    assert value == text
+
+
+def test_a_section_without_rows() -> None:
+    report = Report("nothing", (Section("none", "None", (Column("a", "a"),), ()),))
+    assert "nothing" in shown(report)
+    assert report.to_csv() == ""

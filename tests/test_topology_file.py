@@ -1,0 +1,196 @@
+"""Topology files: what people write, what placer writes, and what is refused."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placer import Topology
+from placer.errors import PlacerError, TopologyError
+from placer.topology.file import dumps, parse_rate, save
+from placer.topology.topology import Gpu, Host, Link
+
+DOCUMENTATION = Path(__file__).resolve().parent.parent / "docs" / "topology.md"
+
+SMALL = """\
+gpus:
+- {id: "gpu:0", host: "host:0", memory: 4GiB, hbm_bandwidth: 500GB/s}
+hosts:
+- {id: "host:0", memory: 64GiB, dram_bandwidth: 20GB/s}
+links:
+- {a: "gpu:0", b: "host:0", kind: pcie, bandwidth: 12GB/s}
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_documented_example(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.S)
+    lab = Topology.parse(str(write(tmp_path, example)))
+    assert lab.name == "lab"
+    assert [gpu.host for gpu in lab.gpus] == ["host:0"] * 4 + ["host:1"] * 4
+    assert lab.gpus[7] == Gpu("gpu:7", "host:1", 20 * 2**30, 800e9)
+    assert lab.hosts[1] == Host("host:1", 460 * 2**30, 180e9)
+    assert lab.peer_bytes_per_s("gpu:3") == 45e9
+    assert lab.peer_bytes_per_s("gpu:4") == 25e9
+    assert lab.network_bytes_per_s("gpu:4") == 12.5e9 / 4
+    assert lab.sources == {"pcie bandwidth": "measured with a pinned copy"}
+
+
+def test_small_file_and_its_defaults(tmp_path: Path) -> None:
+    topology = Topology.load(write(tmp_path, SMALL))
+    assert topology == Topology(
+        "mine",
+        (Gpu("gpu:0", "host:0", 4 * 2**30, 500e9, 5e-6),),
+        (Host("host:0", 64 * 2**30, 20e9),),
+        (Link("gpu:0", "host:0", "pcie", 12e9),),
+    )
+
+
+def test_toml_says_the_same(tmp_path: Path) -> None:
+    text = """\
+[[gpus]]
+id = "gpu:0"
+host = "host:0"
+memory = "4GiB"
+hbm_bandwidth = 5e11
+[[hosts]]
+id = "host:0"
+memory = 68719476736
+dram_bandwidth = "20GB/s"
+[[links]]
+a = "gpu:0"
+b = "host:0"
+kind = "pcie"
+bandwidth = "96Gbit/s"
+"""
+    tomllib.loads(text)
+    toml = Topology.load(write(tmp_path, text, "mine.toml"))
+    assert toml == Topology.load(write(tmp_path, SMALL))
+
+
+def test_budgets_override_a_file(tmp_path: Path) -> None:
+    topology = Topology.parse(str(write(tmp_path, SMALL)), hbm="1GiB", dram="2GiB")
+    assert (topology.gpus[0].memory_bytes, topology.hosts[0].memory_bytes) == (2**30, 2**31)
+
+
+@pytest.mark.parametrize("name", ["8xh100", "16x8xh200", "3x5xa100-40", "1xt4", "2xzion"])
+def test_a_saved_preset_loads_equal(tmp_path: Path, name: str) -> None:
+    topology = Topology.parse(name)
+    path = tmp_path / "machine.yaml"
+    save(topology, path)
+    assert Topology.load(path) == topology
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    """Machines whose devices differ in all that a file can say."""
+    size = st.integers(0, 2**42)
+    rate = st.floats(1.0, 1e13, allow_nan=False)
+    pool = st.sampled_from([draw(rate), draw(rate)])
+    hosts = tuple(
+        Host(f"h{number}", draw(size), draw(pool)) for number in range(draw(st.integers(1, 4)))
+    )
+    numbers = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True))
+    gpus = tuple(
+        Gpu(
+            f"gpu:{number}",
+            draw(st.sampled_from(hosts)).id,
+            draw(st.sampled_from([0, 2**30, 2**30 + 1])),
+            draw(pool),
+            draw(st.sampled_from([0.0, 5e-6])),
+        )
+        for number in numbers
+    )
+    links = [Link(gpu.id, gpu.host, "pcie", draw(pool)) for gpu in gpus]
+    links += [
+        Link(gpu.id, gpu.host, "nvlink", draw(pool), draw(st.sampled_from([0.0, 1e-6])))
+        for gpu in gpus
+        if draw(st.booleans())
+    ]
+    links += [Link(host.id, "network", "network", draw(pool)) for host in hosts]
+    return Topology("drawn", gpus, hosts, tuple(links), draw(st.booleans()), {"why": "it's: so"})
+
+
+@given(topologies())
+def test_any_topology_survives_the_file(
+    tmp_path_factory: pytest.TempPathFactory, topology: Topology
+) -> None:
+    path = tmp_path_factory.mktemp("topology") / "drawn.yaml"
+    save(topology, path)
+    assert Topology.load(path) == topology
+
+
+def test_equal_devices_share_an_entry() -> None:
+    assert len(dumps(Topology.parse("8xh100")).splitlines()) < 45
+    assert "gpu:[0-7]" in dumps(Topology.parse("8xh100"))
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_per_s"),
+    [("55GB/s", 55e9), ("400Gbit/s", 50e9), ("1.5TB/s", 1.5e12), ("2GiB/s", 2.0**31), (7, 7.0)],
+)
+def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
+    assert parse_rate(text) == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (('b: "host:0"', 'b: "host:7"'), "no device is called 'host:7'"),
+        (('host: "host:0"', "host: elsewhere"), "elsewhere"),
+        (("4GiB", "4 elephants"), "gpus[0].memory: '4 elephants'"),
+        (("12GB/s", "12Gb/s"), "links[0].bandwidth: '12Gb/s': not a bandwidth"),
+        (("12GB/s", "-1.5"), "links[0].bandwidth: -1.5"),
+        (("12GB/s", ".nan"), "links[0].bandwidth: nan"),
+        (("kind: pcie", "kind: string"), "links[0].kind: 'string'"),
+        (("kind: pcie", "kind: nvlink"), "no pcie link"),
+        (("kind: pcie", "kind: network"), "a network link joins a host to network"),
+        ((", memory: 64GiB", ""), "hosts[0].memory: Field required"),
+        (("links:", "cables: []\nlinks:"), "cables: no such field"),
+        (('id: "gpu:0"', 'id: "gpu:[3-1]"'), "must ascend"),
+        (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
+        (("gpus:", "gpus: {"), "is not a topology file"),
+        ((SMALL, "just words"), "holds a str"),
+        ((SMALL, ""), "holds a NoneType"),
+    ],
+)
+def test_bad_files_say_where_and_what(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+    assert change[0] in SMALL
+    path = write(tmp_path, SMALL.replace(*change))
+    with pytest.raises(TopologyError) as error:
+        Topology.load(path)
+    assert says in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_two_links_of_a_kind_are_refused(tmp_path: Path) -> None:
+    twice = SMALL + '- {a: "gpu:0", b: "host:0", kind: pcie, bandwidth: 1GB/s}\n'
+    with pytest.raises(TopologyError, match="two pcie links"):
+        Topology.load(write(tmp_path, twice))
+
+
+def test_missing_file_and_wrong_endings(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="No such file"):
+        Topology.load(tmp_path / "nowhere.yaml")
+    with pytest.raises(TopologyError, match=r"ends in one of \.yaml"):
+        Topology.load(tmp_path / "machine.json")
+    with pytest.raises(TopologyError, match=r"end the name in \.yaml"):
+        save(Topology.parse("1xt4"), tmp_path / "machine.toml")
+    with pytest.raises(TopologyError, match="is not a topology file"):
+        Topology.load(write(tmp_path, "gpus = [", "broken.toml"))
+
+
+def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlacerError, match="cannot write"):
+        save(Topology.parse("1xt4"), tmp_path / "file" / "machine.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,131 @@
+"""Presets: the grammar, sound constants, and what budgets do to them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placer import Topology
+from placer.errors import PlacerError, TopologyError
+from placer.topology.presets import (
+    GPU_KINDS,
+    HOST_KINDS,
+    NAMED,
+    RESERVED_DRAM_SHARE,
+    RESERVED_HBM_SHARE,
+    Rate,
+    preset,
+)
+
+KINDS = sorted(GPU_KINDS)
+
+
+@given(
+    nodes=st.integers(1, 20),
+    count=st.integers(1, 8),
+    kind=st.sampled_from(KINDS),
+)
+def test_grammar_gives_the_machine_it_says(nodes: int, count: int, kind: str) -> None:
+    topology = Topology.parse(f"{nodes}x{count}x{kind}")
+    assert len(topology.hosts) == nodes
+    assert [len(topology.gpus_of(host.id)) for host in topology.hosts] == [count] * nodes
+    whole = GPU_KINDS[kind].memory_bytes
+    for gpu in topology.gpus:
+        assert 0.99 * whole * (1 - RESERVED_HBM_SHARE) < gpu.memory_bytes
+        assert gpu.memory_bytes <= whole * (1 - RESERVED_HBM_SHARE)
+        # The order of the tiers: own memory, peers over NVLink, host memory, other hosts.
+        assert gpu.hbm_bytes_per_s > topology.peer_bytes_per_s(gpu.id)
+        assert topology.peer_bytes_per_s(gpu.id) >= topology.host_link_bytes_per_s(gpu.id)
+    network = [link for link in topology.links if link.kind == "network"]
+    assert len(network) == (nodes if nodes > 1 else 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_part_of_a_server_has_its_part_of_the_host(kind: str) -> None:
+    (whole,) = Topology.parse(f"8x{kind}").hosts
+    (half,) = Topology.parse(f"4x{kind}").hosts
+    assert half.memory_bytes == pytest.approx(whole.memory_bytes / 2, abs=2**20)
+    assert half.dram_bytes_per_s == pytest.approx(whole.dram_bytes_per_s / 2)
+    assert whole.memory_bytes <= HOST_KINDS[kind].memory_bytes * (1 - RESERVED_DRAM_SHARE)
+
+
+def test_published_constants() -> None:
+    h200 = Topology.parse("8xh200").gpus[0]
+    assert h200.hbm_bytes_per_s == pytest.approx(4.3e12, rel=0.01)
+    assert Topology.parse("8xh100").host_link_bytes_per_s("gpu:0") == pytest.approx(55e9, rel=0.01)
+    assert Topology.parse("1xt4").gpus[0].hbm_bytes_per_s == pytest.approx(220e9, rel=0.01)
+    # Eight 400 Gbit/s ports for eight GPUs: 50 GB/s each, before the share that is reached.
+    assert Topology.parse("2x8xh100").network_bytes_per_s("gpu:9") == pytest.approx(45e9)
+
+
+def test_zion_has_more_host_memory_and_no_peer_links() -> None:
+    zion, big_basin = Topology.parse("zion"), Topology.parse("big-basin")
+    assert zion.hosts[0].dram_bytes_per_s > 3 * big_basin.hosts[0].dram_bytes_per_s
+    assert zion.hosts[0].memory_bytes == pytest.approx(
+        8 * big_basin.hosts[0].memory_bytes, rel=1e-4
+    )
+    assert {link.kind for link in zion.links} == {"pcie"}
+    assert {link.kind for link in big_basin.links} == {"pcie", "nvlink"}
+
+
+def test_several_named_servers() -> None:
+    topology = Topology.parse("4xbig-basin")
+    assert (len(topology.hosts), len(topology.gpus)) == (4, 32)
+    assert topology.network_bytes_per_s("gpu:31") == pytest.approx(0.9 * 12.5e9 / 8)
+
+
+def test_a_budget_is_taken_exactly() -> None:
+    topology = Topology.parse("2x8xa100-80", hbm="8GiB", dram=10**9)
+    assert {gpu.memory_bytes for gpu in topology.gpus} == {8 * 2**30}
+    assert {host.memory_bytes for host in topology.hosts} == {10**9}
+
+
+def test_every_constant_has_a_source() -> None:
+    for name in [*(f"2x8x{kind}" for kind in KINDS), *NAMED]:
+        topology = Topology.parse(name)
+        named = {f"{link.kind} bandwidth" for link in topology.links}
+        expected = named | {"hbm bandwidth", "dram bandwidth", "gpu memory", "host memory"}
+        assert expected | {"kernel launch"} == set(topology.sources)
+        assert all(topology.sources.values())
+
+
+def test_rate_describes_figure_and_share() -> None:
+    rate = Rate(100e9, 0.5, "a datasheet")
+    assert rate.bytes_per_s == 50e9
+    assert rate.scaled(0.5).describe() == "25 GB/s = 0.5 of 50 GB/s: a datasheet"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("8xh900", "no GPU is called 'h900'"),
+        ("9xh100", "2x8xh100"),
+        ("0xh100", "holds 1 to 8"),
+        ("0x8xh100", "has 0 hosts"),
+        ("5000x8xh100", "1 to 1024"),
+        ("0xzion", "has 0 hosts"),
+        ("h100", "unknown topology 'h100'"),
+        ("", "unknown topology ''"),
+    ],
+)
+def test_bad_presets_say_what_is_allowed(text: str, says: str) -> None:
+    with pytest.raises(TopologyError) as error:
+        Topology.parse(text)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_topology_lists_the_presets() -> None:
+    with pytest.raises(TopologyError) as error:
+        Topology.parse("dgx")
+    for word in (*KINDS, *NAMED, "auto", ".yaml"):
+        assert word in str(error.value)
+
+
+def test_bad_budget() -> None:
+    with pytest.raises(PlacerError, match="not a size in bytes: 'lots'"):
+        Topology.parse("8xh100", hbm="lots")
+
+
+def test_text_of_another_form_is_no_preset() -> None:
+    assert preset("somewhere/else") is None
+    assert preset(" 8xH100 ") == preset("8xh100")

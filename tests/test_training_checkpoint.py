@@ -1,0 +1,306 @@
+"""Checkpoints: exact resumption, and what becomes of them when things go wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from training_cases import QUICK, Placement, plan_for, small_log
+
+from placer.errors import CheckpointError
+from placer.training import checkpoint
+from placer.training.checkpoint import Checkpoint, Position, latest, load, save
+from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.loop import train
+from placer.training.run import Progress
+
+LOG = small_log(320)  # 10 batches, one of them held out
+CONFIG = replace(QUICK, epochs=3, report_every=1)
+
+
+def small(step: int, size: int = 10) -> Checkpoint:
+    tensors = {"dense": {"w": torch.full((size,), float(step))}, "empty": {}}
+    return Checkpoint(Position(step, 1, 64), {"lr": 0.1}, tensors)
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    saved = load(path)
+    return {
+        f"{name}/{key}": tensor
+        for name, tensors in saved.tensors.items()
+        for key, tensor in tensors.items()
+    }
+
+
+def run_interrupted(plan, config: TrainConfig, folder: Path, stop_after: int) -> None:
+    """Train and press Ctrl-C after a step."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+    result = train(plan, LOG, config, checkpoints=CheckpointPolicy(folder), on_progress=interrupt)
+    assert result.interrupted
+    assert result.steps == stop_after
+
+
+# Within a pass, at the last step before a held-out batch, at the end of a pass, in a later one.
+@pytest.mark.parametrize(
+    ("optimizer", "stop_after"), [("adagrad", 4), ("adam", 9), ("sgd", 18), ("adagrad", 20)]
+)
+def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
+    tmp_path: Path, optimizer: str, stop_after: int
+) -> None:
+    config = replace(CONFIG, optimizer=optimizer)
+    plan = plan_for(LOG, "split")
+    whole = train(plan, LOG, config, checkpoints=CheckpointPolicy(tmp_path / "whole"))
+    run_interrupted(plan, config, tmp_path / "parts", stop_after)
+    policy = CheckpointPolicy(tmp_path / "parts")
+    rest = train(plan, LOG, config, checkpoints=policy, resume=tmp_path / "parts")
+    assert rest.losses == whole.losses[stop_after:]
+    assert (rest.auc, rest.log_loss, rest.steps) == (whole.auc, whole.log_loss, whole.steps)
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("table_optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize("other", ["hbm", "dram", "strided"])
+def test_a_run_goes_on_under_another_plan(
+    tmp_path: Path, other: Placement, table_optimizer
+) -> None:
+    first = plan_for(LOG, "split", optimizer=table_optimizer)
+    whole = train(first, LOG, CONFIG)
+    run_interrupted(first, CONFIG, tmp_path, 13)
+    second = plan_for(LOG, other, optimizer=table_optimizer)
+    rest = train(second, LOG, CONFIG, resume=tmp_path)
+    assert [loss for _, loss in rest.losses] == pytest.approx(
+        [loss for _, loss in whole.losses[13:]], abs=1e-5
+    )
+
+
+def test_checkpoints_are_written_as_asked_and_the_newest_kept(tmp_path: Path) -> None:
+    policy = CheckpointPolicy(tmp_path, every_steps=4, keep=3)
+    result = train(plan_for(LOG), LOG, replace(CONFIG, max_steps=14), checkpoints=policy)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-000000000008", "step-000000000012", "step-000000000014"]
+    assert result.checkpoint == tmp_path / names[-1]
+    assert load(tmp_path / names[0]).position == Position(8, 0, 256)
+
+
+def test_resuming_a_finished_run_evaluates_it_again(tmp_path: Path) -> None:
+    policy = CheckpointPolicy(tmp_path)
+    whole = train(plan_for(LOG), LOG, CONFIG, checkpoints=policy)
+    again = train(plan_for(LOG), LOG, CONFIG, checkpoints=policy, resume=tmp_path)
+    assert again.losses == ()
+    assert (again.auc, again.steps) == (whole.auc, whole.steps)
+
+
+def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
+    save(tmp_path, small(1))
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run; resume"):
+        train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+
+
+def test_resuming_from_nothing_is_an_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(CheckpointError, match="there is no checkpoint in"):
+            train(plan_for(LOG), LOG, CONFIG, resume=path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 8}, r"tables a dim was 4 and is 8; tables bc dim was 4 and is 8"),
+        ({"optimizer": "sgd"}, r'optimizer was "rowwise_adagrad" and is "sgd"'),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, change: dict, message: str
+) -> None:
+    train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+    with pytest.raises(CheckpointError, match=message):
+        train(plan_for(LOG, **change), LOG, CONFIG, resume=tmp_path)
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+    other = replace(CONFIG, batch_size=16, lr=0.2, seed=1, holdout_every=5)
+    with pytest.raises(
+        CheckpointError, match=r"batch_size was 32 and is 16; lr was 0.05 and is 0.2; .* 2 more"
+    ):
+        train(plan_for(LOG), LOG, other, resume=tmp_path)
+
+
+def test_epochs_may_be_added(tmp_path: Path) -> None:
+    plan, policy = plan_for(LOG), CheckpointPolicy(tmp_path)
+    train(plan, LOG, replace(CONFIG, epochs=1), checkpoints=policy)
+    rest = train(plan, LOG, CONFIG, checkpoints=policy, resume=tmp_path)
+    assert rest.losses == train(plan, LOG, CONFIG).losses[9:]
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("dense.safetensors", cut_short, r"dense.safetensors is cut short or altered: it has "),
+        ("dense.safetensors", flip_a_byte, r"dense.safetensors was altered: its SHA-256"),
+        ("dense.safetensors", Path.unlink, r"dense.safetensors is missing"),
+        ("checkpoint.json", cut_short, r"checkpoint.json is cut short or altered: it is not JSON"),
+        ("checkpoint.json", flip_a_byte, r"checkpoint.json .* altered"),
+        ("checkpoint.json", Path.unlink, r"cannot read .*checkpoint.json: No such file"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, damage, message: str) -> None:
+    path = save(tmp_path, small(1))
+    damage(path / name)
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+
+
+def edited(path: Path, **changes) -> None:
+    manifest = path / "checkpoint.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 2}, "format version 2 and this placer reads up to 1; update placer"),
+        ({"step": 9}, "was altered: its content is not what its SHA-256 says"),
+        ({"step": "x"}, "was altered: step: "),
+        ({"surprise": 1}, "was altered: surprise: "),
+    ],
+)
+def test_edited_manifests_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
+    path = save(tmp_path, small(1))
+    edited(path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+
+
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    path = save(tmp_path, small(1))
+    content = json.loads((path / "checkpoint.json").read_text())
+    content.pop("sha256")
+    content["files"] = {"../other.safetensors": content["files"]["dense.safetensors"]}
+    edited(path, files=content["files"], sha256=checkpoint._hash_of(content))
+    with pytest.raises(CheckpointError, match="names a file outside its folder"):
+        load(path)
+
+
+def test_the_newest_complete_checkpoint_is_found(tmp_path: Path, caplog) -> None:
+    older, newest = save(tmp_path, small(9)), save(tmp_path, small(10))
+    assert latest(tmp_path) == newest
+    cut_short(newest / "dense.safetensors")
+    assert latest(tmp_path) == older
+    assert "passing over an incomplete checkpoint" in caplog.text
+    assert load(tmp_path).position.step == 9
+    (older / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is complete: .*cut short"):
+        latest(tmp_path)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, small(1))
+    path = save(tmp_path, replace(small(1), position=Position(1, 2, 3)))
+    assert load(path).position == Position(1, 2, 3)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def in_subprocess(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code that saves checkpoints of 8 MiB into a folder with `write(step)`."""
+    prelude = (
+        "import os, signal, sys, resource, torch\n"
+        "from pathlib import Path\n"
+        "from placer.errors import CheckpointError\n"
+        "from placer.training.checkpoint import Checkpoint, Position, save\n"
+        "def write(step):\n"
+        "    tensors = {'dense': {'w': torch.full((1 << 21,), float(step))}}\n"
+        "    save(Path(sys.argv[1]), Checkpoint(Position(step), {}, tensors), keep=1)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", prelude + code, str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=60,
+    )
+
+
+KILLED_AT_FLUSH = """
+write(1)
+flush, calls = os.fsync, 0
+def kill_at_flush(descriptor):
+    global calls
+    calls += 1
+    if calls == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    flush(descriptor)
+os.fsync = kill_at_flush
+write(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "survivor"),
+    # After the tensors, the manifest and the hidden folder's list: not visible yet. Then it is.
+    [(1, 1), (2, 1), (3, 1), (4, 2)],
+)
+def test_a_kill_while_saving_leaves_a_checkpoint(
+    tmp_path: Path, number: int, survivor: int
+) -> None:
+    result = in_subprocess(KILLED_AT_FLUSH.format(number=number), tmp_path)
+    assert result.returncode == -signal.SIGKILL
+    found = load(tmp_path)
+    assert found.position.step == survivor
+    assert torch.equal(found.tensors["dense"]["w"], torch.full((1 << 21,), float(survivor)))
+    path = save(tmp_path, small(3), keep=1)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
+    path = save(tmp_path, small(1))
+    path.rename(tmp_path / f".{path.name}.replaced")
+    save(tmp_path, small(2))
+    assert load(path).position.step == 1
+
+
+FULL_DISK = """
+write(1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    write(2)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    result = in_subprocess(FULL_DISK, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "cannot write checkpoint" in result.stdout
+    assert "step-000000000002" in result.stdout
+    assert "File too large" in result.stdout
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000000001"]
+    assert load(tmp_path).position.step == 1
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*: (Not a dir|File ex)"):
+        save(tmp_path / "file", small(1))
