@@ -100,8 +100,7 @@ class PieceCurve:
 
     A piece is a strided slice ``[index, rows, ways]`` of a table's ranks, `width` columns
     wide. Its hottest rows are in HBM and the rest in DRAM; all arrays have shape (m,) over
-    `hot_rows`, are exact at those points, and linear interpolation between them never
-    understates a cost.
+    `hot_rows`, and linear in between.
 
     Attributes
     ----------
@@ -144,11 +143,9 @@ class CostModel(Protocol):
         index: int,
         width: int,
         gpu: int,
-        points: int = 48,
     ) -> PieceCurve:
         """Cost of slice `index` of `ways` of table number `table`, on GPU number `gpu`.
 
-        The piece has `width` of the table's columns. `points` bounds the number of hot-row counts; 2 give all-DRAM and all-HBM alone.
-        Summed over the pieces of a GPU it equals `evaluate` of the same placement.
+        The piece has `width` of the table's columns. Summed over the pieces of a GPU it equals `evaluate` of the same placement.
         """
         ...

@@ -160,14 +160,13 @@ class Roofline:
         index: int,
         width: int,
         gpu: int,
-        points: int = 48,
     ) -> PieceCurve:
         """Cost of one strided slice over its hot rows. See `CostModel.piece_curve`."""
         profile, device = problem.profile.tables[table], problem.topology.gpus[gpu]
         spec = profile.table
         samples = problem.global_batch_size
         step_lookups = samples * spec.lookups_per_sample
-        hot, lookups, unique = _cumulative_load(profile, ways, index, step_lookups, points)
+        hot, lookups, unique = _cumulative_load(profile, ways, index, step_lookups)
         topology = problem.topology
         rows = int(hot[-1])
         cold_unique = unique[-1] - unique
@@ -237,7 +236,7 @@ def _slice_load(
 
 
 def _cumulative_load(
-    profile: TableProfile, ways: int, index: int, step_lookups: float, points: int
+    profile: TableProfile, ways: int, index: int, step_lookups: float
 ) -> tuple[npt.NDArray[np.int64], Float, Float]:
     """Hot rows of a piece, and the lookups and distinct rows that fall in them, shape (m,)."""
     cdf = profile.cdf
@@ -247,8 +246,6 @@ def _cumulative_load(
     hot = np.concatenate(([0.0], np.cumsum(members)))
     lookups = np.concatenate(([0.0], np.cumsum(members * cdf.row_share))) * step_lookups
     unique = np.concatenate(([0.0], np.cumsum(members * touched)))
-    keep = np.searchsorted(cdf.ranks, cdf.coarsened(points).ranks) if points > 2 else [0, -1]
-    hot, lookups, unique = hot[keep], lookups[keep], unique[keep]
-    # Neighbouring points may hold equally many members of a thin slice.
+    # A thin slice has no member in some segments.
     first = np.concatenate(([True], np.diff(hot) > 0))
     return hot[first].astype(np.int64), lookups[first], unique[first]

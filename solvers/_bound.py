@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from cost_models import PieceCurve
 from solvers._fill import Hull, hull
-from solvers._instance import EXACT_POINTS, Cut, Instance, Piece
+from solvers._instance import Cut, Instance, Piece
 
 Float = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def pooled_bound(instance: Instance) -> PooledBound:
     pool = float(instance.hbm_bytes.sum())
     gpu_hulls, dram_hulls = [], []
     for table in range(instance.tables):
-        curves = [instance.curve(Piece(table), gpu, EXACT_POINTS) for gpu in instance.kinds]
+        curves = [instance.curve(Piece(table), gpu) for gpu in instance.kinds]
         gpu_hulls.append(hull(curves[0], curves[0].gpu_s))
         dram = [hull(curve, curve.dram_s) for curve in curves]
         dram_hulls.append(min(dram, key=lambda h: float(h.time_s[0])))
@@ -149,7 +149,7 @@ class _Pieces:
                     (
                         cut,
                         [
-                            [instance.curve(piece, gpu, EXACT_POINTS) for gpu in instance.kinds]
+                            [instance.curve(piece, gpu) for gpu in instance.kinds]
                             for piece in _representatives(instance.pieces(table, cut))
                         ],
                     )

@@ -3,7 +3,7 @@
 from placer.units import format_bytes
 from solvers._base import Shortage, Termination
 from solvers._fill import hull
-from solvers._instance import EXACT_POINTS, Instance, Piece
+from solvers._instance import Instance, Piece
 
 
 def impossible(instance: Instance) -> Termination | None:
@@ -14,10 +14,7 @@ def impossible(instance: Instance) -> Termination | None:
     """
     tables = instance.problem.profile.tables
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
-    curves = [
-        instance.curve(Piece(number), instance.kinds[0], EXACT_POINTS)
-        for number in range(instance.tables)
-    ]
+    curves = [instance.curve(Piece(number), instance.kinds[0]) for number in range(instance.tables)]
     least_hbm = sum(float(hull(c, c.gpu_s).hbm_bytes[0]) for c in curves)
     if least_hbm > hbm:
         short = int(least_hbm - hbm) + 1

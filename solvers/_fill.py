@@ -35,8 +35,12 @@ def hull(curve: PieceCurve, time_s: Float) -> Hull:
     """
     bytes_, hot = curve.hbm_bytes, curve.hot_rows.astype(np.float64)
     first = len(bytes_) - 1 - int(np.argmin(bytes_[::-1]))
-    corners = [first]
-    for i in range(first + 1, len(bytes_)):
+    bytes_, time_s, hot = bytes_[first:], time_s[first:], hot[first:]
+    extra, falls = np.diff(bytes_), -np.diff(time_s)
+    if (extra > 0).all() and (falls > 0).all() and (np.diff(falls / extra) <= 0).all():
+        return Hull(bytes_, time_s, hot)
+    corners = [0]
+    for i in range(1, len(bytes_)):
         if time_s[i] >= time_s[corners[-1]] or bytes_[i] <= bytes_[corners[-1]]:
             if time_s[i] < time_s[corners[-1]]:
                 corners[-1] = i
@@ -52,78 +56,97 @@ def hull(curve: PieceCurve, time_s: Float) -> Hull:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Filling:
-    """Hot rows of each piece of one GPU, and what the GPU then costs.
+class Ladder:
+    """A piece at falling prices of HBM: at each, all rows in HBM that are worth it.
 
-    `price_s_per_byte` is the time that one more byte of HBM would save.
+    All arrays have shape (prices,), and follow one list of prices that falls from infinity
+    to 0, so that ladders of several pieces can be added up.
+
+    Attributes
+    ----------
+    values : float64, shape (5, prices)
+        HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows.
+    rows : int
+        Rows of the piece.
+    split_s, split_hbm_bytes : float
+        Cost of having rows in both tiers.
     """
+
+    values: Float
+    rows: int
+    split_s: float
+    split_hbm_bytes: float
+
+
+def ladder(curve: PieceCurve, prices: Float) -> Ladder:
+    """The ladder of an exact curve; `prices` fall strictly, in seconds per byte."""
+    corners = hull(curve, curve.gpu_s)
+    worth = np.diff(corners.time_s) / np.diff(corners.hbm_bytes)  # Negative, rising to 0.
+    at = np.searchsorted(worth, -prices, side="left")
+    hot = corners.hot_rows[at]
+    values = np.stack(
+        [
+            corners.hbm_bytes[at],
+            corners.time_s[at],
+            np.interp(hot, curve.hot_rows, curve.dram_s),
+            np.interp(hot, curve.hot_rows, curve.dram_bytes),
+            hot,
+        ]
+    )
+    return Ladder(values, int(curve.hot_rows[-1]), curve.split_s, curve.split_hbm_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Hot rows of each piece of one GPU, and what the GPU then costs."""
 
     hot_rows: tuple[int, ...]
     gpu_s: float
     dram_s: float
     hbm_bytes: float
     dram_bytes: float
-    price_s_per_byte: float
 
 
-def fill(curves: Sequence[PieceCurve], hulls: Sequence[Hull], hbm_bytes: float) -> Filling | None:
+def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
     """Put the rows that save most time per byte into `hbm_bytes`; None if not even none fits.
 
-    `hulls` are those of the curves' total times. The steps of all hulls are taken in order
-    of saving per byte; the first step that does not fit is taken in part. Then each split
-    whose extra cost exceeds what it saves is undone.
+    All pieces climb down their ladders together until HBM is full, and the last rung is
+    taken in part. Rows that end up split pay for it.
     """
-    if not hulls:
-        return Filling((), 0.0, 0.0, 0.0, 0.0, 0.0)
-    base = sum(float(h.hbm_bytes[0]) for h in hulls)
-    if base > hbm_bytes:
+    if not ladders:
+        return Filling((), 0.0, 0.0, 0.0, 0.0)
+    total = ladders[0].values.copy()
+    for other in ladders[1:]:
+        total += other.values
+    needed = total[0]
+    if needed[0] > hbm_bytes:
         return None
-    extra = np.concatenate([np.diff(h.hbm_bytes) for h in hulls])
-    saved = np.concatenate([-np.diff(h.time_s) for h in hulls])
-    owner = np.repeat(np.arange(len(hulls)), [h.hbm_bytes.size - 1 for h in hulls])
-    corner = np.concatenate([np.arange(h.hbm_bytes.size - 1) for h in hulls])
-    split_bytes = sum(c.split_hbm_bytes for c in curves)
-    room = hbm_bytes - base
-    if split_bytes and float(extra.sum()) > room:
-        # Row maps of tables that end up split; few bytes, so all are kept in hand.
-        room = max(0.0, room - split_bytes)
-    order = np.argsort(-saved / extra, kind="stable")
-    before = np.concatenate(([0.0], np.cumsum(extra[order])))
-    whole = int(np.searchsorted(before, room, side="right")) - 1
-    hot = np.array([float(h.hot_rows[0]) for h in hulls])
-    price = 0.0
-    for step in order[:whole]:
-        hot[owner[step]] = hulls[owner[step]].hot_rows[corner[step] + 1]
-    if whole < order.size:
-        step = order[whole]
-        part = (room - before[whole]) / extra[step]
-        h, c = hulls[owner[step]], corner[step]
-        hot[owner[step]] = h.hot_rows[c] + part * (h.hot_rows[c + 1] - h.hot_rows[c])
-        price = float(saved[step] / extra[step])
-    rows = [_without_idle_split(c, int(k)) for c, k in zip(curves, hot, strict=True)]
-    costs = [cost_at(c, k) for c, k in zip(curves, rows, strict=True)]
-    gpu_s, dram_s, hbm, dram = (float(sum(column)) for column in zip(*costs, strict=True))
-    if hbm > hbm_bytes:
+    room = hbm_bytes
+    if needed[-1] > room:
+        # Row maps of what ends up split: few bytes, so they are kept in hand for all.
+        room = max(float(needed[0]), room - sum(piece.split_hbm_bytes for piece in ladders))
+    rung = int(np.searchsorted(needed, room, side="right")) - 1
+    part = 0.0
+    if rung + 1 < needed.size:
+        part = (room - needed[rung]) / (needed[rung + 1] - needed[rung])
+    hot_rows, split_s, split_bytes = [], 0.0, 0.0
+    for piece in ladders:
+        hot = piece.values[4, rung]
+        if part:
+            hot += part * (piece.values[4, rung + 1] - hot)
+        if 0 < hot < piece.rows:
+            split_s += piece.split_s
+            split_bytes += piece.split_hbm_bytes
+        hot_rows.append(int(hot))
+    at = total[:4, rung]
+    if part:
+        at = at + part * (total[:4, rung + 1] - at)
+    if at[0] + split_bytes > hbm_bytes:
         return None
-    return Filling(tuple(rows), gpu_s, dram_s, hbm, dram, price)
-
-
-def cost_at(curve: PieceCurve, hot_rows: int) -> tuple[float, float, float, float]:
-    """GPU seconds, DRAM seconds, HBM bytes and DRAM bytes of a piece, split costs included."""
-    at = [
-        float(np.interp(hot_rows, curve.hot_rows, values))
-        for values in (curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
-    ]
-    if 0 < hot_rows < curve.hot_rows[-1]:
-        at[0] += curve.split_s
-        at[2] += curve.split_hbm_bytes
-    return at[0], at[1], at[2], at[3]
-
-
-def _without_idle_split(curve: PieceCurve, hot_rows: int) -> int:
-    """No hot rows at all where a split saves less than it costs."""
-    if not 0 < hot_rows < curve.hot_rows[-1]:
-        return hot_rows
-    split = cost_at(curve, hot_rows)
-    whole = cost_at(curve, 0)
-    return 0 if whole[0] <= split[0] and whole[2] <= split[2] else hot_rows
+    return Filling(
+        tuple(hot_rows),
+        float(at[1]) + split_s,
+        float(at[2]),
+        float(at[0]) + split_bytes,
+        float(at[3]),
+    )

@@ -7,24 +7,20 @@ the DRAM of the GPU's host.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel, PieceCurve
 from placer.problem import Problem
-from solvers._fill import Hull, hull
+from solvers._fill import Hull, Ladder, hull, ladder
 
 Float = npt.NDArray[np.float64]
 
-SOLVER_POINTS = 48
-"""Points of a curve in a search: the chord error at 48 is well under 0.1% of a step."""
-
-EXACT_POINTS = 1 << 40
-"""All points of a curve: it is then exact, for bounds."""
-
 _FINE_WAYS = 8
+_PRICE_RATIO = 1.06
+_MOST_PRICES = 250
 _STRIP_COLUMNS = 16
 
 
@@ -102,8 +98,28 @@ class Instance:
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         # Caches of this instance alone: they go when it goes.
-        self._curve = lru_cache(maxsize=None)(self._compute_curve)
-        self._hull = lru_cache(maxsize=None)(self._compute_hull)
+        self._curve = cache(partial(cost_model.piece_curve, problem))
+        self._ladder = cache(lambda *kind: ladder(self._curve(*kind), self.prices))
+
+    @cached_property
+    def prices(self) -> Float:
+        """Prices of a byte of HBM, in seconds, from infinity down to 0."""
+        worth = [
+            -np.diff(corners.time_s) / np.diff(corners.hbm_bytes)
+            for corners in (self.whole_hull(table) for table in range(self.tables))
+        ]
+        every = np.concatenate([w[w > 0] for w in worth])
+        if not every.size:
+            return np.array([np.inf, 0.0])
+        low, high = float(every.min()), float(every.max())
+        # Slices of a table repeat its prices; strips shift them by their state and maps.
+        steps = min(_MOST_PRICES, max(2, int(np.log(high / low) / np.log(_PRICE_RATIO))))
+        return np.concatenate(([np.inf], np.geomspace(high * 2, low / 2, steps), [0.0]))
+
+    def whole_hull(self, table: int) -> Hull:
+        """Hull of a table in one piece, on the first kind of GPU."""
+        curve = self.curve(Piece(table), self.kinds[0])
+        return hull(curve, curve.gpu_s)
 
     def cuts_of(self, table: int) -> tuple[Cut, ...]:
         """The cuts of a table that are searched, by number of pieces.
@@ -139,30 +155,19 @@ class Instance:
         first = sum(widths[: piece.strip])
         return first, first + widths[piece.strip]
 
-    def curve(self, piece: Piece, gpu: int, points: int = SOLVER_POINTS) -> PieceCurve:
+    def curve(self, piece: Piece, gpu: int) -> PieceCurve:
         """Cost of a piece on a GPU."""
+        return self._curve(*self._kind_of_piece(piece, gpu))
+
+    def ladder(self, piece: Piece, gpu: int) -> Ladder:
+        """Cost of a piece on a GPU at each of `prices`."""
+        return self._ladder(*self._kind_of_piece(piece, gpu))
+
+    def _kind_of_piece(self, piece: Piece, gpu: int) -> tuple[int, int, int, int, int]:
+        """What the cost of a piece depends on: strips of equal width cost the same."""
         first, last = self.columns(piece)
-        return self._curve(
-            piece.table,
-            piece.cut.ways,
-            piece.index,
-            last - first,
-            self.kinds[self.kind_of_gpu[gpu]],
-            points,
-        )
-
-    def _compute_curve(
-        self, table: int, ways: int, index: int, width: int, gpu: int, points: int
-    ) -> PieceCurve:
-        return self.cost_model.piece_curve(self.problem, table, ways, index, width, gpu, points)
-
-    def hull(self, piece: Piece, gpu: int, points: int = SOLVER_POINTS) -> Hull:
-        """Lower hull of a piece's GPU time over its HBM bytes."""
-        return self._hull(piece, self.kinds[self.kind_of_gpu[gpu]], points)
-
-    def _compute_hull(self, piece: Piece, gpu: int, points: int) -> Hull:
-        curve = self.curve(piece, gpu, points)
-        return hull(curve, curve.gpu_s)
+        kind = self.kinds[self.kind_of_gpu[gpu]]
+        return piece.table, piece.cut.ways, piece.index, last - first, kind
 
     @property
     def search_space(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from solvers._bound import PooledBound
-from solvers._fill import Filling, Hull, cost_at, fill
+from solvers._fill import Filling, fill
 from solvers._instance import Cut, Instance, Piece, Placement
 
 _CANDIDATE_GPUS = 8
@@ -45,12 +45,9 @@ class Packing:
                 return None
             to_place += instance.pieces(table, _cut_that_fits(instance, table, cut.cut))
         price = bound.price_s_per_byte
-        estimate = {}
-        for piece in to_place:
-            curve = instance.curve(piece, instance.kinds[0])
-            hot_rows = _hot_rows_at(instance.hull(piece, instance.kinds[0]), price)
-            estimate[piece] = cost_at(curve, hot_rows)
-        to_place.sort(key=lambda p: (-estimate[p][0], p))
+        rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+        estimate = {p: instance.ladder(p, instance.kinds[0]).values[:, rung] for p in to_place}
+        to_place.sort(key=lambda p: (-estimate[p][1], p))
         load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
         dram = instance.dram_bytes.copy()
         hosts = np.array(instance.host_of_gpu)
@@ -58,8 +55,8 @@ class Packing:
         tables_on: list[set[int]] = [set() for _ in range(instance.gpus)]
         least = np.zeros(instance.gpus)
         for piece in to_place:
-            gpu_s, _, hbm_bytes, dram_bytes = estimate[piece]
-            floor = float(instance.hull(piece, instance.kinds[0]).hbm_bytes[0])
+            hbm_bytes, gpu_s, _, dram_bytes, _ = estimate[piece]
+            floor = float(instance.ladder(piece, instance.kinds[0]).values[0, 0])
             # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
             # insist on the buffers alone.
             allowed = (least + floor <= instance.hbm_bytes) & (dram_bytes <= dram[hosts])
@@ -137,11 +134,7 @@ class Packing:
         hbm_bytes = float(self.instance.hbm_bytes[gpu])
         key = (self.instance.kind_of_gpu[gpu], hbm_bytes, ordered)
         if key not in self._fillings:
-            self._fillings[key] = fill(
-                [self.instance.curve(piece, gpu) for piece in ordered],
-                [self.instance.hull(piece, gpu) for piece in ordered],
-                hbm_bytes,
-            )
+            self._fillings[key] = fill([self.instance.ladder(p, gpu) for p in ordered], hbm_bytes)
         return self._fillings[key]
 
     def improve(self, deadline: float) -> None:
@@ -248,16 +241,9 @@ def _cut_that_fits(instance: Instance, table: int, cut: Cut) -> Cut:
     finer = [c for c in instance.cuts_of(table) if not c.widths and c.pieces > cut.pieces]
     for more in (cut, *finer):
         piece = Piece(table, more)
-        smallest = instance.hull(piece, instance.kinds[0])
-        cold = instance.curve(piece, instance.kinds[0]).dram_bytes[0]
-        if smallest.hbm_bytes[0] <= instance.hbm_bytes.max() / 2 and (
-            cold <= instance.dram_bytes.max() + instance.hbm_bytes.max()
+        needed = instance.ladder(piece, instance.kinds[0]).values
+        if needed[0, 0] <= instance.hbm_bytes.max() / 2 and (
+            needed[3, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
         ):
             return more
     return finer[-1] if finer else cut
-
-
-def _hot_rows_at(curve: Hull, price: float) -> int:
-    """Hot rows of a hull where one more byte would save less than `price`."""
-    worth = -np.diff(curve.time_s) > price * np.diff(curve.hbm_bytes)
-    return int(curve.hot_rows[int(worth.sum())])

@@ -6,7 +6,7 @@ import time
 from solvers._instance import Piece
 from solvers._packing import Packing
 
-WM = 0.1
+_MEAN_WEIGHT = 0.1
 _SHAKEN_GPUS = 3
 _PATIENCE = 400
 """Shakes without a gain after which the search starts again from the best packing."""
@@ -46,7 +46,7 @@ def _load_key(packing: Packing) -> float:
     slowest = packing.step_time_s
     crowding = sum((filling.gpu_s / slowest) ** 64 for filling in packing.fillings)
     mean = sum(filling.gpu_s for filling in packing.fillings) / len(packing.fillings)
-    return slowest * (1 + 1e-2 * crowding) + WM * mean
+    return slowest * (1 + 1e-2 * crowding) + _MEAN_WEIGHT * mean
 
 
 def _shaken(packing: Packing, rng: random.Random) -> Packing | None:
@@ -98,5 +98,5 @@ def _recut(
 
 
 def _time(packing: Packing, piece: Piece) -> float:
-    hull = packing.instance.hull(piece, packing.instance.kinds[0])
-    return float(hull.time_s[-1])
+    """GPU time of a piece with all its rows in HBM."""
+    return float(packing.instance.ladder(piece, packing.instance.kinds[0]).values[1, -1])

@@ -1,6 +1,5 @@
-"""What `placer plan` runs unless told otherwise: the cost greedy, then the ILP if it helps."""
+"""What `placer plan` runs unless told otherwise."""
 
-import time
 from dataclasses import replace
 
 from cost_models import CostModel
@@ -9,18 +8,24 @@ from solvers._base import Limits, SolveResult
 from solvers.greedy_cost import GreedyCost
 from solvers.ilp import Ilp
 
+_GREEDY_IS_ENOUGH = 0.01
+"""A gap at which the cost greedy's plan is returned at once."""
+
 
 class Auto:
-    """The cost greedy's plan if its gap is closed, else what the ILP makes of it in time."""
+    """The cost greedy if it ends within 1% of the bound, else the ILP for the time left."""
 
     name = "auto"
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Run a portfolio within the time limit. See `Solver.solve`."""
-        started = time.monotonic()
-        result = GreedyCost().solve(problem, cost_model, limits)
-        left = limits.time_limit_s - (time.monotonic() - started)
-        if result.termination.reason in ("optimal", "infeasible") or left <= 0:
-            return result
+        """Run the cheaper strategy first. See `Solver.solve`."""
+        greedy = GreedyCost().solve(problem, cost_model, limits)
+        if greedy.termination.reason == "infeasible":
+            return greedy
+        if greedy.gap is not None and greedy.gap <= max(_GREEDY_IS_ENOUGH, limits.gap):
+            return greedy
+        left = limits.time_limit_s - float(greedy.stats.get("seconds", 0.0))
+        if left <= 0:
+            return greedy
         polished = Ilp().solve(problem, cost_model, replace(limits, time_limit_s=left))
-        return polished if polished.plan is not None else result
+        return polished if polished.plan is not None else greedy

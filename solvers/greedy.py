@@ -7,7 +7,7 @@ a GPU's host.
 """
 
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -22,11 +22,14 @@ from solvers._feasibility import impossible
 from solvers._instance import Instance, Piece, Placement
 
 
-class _ScoreGreedy:
+class _ScoreGreedy(ABC):
     """Sorted greedy on whole tables; subclasses say what a table's score is."""
 
     name: ClassVar[str]
-    score: ClassVar[Callable[[Table], float]]
+
+    @abstractmethod
+    def score(self, table: Table) -> float:
+        """What tables are sorted by, largest first, and GPUs are balanced by."""
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Place every table whole. See `Solver.solve`."""
@@ -37,7 +40,7 @@ class _ScoreGreedy:
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
         tables = [profile.table for profile in problem.profile]
-        scores = np.array([type(self).score(table) for table in tables])
+        scores = np.array([self.score(table) for table in tables])
         load = np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
         placements = []
@@ -47,7 +50,7 @@ class _ScoreGreedy:
             by_load = np.argsort(load, kind="stable")
             for hot in (tables[number].rows, 0):
                 for gpu in by_load:
-                    curve = instance.curve(piece, int(gpu), 2)
+                    curve = instance.curve(piece, int(gpu))
                     end = -1 if hot else 0
                     if curve.hbm_bytes[end] + 1 <= hbm[gpu] and (
                         curve.dram_bytes[end] <= dram[instance.host_of_gpu[gpu]]
@@ -90,14 +93,14 @@ def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
 
 def _shortage(instance: Instance, piece: Piece, hbm: np.ndarray, dram: np.ndarray) -> Shortage:
     host = int(np.argmax(dram))
-    needed = float(instance.curve(piece, 0, 2).dram_bytes[0])
+    needed = float(instance.curve(piece, 0).dram_bytes[0])
     short = needed - dram[host]
     if short > 0:
         return Shortage(
             instance.problem.topology.hosts[host].id, "dram", int(np.ceil(short)), "one whole table"
         )
     gpu = int(np.argmax(hbm))
-    short = float(instance.curve(piece, gpu, 2).hbm_bytes[0]) - hbm[gpu]
+    short = float(instance.curve(piece, gpu).hbm_bytes[0]) - hbm[gpu]
     return Shortage(
         instance.problem.topology.gpus[gpu].id, "hbm", max(1, int(np.ceil(short))), "its buffers"
     )
@@ -107,27 +110,33 @@ class GreedySize(_ScoreGreedy):
     """By bytes of the table."""
 
     name = "greedy-size"
-    score = staticmethod(lambda table: float(table.total_bytes))
+
+    def score(self, table: Table) -> float:
+        return float(table.total_bytes)
 
 
 class GreedyLookup(_ScoreGreedy):
     """By bytes looked up per sample: lookups per sample × dim."""
 
     name = "greedy-lookup"
-    score = staticmethod(lambda table: table.lookups_per_sample * table.dim)
+
+    def score(self, table: Table) -> float:
+        return table.lookups_per_sample * table.dim
 
 
 class GreedySizeLookup(_ScoreGreedy):
     """By lookups × dim × log10(rows), RecShard's size-and-lookup score."""
 
     name = "greedy-size-lookup"
-    score = staticmethod(
-        lambda table: table.lookups_per_sample * table.dim * float(np.log10(max(10, table.rows)))
-    )
+
+    def score(self, table: Table) -> float:
+        return table.lookups_per_sample * table.dim * float(np.log10(max(10, table.rows)))
 
 
 class GreedyDim(_ScoreGreedy):
     """By dim, as AutoShard's baseline does."""
 
     name = "greedy-dim"
-    score = staticmethod(lambda table: float(table.dim))
+
+    def score(self, table: Table) -> float:
+        return float(table.dim)

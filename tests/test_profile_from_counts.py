@@ -50,7 +50,7 @@ def test_aggregated_counts_equal_counting_the_log(
 
 
 def test_defaults(tmp_path: Path) -> None:
-    one = write(tmp_path / "1.parquet", table=["x", "y"], id=[4, 0], count=[30, 3])
+    one = write(tmp_path / "1.parquet", table=["x", "y"], id=[4, 0], count=[30.0, 3.0])
     two = write(
         tmp_path / "2.parquet",
         table=["x"],
@@ -86,6 +86,11 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
             r"1\.parquet has no column 'count'; it has table, id",
         ),
         (write(tmp_path / "2.parquet", table=["x"], id=["a"], count=[1]), {}, "it holds integers"),
+        (
+            write(tmp_path / "7.parquet", table=["x"], id=[0], count=[1.5]),
+            {},
+            "'count' holds integers: Float value 1.5",
+        ),
         (write(tmp_path / "3.parquet", table=["x"], id=[0], count=[-1]), {}, "-1 is negative"),
         (write(tmp_path / "4.parquet", table=["x"], id=[None], count=[1]), {}, "missing values"),
         (write(tmp_path / "5.parquet", table=["x"], id=[-1], count=[1]), {}, "has id -1"),

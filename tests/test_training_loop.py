@@ -196,6 +196,7 @@ def test_a_diverging_run_stops_with_the_step(tmp_path) -> None:
         ({"lr": 0.0}, "must be positive.*lr=0.0"),
         ({"embedding_lr": float("nan")}, "embedding_lr=nan"),
         ({"optimizer": "lamb"}, "'lamb' is none of adagrad, sgd, adam"),
+        ({"activation": "step"}, "'step' is none of relu, gelu"),
     ],
 )
 def test_configurations_out_of_range_are_refused(values: dict, message: str) -> None:

@@ -1,5 +1,8 @@
 """Arenas: the memory that holds weights and optimizer state, one row a slot."""
 
+import contextlib
+import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +17,9 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+
+HUGE_PAGE_BYTES = 2 << 20
+"""Smaller arenas fit the cache with ordinary pages."""
 
 
 class Rows(Protocol):
@@ -111,8 +117,10 @@ def allocate(
     """
 
     def rows(shape: tuple[int, ...], dtype: torch.dtype) -> Rows:
-        if home is None or not spec.ranges:
-            return FlatRows(torch.zeros((spec.rows, *shape), dtype=dtype, device=device))
+        if home is None:
+            return FlatRows(_host_zeros((spec.rows, *shape), dtype))
+        if not spec.ranges:
+            return FlatRows(torch.zeros((0, *shape), dtype=dtype, device=device))
         parts = []
         for part in spec.ranges:
             place = home(part)
@@ -128,6 +136,20 @@ def allocate(
         return Arena(spec, weights, None)
     state_shape = () if key.optimizer == "rowwise_adagrad" else (key.width,)
     return Arena(spec, weights, rows(state_shape, torch.float32))
+
+
+def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeroed host memory, in huge pages where the system has them.
+
+    Rows are read at random: with small pages nearly each of them misses the TLB too.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # A kernel without huge pages; the memory is as good.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def _within(slots: Tensor, part: SlotRange) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     """Vectors that a server of `lookups` of a step's lookups returns: bags, or single rows."""
     total = table.lookups_per_sample
     unpooled = sum(f.lookups_per_sample for f in table.features if f.pooling == "none")
-    bags = samples * sum(1 for f in table.features if f.pooling != "none")
+    bags = samples * sum(f.pooling != "none" and f.coverage > 0 for f in table.features)
     return bags + (lookups * unpooled / total if total else 0.0)
 
 

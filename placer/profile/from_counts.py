@@ -149,23 +149,25 @@ def _read_features(
 ) -> dict[str, dict[str, FeatureCounts]]:
     features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counted}
     for batch in _batches(file, _FEATURE_COLUMNS):
-        for line in batch.to_pylist():
-            if line["table"] not in features:
+        columns = (batch.column("feature").to_pylist(), batch.column("table").to_pylist())
+        numbers = (_integers(batch, name, file).tolist() for name in ("lookups", "bags"))
+        for feature, table, lookups, bags in zip(*columns, *numbers, strict=True):
+            if table not in features:
                 raise DataError(
-                    f"{file}: feature {line['feature']!r} reads table {line['table']!r}, "
+                    f"{file}: feature {feature!r} reads table {table!r}, "
                     f"of which nothing was counted; tables are {', '.join(features)}"
                 )
-            if not 0 <= line["bags"] <= line["lookups"]:
+            if not 0 <= bags <= lookups:
                 raise DataError(
-                    f"{file}: feature {line['feature']!r} has {line['lookups']} lookups in "
-                    f"{line['bags']} bags that are not empty"
+                    f"{file}: feature {feature!r} has {lookups} lookups in "
+                    f"{bags} bags that are not empty"
                 )
-            features[line["table"]][line["feature"]] = FeatureCounts(line["lookups"], line["bags"])
+            features[table][feature] = FeatureCounts(lookups, bags)
     for name, counts in counted.items():
-        lookups = sum(feature.lookups for feature in features[name].values())
-        if lookups != counts.total:
+        total = sum(feature.lookups for feature in features[name].values())
+        if total != counts.total:
             raise DataError(
-                f"{file}: the features of table {name!r} have {lookups} lookups, "
+                f"{file}: the features of table {name!r} have {total} lookups, "
                 f"but its counts sum to {counts.total}; count both over the same samples"
             )
     return features
@@ -191,8 +193,12 @@ def _batches(file: str, columns: Sequence[str]) -> Any:
 
 def _integers(batch: pa.RecordBatch, name: str, file: str) -> npt.NDArray[np.int64]:
     column = batch.column(name)
-    if not (pa.types.is_integer(column.type) or pa.types.is_decimal(column.type)):
-        raise DataError(f"{file}: column {name!r} is {column.type}; it holds integers")
-    # Spark and BigQuery sum counts into decimals.
-    values = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
+    # Databases sum counts into decimals (Spark, BigQuery) or, in Parquet, doubles (DuckDB).
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind)):
+        raise DataError(f"{file}: column {name!r} is {kind}; it holds integers")
+    try:
+        values = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file}: column {name!r} holds integers: {error}") from error
     return np.asarray(values, dtype=np.int64)

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from placer.errors import PlacerError
 
 DenseOptimizer = Literal["adagrad", "sgd", "adam"]
+Activation = Literal["relu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class TrainConfig:
         Added to the root of the embeddings' Adagrad state.
     seed : int
         Of the initial weights. Samples are read in the log's order.
-    dim, bottom_mlp, top_mlp
-        Widths of the model; see `placer.training.dlrm.Dlrm`.
+    dim, bottom_mlp, top_mlp, activation
+        Of the model; see `placer.training.dlrm.Dlrm`.
     holdout_every : int
         Every so many batches, one is not trained on but kept for evaluation: the last of each
         group. 0 keeps none.
@@ -60,6 +61,7 @@ class TrainConfig:
     dim: int | None = None
     bottom_mlp: tuple[int, ...] = (64, 32)
     top_mlp: tuple[int, ...] = (64, 32)
+    activation: Activation = "relu"
     holdout_every: int = 10
     eval_samples: int = 1_000_000
     report_every: int = 20
@@ -83,10 +85,12 @@ class TrainConfig:
                 f"learning rates must be positive and eps not negative: lr={self.lr}, "
                 f"embedding_lr={self.embedding_rate}, eps={self.eps}"
             )
-        if self.optimizer not in get_args(DenseOptimizer):
-            raise PlacerError(
-                f"optimizer {self.optimizer!r} is none of {', '.join(get_args(DenseOptimizer))}"
-            )
+        for name, known in (
+            ("optimizer", get_args(DenseOptimizer)),
+            ("activation", get_args(Activation)),
+        ):
+            if getattr(self, name) not in known:
+                raise PlacerError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
 
     @property
     def embedding_rate(self) -> float:

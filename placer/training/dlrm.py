@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from placer.errors import ProblemError
+from placer.training.config import Activation
+
+_ACTIVATIONS: Mapping[Activation, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class Dlrm(nn.Module):
@@ -31,6 +34,8 @@ class Dlrm(nn.Module):
         Width of the interaction; by default that of the widest table.
     bottom, top : sequence of int
         Widths of the hidden layers of the MLPs.
+    activation : {"relu", "gelu"}
+        After each hidden layer; ReLU is the paper's.
     seed : int
         Of the initial weights: normal with variance 2 / (inputs + outputs), as in the
         reference implementation. The caller's random state is left alone.
@@ -49,6 +54,7 @@ class Dlrm(nn.Module):
         dim: int | None = None,
         bottom: Sequence[int] = (64, 32),
         top: Sequence[int] = (64, 32),
+        activation: Activation = "relu",
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -62,8 +68,10 @@ class Dlrm(nn.Module):
         self.dim = dim if dim is not None else max(feature_dims.values())
         vectors = len(feature_dims) + 1
         generator = torch.Generator().manual_seed(seed)
+        active = _ACTIVATIONS[activation]
         if dense_columns:
-            self.bottom = _mlp([dense_columns, *bottom, self.dim], generator, last_relu=True)
+            self.bottom = _mlp([dense_columns, *bottom, self.dim], generator, active)
+            self.bottom.append(active())
         else:
             start = torch.randn(self.dim, generator=generator) / math.sqrt(self.dim)
             self.constant = nn.Parameter(start)
@@ -77,7 +85,7 @@ class Dlrm(nn.Module):
         self._projection_of = {feature: position for position, feature in enumerate(narrow)}
         pairs = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", pairs[0] * vectors + pairs[1], persistent=False)
-        self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, last_relu=False)
+        self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, active)
 
     def forward(self, dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
         """Logits of a batch.
@@ -118,11 +126,14 @@ def scale_dense(dense: Tensor) -> Tensor:
     return torch.nan_to_num(dense.sign() * dense.abs().log1p(), nan=0.0)
 
 
-def _mlp(widths: Sequence[int], generator: torch.Generator, *, last_relu: bool) -> nn.Sequential:
+def _mlp(
+    widths: Sequence[int], generator: torch.Generator, active: type[nn.Module]
+) -> nn.Sequential:
+    """Linear layers with an activation between each two."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        layers += [_linear(inputs, outputs, generator), nn.ReLU()]
-    return nn.Sequential(*(layers if last_relu else layers[:-1]))
+        layers += [_linear(inputs, outputs, generator), active()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _linear(

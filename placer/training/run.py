@@ -198,6 +198,7 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
                 "dim",
                 "bottom_mlp",
                 "top_mlp",
+                "activation",
                 "holdout_every",
             )
         },

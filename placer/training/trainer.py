@@ -76,6 +76,7 @@ class Trainer:
             dim=config.dim,
             bottom=config.bottom_mlp,
             top=config.top_mlp,
+            activation=config.activation,
             seed=config.seed,
         ).to(self.device)
         self.optimizer = _make_optimizer(config, self.model)

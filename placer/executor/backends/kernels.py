@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, assignment"
-"""Compiled CPU kernels: pooling, sorting lookups by slot, and the fused update.
+"""Compiled CPU kernels: ids to slots, pooling, and the fused update.
 
-Work is cut into more chunks than there are threads, each of about as many lookups, dealt
-out in turn; no two chunks write the same row, so there are no atomics, and every sum runs
-in the order of the lookups, whatever the number of threads.
+Each kernel does the part of one thread out of several and holds no lock of Python's
+meanwhile. No two threads write the same row, so there are no atomics, and every sum runs in
+the order of the lookups, whatever the number of threads.
 """
 
 from typing import Any
@@ -17,11 +17,17 @@ from numba.extending import intrinsic
 AHEAD = 12
 """Lookups between the prefetch of a row and its use: enough to hide a DRAM access."""
 
+LINE = 16
+"""Floats in a cache line of 64 bytes."""
+
 CHUNKS_PER_THREAD = 16
 """Rows differ in cost by how far away they are; finer chunks even that out."""
 
+RANGE_BITS = 12
+"""Slots are shared out among threads in 4,096 ranges of about as many lookups each."""
+
 DIGIT_BITS = 11
-"""Bits sorted per pass: 2,048 counters of a thread fit its L1 cache."""
+"""Bits sorted per pass: 2,048 counters fit the L1 cache."""
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD = 0, 1, 2
 
@@ -56,7 +62,31 @@ def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
     return signature, codegen
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
+def translate(ids, slot_map, batch_starts, starts, rows, bases, map_starts, out, thread, threads):
+    """Slots of the ids of an arena's segments; the place of the first bad id, or −1.
+
+    Segment s holds places ``starts[s]..starts[s + 1]`` of `out`, and its ids are those from
+    ``batch_starts[s]`` on.
+    """
+    place = out.size * thread // threads
+    stop = out.size * (thread + 1) // threads
+    segment = np.searchsorted(starts, place, side="right") - 1
+    while place < stop:
+        last = min(stop, starts[segment + 1])
+        shift = batch_starts[segment] - starts[segment]
+        base, first, limit = bases[segment], map_starts[segment], rows[segment]
+        for j in range(place, last):
+            row = np.int64(ids[j + shift])
+            if row < 0 or row >= limit:
+                return j
+            out[j] = base + row if first < 0 else np.int64(slot_map[first + row])
+        place = last
+        segment += 1
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
 def _first_bag(offsets, chunk, chunks):
     """Where a chunk of bags starts, when chunks hold equal numbers of lookups and bags."""
     bags = offsets.size - 1
@@ -71,180 +101,145 @@ def _first_bag(offsets, chunk, chunks):
     return low
 
 
-@numba.njit(parallel=True, cache=True)
-def translate(ids, slot_map, batch_starts, starts, rows, bases, map_starts, out, threads):
-    """Slots of the ids of an arena's segments; the place of the first bad id, or −1.
-
-    Segment s holds places ``starts[s]..starts[s + 1]`` of `out`, and its ids are those from
-    ``batch_starts[s]`` on.
-    """
-    lookups = out.size
-    bad = np.full(threads, lookups, np.int64)
-    for thread in numba.prange(threads):
-        place = lookups * thread // threads
-        stop = lookups * (thread + 1) // threads
-        segment = np.searchsorted(starts, place, side="right") - 1
-        while place < stop:
-            last = min(stop, starts[segment + 1])
-            shift = batch_starts[segment] - starts[segment]
-            base, first, limit = bases[segment], map_starts[segment], rows[segment]
-            for j in range(place, last):
-                row = np.int64(ids[j + shift])
-                if row < 0 or row >= limit:
-                    bad[thread] = min(bad[thread], j)
-                elif first < 0:
-                    out[j] = base + row
-                else:
-                    out[j] = slot_map[first + row]
-            place = last
-            segment += 1
-    worst = bad.min()
-    return worst if worst < lookups else -1
-
-
-@numba.njit(parallel=True, cache=True, fastmath=_FUSED)
-def pool(rows, slots, offsets, weights, out, threads):
+@numba.njit(cache=True, nogil=True, fastmath=_FUSED)
+def pool(rows, slots, offsets, weights, out, thread, threads):
     """Sum of each bag's rows into `out`; `weights` is empty where all are one."""
     width = rows.shape[1]
-    lookups = slots.size
-    chunks = threads * CHUNKS_PER_THREAD
     weighted = weights.size > 0
-    for thread in numba.prange(threads):
-        for chunk in range(thread, chunks, threads):
-            for bag in range(
-                _first_bag(offsets, chunk, chunks), _first_bag(offsets, chunk + 1, chunks)
-            ):
-                for k in range(width):
-                    out[bag, k] = 0.0
-                for j in range(offsets[bag], offsets[bag + 1]):
-                    ahead = j + AHEAD
-                    if ahead < lookups:
-                        for k in range(0, width, 16):
-                            prefetch(rows, slots[ahead], k)
-                    slot = slots[j]
-                    if weighted:
-                        weight = weights[j]
-                        for k in range(width):
-                            out[bag, k] += weight * rows[slot, k]
-                    else:
-                        for k in range(width):
-                            out[bag, k] += rows[slot, k]
-
-
-@numba.njit(parallel=True, cache=True)
-def bags_of(offsets, out, threads):
-    """The bag of each lookup."""
-    for thread in numba.prange(threads):
-        for bag in range(
-            _first_bag(offsets, thread, threads), _first_bag(offsets, thread + 1, threads)
-        ):
+    chunks = threads * CHUNKS_PER_THREAD
+    for chunk in range(thread, chunks, threads):
+        first, last = _first_bag(offsets, chunk, chunks), _first_bag(offsets, chunk + 1, chunks)
+        for bag in range(first, last):
+            for k in range(width):
+                out[bag, k] = 0.0
             for j in range(offsets[bag], offsets[bag + 1]):
-                out[j] = bag
+                ahead = j + AHEAD
+                if ahead < slots.size:
+                    for k in range(0, width, LINE):
+                        prefetch(rows, slots[ahead], k)
+                slot = slots[j]
+                if weighted:
+                    weight = weights[j]
+                    for k in range(width):
+                        out[bag, k] += weight * rows[slot, k]
+                else:
+                    for k in range(width):
+                        out[bag, k] += rows[slot, k]
 
 
-@numba.njit(parallel=True, cache=True)
-def sort_by_slot(slots, bits, threads):
-    """Lookups in the order of their slots, stable: ``slot << 32 | lookup``, uint64.
+@numba.njit(cache=True, nogil=True)
+def _own_slots(slots, rows, thread, threads):
+    """The range of slots that a thread updates, and how many lookups fall in it.
 
-    A radix sort from the lowest digit, each thread counting and moving its own chunk.
+    All threads find the same ranges, each by itself: cheaper than waiting for each other.
     """
-    lookups = slots.size
-    keys = np.empty(lookups, np.uint64)
-    other = np.empty(lookups, np.uint64)
+    if threads == 1:
+        return 0, rows, slots.size
+    shift = 0
+    while (rows - 1) >> shift >= 1 << RANGE_BITS:
+        shift += 1
+    counts = np.zeros(((rows - 1) >> shift) + 1, np.int64)
+    for j in range(slots.size):
+        counts[slots[j] >> shift] += 1
+    low, high, own, before = -1, -1, 0, 0
+    for part in range(counts.size):
+        if before * threads // slots.size == thread and counts[part] > 0:
+            low = part if low < 0 else low
+            high = part + 1
+            own += counts[part]
+        before += counts[part]
+    return low << shift, min(high << shift, rows), own
+
+
+@numba.njit(cache=True, nogil=True)
+def _sort(keys, bits):
+    """Sort by the `bits` bits above the lower 32, stable: a radix sort, lowest digit first."""
     passes = max(1, -(-bits // DIGIT_BITS))
     digit_bits = -(-bits // passes)
-    buckets = 1 << digit_bits
-    counts = np.empty((threads, buckets), np.int64)
-    for thread in numba.prange(threads):
-        for j in range(lookups * thread // threads, lookups * (thread + 1) // threads):
-            keys[j] = (np.uint64(slots[j]) << np.uint64(32)) | np.uint64(j)
+    mask = np.uint64((1 << digit_bits) - 1)
+    other = np.empty_like(keys)
     for digit in range(passes):
         shift = np.uint64(32 + digit * digit_bits)
-        mask = np.uint64(buckets - 1)
-        for thread in numba.prange(threads):
-            for bucket in range(buckets):
-                counts[thread, bucket] = 0
-            for j in range(lookups * thread // threads, lookups * (thread + 1) // threads):
-                counts[thread, np.int64((keys[j] >> shift) & mask)] += 1
-        total = 0
-        for bucket in range(buckets):
-            for thread in range(threads):
-                count = counts[thread, bucket]
-                counts[thread, bucket] = total
-                total += count
-        for thread in numba.prange(threads):
-            for j in range(lookups * thread // threads, lookups * (thread + 1) // threads):
-                bucket = np.int64((keys[j] >> shift) & mask)
-                other[counts[thread, bucket]] = keys[j]
-                counts[thread, bucket] += 1
+        places = np.zeros((1 << digit_bits) + 1, np.int64)
+        for key in keys:
+            places[np.int64((key >> shift) & mask) + 1] += 1
+        places = np.cumsum(places)
+        for key in keys:
+            bucket = np.int64((key >> shift) & mask)
+            other[places[bucket]] = key
+            places[bucket] += 1
         keys, other = other, keys
     return keys
 
 
-@numba.njit(cache=True)
-def _first_run(keys, chunk, chunks):
-    """Where a chunk of sorted lookups starts, moved on to the start of a run of one slot."""
-    lookups = keys.size
-    start = lookups * chunk // chunks
-    while 0 < start < lookups and keys[start] >> np.uint64(32) == keys[start - 1] >> np.uint64(32):
-        start += 1
-    return start
+@numba.njit(cache=True, nogil=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
+def update(rows, state, slots, offsets, gradients, weights, optimizer, lr, eps, thread, threads):
+    """Sum the gradients of each row's lookups and apply the optimizer once to the row.
 
-
-@numba.njit(parallel=True, cache=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
-def update(rows, state, keys, bags, gradients, weights, optimizer, lr, eps, threads):
-    """Sum the gradients of each run of equal slots and apply the optimizer to its row.
-
-    `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for its row-wise form.
+    A thread takes a range of slots, sorts the lookups that fall in it, and goes through the
+    runs of equal slots. `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for its
+    row-wise form.
     """
     width = rows.shape[1]
-    lookups = keys.size
-    chunks = threads * CHUNKS_PER_THREAD
     weighted = weights.size > 0
-    low = np.uint64(0xFFFFFFFF)
+    low, high, own = _own_slots(slots, rows.shape[0], thread, threads)
+    if own == 0:
+        return
+    keys = np.empty(own, np.uint64)
+    bags = np.empty(own, np.int32)
+    scales = np.empty(own if weighted else 0, np.float32)
+    place = 0
+    for bag in range(offsets.size - 1):
+        for j in range(offsets[bag], offsets[bag + 1]):
+            if low <= slots[j] < high:
+                keys[place] = (np.uint64(slots[j] - low) << np.uint64(32)) | np.uint64(place)
+                bags[place] = bag
+                if weighted:
+                    scales[place] = weights[j]
+                place += 1
+    bits = 0
+    while (high - low - 1) >> bits:
+        bits += 1
+    keys = _sort(keys, bits)
+    mask = np.uint64(0xFFFFFFFF)
     half = np.uint64(32)
-    for thread in numba.prange(threads):
-        total = np.empty(width, np.float32)
-        for chunk in range(thread, chunks, threads):
-            j = _first_run(keys, chunk, chunks)
-            stop = _first_run(keys, chunk + 1, chunks)
-            while j < stop:
-                slot = np.int64(keys[j] >> half)
+    total = np.empty(width, np.float32)
+    i = 0
+    while i < own:
+        slot = low + np.int64(keys[i] >> half)
+        for k in range(width):
+            total[k] = 0.0
+        while i < own and low + np.int64(keys[i] >> half) == slot:
+            ahead = i + AHEAD
+            if ahead < own:
+                next_slot = low + np.int64(keys[ahead] >> half)
+                next_bag = bags[np.int64(keys[ahead] & mask)]
+                for k in range(0, width, LINE):
+                    prefetch(gradients, next_bag, k)
+                    prefetch(rows, next_slot, k)
+                for k in range(0, state.shape[1], LINE):
+                    prefetch(state, next_slot, k)
+            lookup = np.int64(keys[i] & mask)
+            bag = bags[lookup]
+            if weighted:
                 for k in range(width):
-                    total[k] = 0.0
-                while j < stop and np.int64(keys[j] >> half) == slot:
-                    ahead = j + AHEAD
-                    if ahead < lookups:
-                        next_slot = np.int64(keys[ahead] >> half)
-                        next_bag = bags[np.int64(keys[ahead] & low)]
-                        for k in range(0, width, 16):
-                            prefetch(gradients, next_bag, k)
-                            prefetch(rows, next_slot, k)
-                        if optimizer != SGD:
-                            for k in range(0, state.shape[1], 16):
-                                prefetch(state, next_slot, k)
-                    lookup = np.int64(keys[j] & low)
-                    bag = bags[lookup]
-                    if weighted:
-                        weight = weights[lookup]
-                        for k in range(width):
-                            total[k] += weight * gradients[bag, k]
-                    else:
-                        for k in range(width):
-                            total[k] += gradients[bag, k]
-                    j += 1
-                if optimizer == SGD:
-                    for k in range(width):
-                        rows[slot, k] -= lr * total[k]
-                elif optimizer == ADAGRAD:
-                    for k in range(width):
-                        state[slot, k] += total[k] * total[k]
-                        rows[slot, k] -= lr * total[k] / (np.sqrt(state[slot, k]) + eps)
-                else:
-                    square = np.float32(0.0)
-                    for k in range(width):
-                        square += total[k] * total[k]
-                    state[slot, 0] += square / np.float32(width)
-                    step = lr / (np.sqrt(state[slot, 0]) + eps)
-                    for k in range(width):
-                        rows[slot, k] -= step * total[k]
+                    total[k] += scales[lookup] * gradients[bag, k]
+            else:
+                for k in range(width):
+                    total[k] += gradients[bag, k]
+            i += 1
+        if optimizer == SGD:
+            for k in range(width):
+                rows[slot, k] -= lr * total[k]
+        elif optimizer == ADAGRAD:
+            for k in range(width):
+                state[slot, k] += total[k] * total[k]
+                rows[slot, k] -= lr * total[k] / (np.sqrt(state[slot, k]) + eps)
+        else:
+            square = np.float32(0.0)
+            for k in range(width):
+                square += total[k] * total[k]
+            state[slot, 0] += square / np.float32(width)
+            step = lr / (np.sqrt(state[slot, 0]) + eps)
+            for k in range(width):
+                rows[slot, k] -= step * total[k]

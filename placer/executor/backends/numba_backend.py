@@ -1,14 +1,15 @@
 """Kernels compiled by Numba for float32 arenas in host memory."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from placer.executor.arena import Arena, FlatRows
 from placer.executor.backends import kernels
+from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_backend import TorchBackend
 from placer.executor.layout import ArenaSpec
 from placer.executor.rule import Rule
@@ -43,7 +44,7 @@ class NumbaBackend(TorchBackend):
         if not out.numel():
             return out
         strips = [segment.strip for segment in segments]
-        place = kernels.translate(
+        tables = (
             ids.contiguous().numpy(),
             arena.slot_map.numpy(),
             np.array([segment.batch[0] for segment in segments]),
@@ -52,11 +53,11 @@ class NumbaBackend(TorchBackend):
             np.array([strip.base for strip in strips]),
             np.array([strip.map_start for strip in strips]),
             out.numpy(),
-            _threads(),
         )
-        if place >= 0:
-            segment = segments[int(np.searchsorted(starts, place, side="right")) - 1]
-            check_ids(ids[slice(*segment.batch)], features[segment.feature])
+        for place in run(partial(kernels.translate, *tables), thread_count(out.numel())):
+            if place >= 0:
+                segment = segments[int(np.searchsorted(starts, place, side="right")) - 1]
+                check_ids(ids[slice(*segment.batch)], features[segment.feature])
         return out
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
@@ -64,14 +65,15 @@ class NumbaBackend(TorchBackend):
         if rows is None or not step.bags:
             return super().forward(arena, step, weights)
         out = torch.empty((step.bags, rows.shape[1]))
-        kernels.pool(
+        kernel = partial(
+            kernels.pool,
             rows.numpy(),
             step.slots.numpy(),
             step.offsets.contiguous().numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             out.numpy(),
-            _threads(),
         )
+        run(kernel, thread_count(step.slots.numel()))
         return out
 
     def update(
@@ -86,26 +88,22 @@ class NumbaBackend(TorchBackend):
         if rows is None:
             super().update(arena, step, gradients, weights, rule)
             return
-        threads = _threads()
-        slots = step.slots.numpy()
-        keys = kernels.sort_by_slot(slots, max(1, (rows.shape[0] - 1).bit_length()), threads)
-        bags = np.empty(slots.size, np.int32)
-        kernels.bags_of(step.offsets.contiguous().numpy(), bags, threads)
-        state = _NONE.reshape(0, 1)
+        state = _NONE.reshape(0, 0)
         if isinstance(arena.state, FlatRows):
             state = arena.state.data.view(rows.shape[0], -1).numpy()
-        kernels.update(
+        kernel = partial(
+            kernels.update,
             rows.numpy(),
             state,
-            keys,
-            bags,
+            step.slots.numpy(),
+            step.offsets.contiguous().numpy(),
             gradients.numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             _KINDS[rule.optimizer],
             np.float32(rule.lr),
             np.float32(rule.eps),
-            threads,
         )
+        run(kernel, thread_count(step.slots.numel()))
 
 
 def _float_rows(arena: Arena) -> Tensor | None:
@@ -114,9 +112,3 @@ def _float_rows(arena: Arena) -> Tensor | None:
     if isinstance(rows, FlatRows) and rows.data.dtype == torch.float32:
         return rows.data
     return None
-
-
-def _threads() -> int:
-    threads = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined]
-    numba.set_num_threads(threads)
-    return threads
