@@ -1,0 +1,871 @@
+"""The command `placer`: parse, call, print. Results go to stdout, progress and notes to stderr.
+
+Exit codes: 0 done, 1 error, 2 usage, 3 no placement exists, 4 none was found within the limits.
+"""
+
+import functools
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+import placer
+from cost_models import COST_MODELS, cost_model
+from placer import report
+from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
+from placer.errors import PlacerError, PlanMismatchError, ProfileError
+from placer.plan.buffers import exchange_buffer_bytes
+from placer.plan.verify import violations
+from placer.profile.count import profile_log
+from placer.profile.from_counts import profile_counts
+from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.topology.parse import save as save_topology
+from placer.topology.presets import preset_help
+from placer.units import format_bytes, format_seconds
+from placer.workloads import named_workload
+from solvers import SOLVERS, SolveResult, solve
+
+OutputFormat = Literal["table", "json", "csv"]
+
+_EXIT_NO_PLACEMENT = 3
+_EXIT_LIMIT = 4
+_CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
+
+
+def _stdout() -> Console:
+    # Off a terminal there is no width to fit: a log or a pager keeps every column.
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def _note(text: str) -> None:
+    Console(stderr=True, highlight=False).print(text, style="dim")
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[Callable[[float, float | None], None]]:
+    """A progress bar on stderr, on a terminal only; yields ``update(done, total)``."""
+    console = Console(stderr=True)
+    parts = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*parts, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(words, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_report(shown: report.Report, output: OutputFormat) -> None:
+    if output == "json":
+        click.echo(json.dumps(shown.to_json(), indent=1))
+    elif output == "csv":
+        click.echo(shown.to_csv(), nl=False)
+    else:
+        _stdout().print(shown.renderable())
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several click options as one decorator, listed in help in this order."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_PATH = click.Path(path_type=Path)
+_FILE = click.Path(exists=True, path_type=Path)
+_OUTPUTS = click.Choice(["table", "json", "csv"])
+_output_option = click.option("--format", "output", type=_OUTPUTS, default="table",
+                              show_default=True, help="How the result is printed.")  # fmt: skip
+_table_options = _options(
+    click.option("--dim", type=click.IntRange(1), help="Columns of every table."),
+    click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), help="Of the embeddings."),
+)
+_log_options = _options(
+    click.option(
+        "--format",
+        "log_format",
+        type=click.Choice([*FORMATS, "counts"]),
+        help="Of the log; by default what the file's suffix says.",
+    ),
+    click.option("--id-mapping", type=click.Choice(ID_MAPPINGS), default="auto", show_default=True,
+                 help="How raw ids become rows."),
+    click.option("--rows", type=int, help="Rows of every table, for hash and vocabulary."),
+    click.option("--min-count", type=click.IntRange(1), default=1, show_default=True,
+                 help="A vocabulary leaves out ids that are read less often."),
+)  # fmt: skip
+_problem_options = _options(
+    click.option("--profile", "profile_path", type=_FILE, help="Made by `placer profile`."),
+    click.option("--workload", help="A named workload; `placer workloads` lists them."),
+    click.option("--topology", default="auto", show_default=True,
+                 help="8xh100, 2x8xa100-80, a YAML/TOML file, or auto for this machine."),
+    click.option("--dram", help="DRAM budget of each host, such as 512GiB."),
+    click.option("--batch-size", type=click.IntRange(1), default=8192, show_default=True,
+                 help="Samples per GPU and step."),
+    _table_options,
+)  # fmt: skip
+_solve_options = _options(
+    click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=20.0,
+                 show_default=True, help="Seconds for each solver."),
+    click.option("--gap", type=click.FloatRange(0), default=1e-3, show_default=True,
+                 help="Stop when proven this close to the best possible."),
+    click.option("--seed", type=int, default=0, show_default=True),
+)  # fmt: skip
+
+
+class _Commands(click.Group):
+    """Errors that placer raises on purpose are one line, not a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except PlacerError as error:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(
+                f"placer: {error}", style="red", markup=False
+            )
+            context.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(placer.__version__, prog_name="placer")
+def main() -> None:
+    """Decide where the embedding tables of a recommendation model live, and train with it.
+
+    \b
+    placer profile day_0.gz --format criteo --id-mapping hash --rows 1000000 -o profile
+    placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
+    placer train --plan plan.json --data day_0.gz
+    """
+
+
+@main.command()
+@click.argument("logs", nargs=-1, required=True, type=_FILE)
+@_log_options
+@_options(
+    click.option("--dim", type=click.IntRange(1), default=64, show_default=True,
+                 help="Columns of the tables, which a log does not tell."),
+    click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), default="float32"),
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="rowwise_adagrad"),
+    click.option("--sample", type=click.FloatRange(0, 1, min_open=True),
+                 help="Read about this share of the samples."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the sample."),
+    click.option("--samples", type=click.IntRange(1),
+                 help="Samples of the log, for --format counts."),
+    click.option("--report", "output", type=_OUTPUTS, default="table", show_default=True,
+                 help="How the result is printed."),
+    click.option("-o", "--output", "folder", type=_PATH, required=True,
+                 help="Folder to write the profile to."),
+)  # fmt: skip
+def profile(
+    logs: tuple[Path, ...],
+    log_format: Any,
+    id_mapping: Any,
+    rows: int | None,
+    min_count: int,
+    dim: int,
+    dtype: Any,
+    optimizer: Any,
+    sample: float | None,
+    seed: int,
+    samples: int | None,
+    output: OutputFormat,
+    folder: Path,
+) -> None:
+    """Count how often a training log reads each row of each table.
+
+    \b
+    placer profile train.tsv --format criteo --id-mapping hash --rows 1000000 -o profile
+    placer profile clicks.parquet --id-mapping vocabulary --min-count 5 -o profile
+    placer profile counts.parquet --format counts --samples 1000000000 -o profile
+    """
+    if log_format == "counts":
+        if samples is None:
+            raise click.UsageError("--format counts needs --samples: the samples of the log")
+        result = profile_counts(logs, samples=samples, dim=dim, dtype=dtype, optimizer=optimizer)
+    else:
+        with _bar("ids") as update:
+            log = open_log(logs, log_format, id_mapping=id_mapping, rows=rows,
+                           min_count=min_count, progress=update)  # fmt: skip
+        with _bar("samples") as update:
+            result = profile_log(log, dim=dim, dtype=dtype, optimizer=optimizer, sample=sample,
+                                 seed=seed, progress=update)  # fmt: skip
+    result.save(folder)
+    _print_report(report.profile_report(result), output)
+    _note(f"profile written to {folder}")
+
+
+@main.command()
+@click.argument("profiles", nargs=-1, required=True, type=_FILE)
+@click.option("-o", "--output", "folder", type=_PATH, required=True, help="Folder to write to.")
+@_output_option
+def merge(profiles: tuple[Path, ...], folder: Path, output: OutputFormat) -> None:
+    """Join profiles of parts of one log into the profile of all of it.
+
+    \b
+    placer merge day_0.profile day_1.profile -o profile
+    """
+    merged = placer.Profile.merge(placer.Profile.load(path) for path in profiles)
+    merged.save(folder)
+    _print_report(report.profile_report(merged), output)
+    _note(f"profile written to {folder}")
+
+
+@main.command()
+@click.argument("name", required=False)
+@_output_option
+def workloads(name: str | None, output: OutputFormat) -> None:
+    """List the named workloads, or the tables of one.
+
+    \b
+    placer workloads
+    placer workloads mlperf-dcnv2
+    """
+    shown = report.workloads_report() if name is None else report.profile_report(
+        named_workload(name), fit=False
+    )  # fmt: skip
+    _print_report(shown, output)
+
+
+@main.command(
+    help=f"""Show a machine, its constants and where they come from.
+
+\b
+{preset_help()}
+
+\b
+placer topology 8xh100 --hbm 8GiB
+placer topology auto --hbm 2GiB -o machine.yaml
+"""
+)
+@click.argument("machine", default="auto")
+@click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
+@click.option("--dram", help="DRAM budget of each host, such as 512GiB.")
+@click.option("-o", "--output", "file", type=_PATH, help="Write it as a YAML file to edit.")
+@_output_option
+def topology(
+    machine: str, hbm: str | None, dram: str | None, file: Path | None, output: OutputFormat
+) -> None:
+    """Show a machine; the help text is given to the decorator, which fills in the presets."""
+    parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
+    if file is not None:
+        save_topology(parsed, file)
+        _note(f"topology written to {file}")
+    _print_report(report.topology_report(parsed), output)
+
+
+def _load_profile(
+    profile_path: Path | None,
+    workload: str | None,
+    dim: int | None,
+    dtype: Any,
+    optimizer: Any,
+) -> tuple[placer.Profile, str]:
+    """The profile that the options name, and what a plan calls it."""
+    if (profile_path is None) == (workload is None):
+        raise click.UsageError("give either --profile or --workload")
+    if profile_path is not None:
+        loaded, name = placer.Profile.load(profile_path), str(profile_path)
+    else:
+        loaded, name = named_workload(str(workload)), str(workload)
+    return loaded.with_tables(dim=dim, dtype=dtype, optimizer=optimizer), name
+
+
+@main.command()
+@_problem_options
+@click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
+@click.option("--solver", type=click.Choice(list(SOLVERS)), default="auto", show_default=True)
+@click.option("--cost-model", "model", type=click.Choice(list(COST_MODELS)), default="roofline",
+              show_default=True)  # fmt: skip
+@_solve_options
+@click.option("-o", "--output", "file", type=_PATH, required=True, help="Plan file to write.")
+@_output_option
+def plan(
+    profile_path: Path | None,
+    workload: str | None,
+    topology: str,
+    hbm: str | None,
+    dram: str | None,
+    batch_size: int,
+    dim: int | None,
+    dtype: Any,
+    optimizer: Any,
+    solver: str,
+    model: str,
+    time_limit: float,
+    gap: float,
+    seed: int,
+    file: Path,
+    output: OutputFormat,
+) -> None:
+    """Place the tables of a profile or workload on a machine.
+
+    \b
+    placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
+    placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
+    """
+    loaded, name = _load_profile(profile_path, workload, dim, dtype, optimizer)
+    machine = placer.Topology.parse(topology, hbm=hbm, dram=dram)
+    problem = placer.Problem(loaded, machine, batch_size)
+    result = solve(problem, solver, model, time_limit_s=time_limit, gap=gap, seed=seed)
+    if result.plan is None:
+        _refuse(result)
+    found = result.plan
+    relative = name if profile_path is None else _relative(profile_path, file)
+    found = replace(found, provenance=replace(found.provenance, profile=relative))
+    found.save(file)
+    evaluate = functools.partial(cost_model(model).evaluate, problem)
+    _print_report(report.plan_report(found, evaluate), output)
+    _note(_verdict(result) + f"; plan written to {file}")
+
+
+def _relative(path: Path, file: Path) -> str:
+    """How a plan names its profile: from the plan's folder, so that both can move together."""
+    return os.path.relpath(path.resolve(), file.resolve().parent)
+
+
+def _refuse(result: SolveResult) -> NoReturn:
+    """Say why there is no plan, and exit."""
+    end = result.termination
+    lines = [f"no plan ({end.reason}): {end.detail}"]
+    lines += [
+        f"{short.device} lacks {format_bytes(short.short_bytes)} ({short.short_bytes} bytes) of "
+        f"{short.resource.upper()}: {short.detail}"
+        for short in end.shortages
+    ]
+    for line in lines:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="red")
+    sys.exit(_EXIT_LIMIT if end.limit else _EXIT_NO_PLACEMENT)
+
+
+def _verdict(result: SolveResult) -> str:
+    """How good a plan is, in words."""
+    seconds = f"found in {format_seconds(result.stats.get('seconds', 0.0))}"
+    step = f"step {format_seconds(result.step_time_s or 0.0)}"
+    if result.gap is None:
+        return f"{step}, no bound was proven, {seconds}"
+    return f"{step}, at most {result.gap:.2%} above the best possible, {seconds}"
+
+
+@main.command()
+@_problem_options
+@click.option("--hbm", help="Memory budgets of each GPU, such as 4GiB,8GiB.")
+@click.option(
+    "--solvers",
+    "names",
+    default=",".join([*_CLASSIC, "greedy-cost", "ilp"]),
+    show_default=True,
+    help="Comma-separated.",
+)
+@click.option(
+    "--cost-models", "models", default="roofline", show_default=True, help="Comma-separated."
+)
+@_solve_options
+@click.option("--plot", type=_PATH, help="Write a picture: png, pdf or svg.")
+@_output_option  # fmt: skip
+def compare(
+    profile_path: Path | None,
+    workload: str | None,
+    topology: str,
+    hbm: str | None,
+    dram: str | None,
+    batch_size: int,
+    dim: int | None,
+    dtype: Any,
+    optimizer: Any,
+    names: str,
+    models: str,
+    time_limit: float,
+    gap: float,
+    seed: int,
+    plot: Path | None,
+    output: OutputFormat,
+) -> None:
+    """Compare solvers over cost models and memory budgets on one workload.
+
+    \b
+    placer compare --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB,80GiB
+    placer compare --profile profile --hbm 2GiB --solvers greedy-size,ilp --plot compare.png
+    """
+    loaded, _ = _load_profile(profile_path, workload, dim, dtype, optimizer)
+    solvers, cost_models = _names(names, SOLVERS, "solver"), _names(models, COST_MODELS, "model")
+    problems = [
+        placer.Problem(loaded, placer.Topology.parse(topology, hbm=budget, dram=dram), batch_size)
+        for budget in (hbm.split(",") if hbm else [None])
+    ]
+    rows = _compared(problems, solvers, cost_models, time_limit, gap, seed)
+    if plot is not None:
+        report.plot_compare(rows, plot)
+        _note(f"picture written to {plot}")
+    _print_report(report.compare_report(rows, f"{len(loaded)} tables on {topology}"), output)
+    if all(row.step_time_s is None for row in rows):
+        sys.exit(_EXIT_NO_PLACEMENT)
+
+
+def _names(text: str, known: dict[str, Any], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"no {what} is called {name!r}; choose from {', '.join(known)}")
+    return names
+
+
+def _compared(
+    problems: list[placer.Problem],
+    solvers: list[str],
+    models: list[str],
+    time_limit: float,
+    gap: float,
+    seed: int,
+) -> list[report.CompareRow]:
+    """A row for each problem, cost model and solver; one bound for a problem's solvers.
+
+    All solvers search parts of one space, so the best bound that one of them proves holds
+    for all.
+    """
+    rows: list[report.CompareRow] = []
+    with _bar("solvers") as update:
+        total = len(problems) * len(models) * len(solvers)
+        for problem, model in itertools.product(problems, models):
+            group = []
+            for name in solvers:
+                result = solve(problem, name, model, time_limit_s=time_limit, gap=gap, seed=seed)
+                group.append((name, result))
+                update(len(rows) + len(group), total)
+            bound = max((r.bound_s for _, r in group if r.bound_s is not None), default=None)
+            for name, result in group:
+                cost = cost_model(model).evaluate(problem, result.plan) if result.plan else None
+                shared = replace(result, bound_s=bound)
+                rows.append(report.compare_row(problem, name, model, shared, cost))
+    return rows
+
+
+@main.command()
+@click.argument("path", type=_FILE)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=_FILE,
+    help="Of the plan's tables; by default the one that the plan names.",
+)
+@click.option(
+    "--cost-model",
+    "model",
+    type=click.Choice(list(COST_MODELS)),
+    default="roofline",
+    show_default=True,
+)
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Tables listed of a plan of many.",
+)
+@_output_option  # fmt: skip
+def show(path: Path, profile_path: Path | None, model: str, top: int, output: OutputFormat) -> None:
+    """Show a plan: memory and time of each device, placement of each table; or a profile.
+
+    \b
+    placer show plan.json
+    placer show profile
+    """
+    if path.is_dir() or path.name == "profile.json":
+        _print_report(report.profile_report(placer.Profile.load(path)), output)
+        return
+    loaded = placer.Plan.load(path)
+    known = _profile_of(loaded, path, profile_path)
+    evaluate = None
+    if known is None:
+        _note("times need the profile: give --profile")
+    else:
+        problem = placer.Problem(known, loaded.topology, loaded.batch_size)
+        if problem.sha256 != loaded.provenance.problem_sha256:
+            _note("the profile or machine is not the one that the plan was made for")
+        evaluate = functools.partial(cost_model(model).evaluate, problem)
+    _print_report(report.plan_report(loaded, evaluate, top=top), output)
+
+
+def _profile_of(plan: placer.Plan, path: Path, profile_path: Path | None) -> placer.Profile | None:
+    """The profile given, or the one that the plan names, with the plan's tables; or None."""
+    if profile_path is not None:
+        found = placer.Profile.load(profile_path)
+    else:
+        named = path.resolve().parent / plan.provenance.profile
+        try:
+            inside = bool(plan.provenance.profile) and named.exists()
+            found = placer.Profile.load(named) if inside else named_workload(
+                plan.provenance.profile
+            )  # fmt: skip
+        except ProfileError:
+            return None
+    by_name = {profile.name: profile for profile in found}
+    missing = [table.name for table in plan.tables if table.name not in by_name]
+    if missing:
+        raise PlanMismatchError(
+            f"the profile has no table {missing[0]!r} of the plan; it has {', '.join(by_name)}"
+        )
+    return replace(
+        found,
+        tables=tuple(
+            replace(
+                by_name[table.name],
+                table=replace(
+                    by_name[table.name].table,
+                    dim=table.dim,
+                    dtype=table.dtype,
+                    optimizer=table.optimizer,
+                ),
+            )
+            for table in plan.tables
+        ),
+    )
+
+
+@main.command()
+@click.argument("path", type=_FILE)
+@_output_option
+def verify(path: Path, output: OutputFormat) -> None:
+    """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
+
+    \b
+    placer verify plan.json
+    """
+    loaded = placer.Plan.load(path)
+    found = violations(loaded)
+    if output == "table":
+        for violation in found:
+            click.echo(f"{violation.rule}: {violation.message}")
+        if not found:
+            click.echo(
+                f"{path} is sound: {len(loaded.shards)} shards cover {len(loaded.tables)} tables "
+                "exactly once, and every device holds no more than it has"
+            )
+    else:
+        rows = [{"rule": v.rule, "where": v.where, "message": v.message} for v in found]
+        click.echo(report.rows_to_csv(rows) if output == "csv" else json.dumps(
+            {"sound": not found, "violations": rows}, indent=1))  # fmt: skip
+    if found:
+        sys.exit(1)
+
+
+@main.command()
+@click.option("--plan", "plan_path", type=_FILE, required=True)
+@click.option(
+    "--data",
+    "logs",
+    type=_FILE,
+    multiple=True,
+    required=True,
+    help="Log files to train on; may be given more than once.",
+)
+@click.option(
+    "--eval-data",
+    "eval_logs",
+    type=_FILE,
+    multiple=True,
+    help="Evaluate on these; by default every tenth batch is held out.",
+)
+@click.option(
+    "--data-format", type=click.Choice(FORMATS), help="By default what the file's suffix says."
+)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=_FILE,
+    help="Whose id mapping to use; by default the profile that the plan names.",
+)
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--steps", type=click.IntRange(0), help="Stop after so many steps.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Samples per step; by default those of all the plan's GPUs together.",
+)
+@click.option("--lr", type=float, default=0.01, show_default=True)
+@click.option("--embedding-lr", type=float, help="By default --lr.")
+@click.option(
+    "--dense-optimizer",
+    type=click.Choice(["adagrad", "sgd", "adam"]),
+    default="adagrad",
+    show_default=True,
+    help="Of the MLPs.",
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
+@click.option("--backend", default="auto", show_default=True, help="The executor's kernels.")
+@click.option("--checkpoints", type=_PATH, help="Folder to save checkpoints to.")
+@click.option("--every", type=click.IntRange(1), help="Steps between checkpoints.")
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the result is printed; json has every loss.",
+)
+def train(
+    plan_path: Path,
+    logs: tuple[Path, ...],
+    eval_logs: tuple[Path, ...],
+    data_format: Any,
+    profile_path: Path | None,
+    epochs: int,
+    steps: int | None,
+    batch_size: int | None,
+    lr: float,
+    embedding_lr: float | None,
+    dense_optimizer: Any,
+    seed: int,
+    device: str,
+    backend: str,
+    checkpoints: Path | None,
+    every: int | None,
+    resume: bool,
+    output: str,
+) -> None:  # fmt: skip
+    """Train the bundled DLRM on a log, its tables where a plan puts them.
+
+    \b
+    placer train --plan plan.json --data train.tsv
+    placer train --plan plan.json --data train.tsv --checkpoints runs/a --every 1000 --resume
+    """
+    from placer.training import CheckpointPolicy, TrainConfig
+    from placer.training import train as train_dlrm
+
+    if resume and checkpoints is None:
+        raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
+    loaded = placer.Plan.load(plan_path)
+    log = _training_log(loaded, plan_path, profile_path, logs, data_format)
+    eval_log = (
+        _training_log(loaded, plan_path, profile_path, eval_logs, data_format)
+        if eval_logs
+        else None
+    )
+    config = TrainConfig(
+        epochs=epochs,
+        max_steps=steps,
+        batch_size=batch_size or loaded.batch_size * len(loaded.topology.gpus),
+        lr=lr,
+        embedding_lr=embedding_lr,
+        optimizer=dense_optimizer,
+        seed=seed,
+        device=device,
+        backend=backend,
+    )
+    policy = None if checkpoints is None else CheckpointPolicy(checkpoints, every)
+    started = resume and policy is not None and any(policy.folder.glob("*"))
+    with _bar("steps") as update:
+        result = train_dlrm(
+            loaded,
+            log,
+            config,
+            eval_log=eval_log,
+            checkpoints=policy,
+            resume=checkpoints if started else None,
+            on_progress=lambda progress: update(progress.step, steps),
+        )
+    values = {
+        "steps": result.steps,
+        "samples": result.samples,
+        "samples_per_s": result.samples_per_s,
+        "first_loss": result.losses[0][1] if result.losses else None,
+        "last_loss": result.losses[-1][1] if result.losses else None,
+        "held_out_samples": result.eval_samples,
+        "auc": result.auc,
+        "log_loss": result.log_loss,
+        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "interrupted": result.interrupted,
+    }
+    if output == "json":
+        click.echo(json.dumps({**values, "losses": result.losses}, indent=1))
+        return
+    for name, value in values.items():
+        if value is not None:
+            shown = f"{value:.5g}" if isinstance(value, float) else value
+            click.echo(f"{name.replace('_', ' '):>18}  {shown}")
+
+
+def _training_log(
+    plan: placer.Plan,
+    plan_path: Path,
+    profile_path: Path | None,
+    logs: tuple[Path, ...],
+    data_format: Any,
+) -> EncodedLog:
+    """A log opened with the id mapping that the plan's profile was counted with."""
+    known = _profile_of(plan, plan_path, profile_path)
+    if known is None or known.encoding is None:
+        raise PlanMismatchError(
+            f"training needs the id mapping that {plan_path} was made with, and its profile "
+            f"{plan.provenance.profile!r} has none or is not there; give --profile"
+        )
+    return open_log(list(logs), data_format, encoding=known.encoding)
+
+
+_DEMO_SAMPLES, _DEMO_SCALE = 150_000, 0.05
+_DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 512, 64
+_DEMO_SHARE = 0.25
+
+
+@main.command()
+@click.option(
+    "--data",
+    "logs",
+    type=_FILE,
+    multiple=True,
+    help="A log of your own; without one, the demo generates its log.",
+)
+@click.option(
+    "--data-format",
+    type=click.Choice(FORMATS),
+    help="Of --data; by default what the file's suffix says.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    default=60,
+    show_default=True,
+    help="Training steps of the placed and of the unplaced model.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Seconds for each solver.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    type=_PATH,
+    default=Path("demo"),
+    show_default=True,
+    help="Folder for the log, profile, plan and picture.",
+)
+def demo(
+    logs: tuple[Path, ...], data_format: Any, steps: int, time_limit: float, folder: Path
+) -> None:  # fmt: skip
+    """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
+
+    \b
+    placer demo
+    placer demo --data train.tsv --steps 100
+    """
+    click.secho("1. A click log", bold=True)
+    if not logs:
+        logs, data_format = (_generated_log(folder / "generated.tsv"),), "criteo"
+
+    click.secho("\n2. Profile: how often is each row of each table read?", bold=True)
+    with _bar("ids") as update:
+        log = open_log(list(logs), data_format, id_mapping="vocabulary", progress=update)
+    with _bar("samples") as update:
+        profiled = profile_log(log, dim=_DEMO_DIM, progress=update)
+    profiled.save(folder / "profile")
+    _print_report(report.profile_report(profiled), "table")
+
+    click.secho("\n3. Compare: which strategy places the tables best?", bold=True)
+    problem = _demo_problem(profiled)
+    rows = _compared(
+        [problem], [*_CLASSIC, "greedy-cost", "ilp"], ["roofline"], time_limit, 1e-3, 0
+    )
+    report.plot_compare(rows, folder / "compare.png")
+    _print_report(report.compare_report(rows, f"The log's tables on {_DEMO_MACHINE}"), "table")
+
+    click.secho("\n4. Plan", bold=True)
+    result = solve(problem, "auto", time_limit_s=time_limit)
+    if result.plan is None:
+        _refuse(result)
+    found = replace(
+        result.plan, provenance=replace(result.plan.provenance, profile="profile")
+    )  # fmt: skip
+    found.save(folder / "plan.json")
+    broken = violations(placer.Plan.load(folder / "plan.json"))
+    click.echo(f"{_verdict(result)}; verified: {'sound' if not broken else broken[0].message}")
+
+    click.secho("\n5. Train a DLRM with the plan, and the same model without it", bold=True)
+    equal = _demo_training(found, log, steps)
+    click.echo(
+        f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
+        f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
+    )
+    if not equal:
+        sys.exit(1)
+
+
+def _generated_log(path: Path) -> Path:
+    from placer.data.synthetic import write_synthetic_log
+
+    with _bar("samples") as update:
+        made = write_synthetic_log(
+            path,
+            samples=_DEMO_SAMPLES,
+            scale=_DEMO_SCALE,
+            on_samples=lambda done: update(done, _DEMO_SAMPLES),
+        )
+    click.echo(
+        f"This log is GENERATED, not real: {made.samples:,} samples in Criteo's format, the "
+        f"published cardinalities × {made.scale:g}, a skew fitted to a real sample, and a label "
+        f"that the features explain. For a log of your own: make demo DATA=path"
+    )
+    return path
+
+
+def _demo_problem(profiled: placer.Profile) -> placer.Problem:
+    """The log's tables on a few small GPUs that hold a quarter of them, besides buffers."""
+    gpus = len(placer.Topology.parse(_DEMO_MACHINE).gpus)
+    samples = _DEMO_BATCH * gpus
+    buffers = sum(
+        exchange_buffer_bytes(p.table, samples, samples * p.table.lookups_per_sample, _DEMO_DIM)
+        for p in profiled
+    )
+    hbm = int((profiled.total_bytes * _DEMO_SHARE + 1.5 * buffers) / gpus)
+    machine = placer.Topology.parse(_DEMO_MACHINE, hbm=hbm)
+    click.echo(
+        f"The tables and their optimizer state take {format_bytes(profiled.total_bytes)}; the "
+        f"{gpus} GPUs get {format_bytes(hbm)} each, with the buffers of a step of {samples} samples."
+    )
+    return placer.Problem(profiled, machine, _DEMO_BATCH)
+
+
+def _demo_training(plan: placer.Plan, log: EncodedLog, steps: int) -> bool:
+    """Train placed and unplaced, print the losses side by side, and say if they are equal."""
+    from placer.training import TrainConfig, compare_training
+
+    config = TrainConfig(
+        batch_size=plan.batch_size * len(plan.topology.gpus), epochs=20, max_steps=steps
+    )
+    with _bar("steps") as update:
+        parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
+    click.echo(f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}")
+    shown = sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1})
+    for step in shown:
+        placed, unplaced = parity.placed_losses[step], parity.unplaced_losses[step]
+        click.echo(
+            f"{step + 1:>6} {placed:>10.6f} {unplaced:>10.6f} {abs(placed - unplaced):>11.1e}"
+        )
+    if parity.placed_auc is not None and parity.unplaced_auc is not None:
+        click.echo(f"{'AUC':>6} {parity.placed_auc:>10.6f} {parity.unplaced_auc:>10.6f}  held out")
+    click.echo(
+        f"largest difference of a loss {parity.max_loss_difference:.1e}: "
+        + ("equal to float tolerance, step for step" if parity.equal else "NOT EQUAL")
+        + f"; a step took {format_seconds(parity.placed_step_s)} placed, "
+        f"{format_seconds(parity.unplaced_step_s)} unplaced on this CPU"
+    )
+    return parity.equal
+
+
+if __name__ == "__main__":
+    main()

@@ -41,10 +41,11 @@ def hull(curve: PieceCurve, time_s: Float) -> Hull:
         return Hull(bytes_, time_s, hot)
     corners = [0]
     for i in range(1, len(bytes_)):
-        if time_s[i] >= time_s[corners[-1]] or bytes_[i] <= bytes_[corners[-1]]:
-            if time_s[i] < time_s[corners[-1]]:
-                corners[-1] = i
+        if time_s[i] >= time_s[corners[-1]]:
             continue
+        # Buffers are whole rows and spare ones, so bytes may fall a little here and there.
+        while corners and bytes_[i] <= bytes_[corners[-1]]:
+            corners.pop()
         while len(corners) > 1:
             a, b = corners[-2], corners[-1]
             slope = (time_s[b] - time_s[a]) * (bytes_[i] - bytes_[a])

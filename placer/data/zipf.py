@@ -93,6 +93,10 @@ def fit_zipf_mandelbrot(counts: npt.ArrayLike, rows: int, seed: int = 0) -> Zipf
     candidate, sort the candidate's counts, and minimise the squared difference of the shares
     of the k hottest ids over k = 1, 2, 4, … The same random numbers serve all candidates.
 
+    Shares weigh every lookup alike, so that the hot ids of small tables fit too.
+    `placer.profile.zipf` fits the same law by likelihood, which weighs every row alike and
+    tells how sure its exponent is.
+
     Parameters
     ----------
     counts : int array

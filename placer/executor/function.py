@@ -64,8 +64,7 @@ class FusedLookup(torch.autograd.Function):
         for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
             parts = output_gradients[taken : taken + len(step.segments)]
             taken += len(parts)
-            empty = torch.empty((0, arena.spec.key.width), device=step.slots.device)
-            gradients.append(torch.cat(parts).float().contiguous() if parts else empty)
+            gradients.append(runtime.backend.join(arena, step, parts))
         weight_gradients = None
         if weights is not None and ctx.needs_input_grad[1]:
             weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)

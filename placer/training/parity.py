@@ -12,12 +12,14 @@ from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
 from placer.training.trainer import Trainer
 
-LOSS_TOLERANCE = 1e-5
+LOSS_TOLERANCE = 1e-4
 """Largest difference of two losses that rounding explains.
 
 Both models compute the same sums in another order, in float32, and training carries the
-rounding on from step to step. 200 steps of 1,024 samples showed 9e-8; a lookup or an update
-that is wrong shows as 1e-3 and more within tens of steps.
+rounding on from step to step. Measured at usual and at high learning rates, over 72 steps of
+the Criteo sample and 200 of the generated log: 6e-8 to 6e-6 with SGD and row-wise Adagrad, up
+to 7e-5 with Adagrad (whose first step takes the sign of each element of a gradient, however
+small). One weight of one row that is off by 0.5 showed as 9e-3.
 """
 
 

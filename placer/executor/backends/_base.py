@@ -45,6 +45,13 @@ class Backend(ABC):
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
 
+    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients of an arena's bags from those of its segments: float32, (bags, width)."""
+        joined = torch.empty((step.bags, arena.spec.key.width), device=step.slots.device)
+        for segment, gradient in zip(step.segments, gradients, strict=True):
+            joined[slice(*segment.bags)] = gradient
+        return joined
+
     @abstractmethod
     def update(
         self,

@@ -76,6 +76,19 @@ class NumbaBackend(TorchBackend):
         run(kernel, thread_count(step.slots.numel()))
         return out
 
+    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
+        joined = torch.empty((step.bags, arena.spec.key.width))
+        target = joined.numpy()
+        parts = [gradient.numpy() for gradient in gradients]
+
+        def copy(thread: int, threads: int) -> None:
+            # NumPy copies without Python's lock.
+            for index in range(thread, len(parts), threads):
+                target[slice(*step.segments[index].bags)] = parts[index]
+
+        run(copy, thread_count(step.slots.numel()))
+        return joined
+
     def update(
         self,
         arena: Arena,
