@@ -23,7 +23,7 @@ import placer
 from cost_models import COST_MODELS, cost_model
 from placer import report
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
-from placer.errors import PlacerError, PlanMismatchError, ProfileError
+from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
 from placer.plan.buffers import exchange_buffer_bytes
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
@@ -781,7 +781,10 @@ def demo(
     rows = _compared(
         [problem], [*_CLASSIC, "greedy-cost", "ilp"], ["roofline"], time_limit, 1e-3, 0
     )
-    report.plot_compare(rows, folder / "compare.png")
+    try:
+        report.plot_compare(rows, folder / "compare.png")
+    except BackendError as error:
+        _note(f"no picture: {error}")
     _print_report(report.compare_report(rows, f"The log's tables on {_DEMO_MACHINE}"), "table")
 
     click.secho("\n4. Plan", bold=True)

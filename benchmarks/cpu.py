@@ -10,7 +10,10 @@ keeps the hottest 10% of each table's rows in (emulated) HBM and the rest in DRA
 
 All contenders start from the same weights, are compared with each other first, and then
 take turns, step by step, in one process; what counts is the median of the ratios of
-neighbouring steps. Results go to benchmarks/results/ with the machine and the raw times.
+neighbouring steps. Where other work shares the machine, OMP_WAIT_POLICY=passive keeps
+the waiting threads of PyTorch and FBGEMM from taking the cores of whoever's turn it is, and
+the CPU time tells more than the clock. Results go to benchmarks/results/ with the machine
+and the raw times.
 """
 
 import argparse
@@ -214,19 +217,28 @@ def check_equal(contenders: list[Contender], task: Task) -> float:
     return worst
 
 
-def race(contenders: list[Contender], task: Task, steps: int) -> dict[str, list[float]]:
-    """Seconds of each step of each contender, who take turns."""
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One step: time on the clock, and time of all processors together."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def race(contenders: list[Contender], task: Task, steps: int) -> dict[str, list[Timing]]:
+    """Times of each step of each contender, who take turns."""
+    timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
     for number in range(-2, steps):
         batch = task.batches[number % len(task.batches)]
         # The order rotates, so that nobody always runs behind the same neighbour.
         turn = number % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             contender.step(batch, task.gradients)
+            timing = Timing(time.perf_counter() - start, time.process_time() - start_cpu)
             if number >= 0:
-                seconds[contender.name].append(time.perf_counter() - start)
-    return seconds
+                timings[contender.name].append(timing)
+    return timings
 
 
 def cpu_model() -> str:
@@ -271,7 +283,10 @@ def main() -> None:
     )
     results = {}
     optimizers: tuple[OptimizerName, ...] = ("adagrad", "rowwise_adagrad")
-    print(f"{'optimizer':<17}{'contender':<26}{'step ms':>9}{'samples/s':>12}{'time / placer':>15}")
+    print(
+        f"{'optimizer':<17}{'contender':<26}{'step ms':>9}{'CPU ms':>9}{'samples/s':>12}"
+        f"{'time / placer':>15}"
+    )
     for optimizer in optimizers:
         contenders = []
         for maker in makers:
@@ -280,19 +295,35 @@ def main() -> None:
             except ImportError as error:
                 print(f"left out, not installed: {error}", file=sys.stderr)
         difference = check_equal(contenders, task)
-        seconds = race(contenders, task, options.steps)
-        own = seconds[contenders[0].name]
+        timings = race(contenders, task, options.steps)
+        own = timings[contenders[0].name]
         rows = {}
-        for name, times in seconds.items():
-            ratio = statistics.median(t / p for t, p in zip(times, own, strict=True))
-            median_s = statistics.median(times)
-            rows[name] = {"median_s": median_s, "ratio_to_placer": ratio, "seconds": times}
-            rate = options.batch_size / median_s
-            print(f"{optimizer:<17}{name:<26}{median_s * 1e3:>9.2f}{rate:>12,.0f}{ratio:>15.2f}")
+        for name, times in timings.items():
+            rows[name] = {
+                "median_s": statistics.median(t.wall_s for t in times),
+                "median_cpu_s": statistics.median(t.cpu_s for t in times),
+                "ratio_to_placer": statistics.median(
+                    t.wall_s / p.wall_s for t, p in zip(times, own, strict=True)
+                ),
+                "seconds": [t.wall_s for t in times],
+                "cpu_seconds": [t.cpu_s for t in times],
+            }
+            print(
+                f"{optimizer:<17}{name:<26}{rows[name]['median_s'] * 1e3:>9.2f}"
+                f"{rows[name]['median_cpu_s'] * 1e3:>9.2f}"
+                f"{options.batch_size / rows[name]['median_s']:>12,.0f}"
+                f"{rows[name]['ratio_to_placer']:>15.2f}"
+            )
         results[optimizer] = {"largest_weight_difference": difference, "contenders": rows}
         del contenders
         gc.collect()
-    machine = {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.platform()}
+    machine = {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "load_average": os.getloadavg(),
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
+    }
     report = {
         "benchmark": "embedding step on a CPU: forward, backward, update",
         "options": {key: value for key, value in vars(options).items() if key != "output"},

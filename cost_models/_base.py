@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from placer.errors import PlanMismatchError
 from placer.plan.memory import MemoryUse
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -132,7 +133,13 @@ class CostModel(Protocol):
     name: str
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Cost of a whole plan: what is reported and compared."""
+        """Cost of a whole plan: what is reported and compared.
+
+        Raises
+        ------
+        PlanMismatchError
+            If the plan's shards are of tables or on devices that the problem does not have.
+        """
         ...
 
     def piece_curve(
@@ -146,6 +153,32 @@ class CostModel(Protocol):
     ) -> PieceCurve:
         """Cost of slice `index` of `ways` of table number `table`, on GPU number `gpu`.
 
-        The piece has `width` of the table's columns. Summed over the pieces of a GPU it equals `evaluate` of the same placement.
+        The piece has `width` of the table's columns. Summed over the pieces of a GPU it
+        equals `evaluate` of the same placement.
         """
         ...
+
+
+def require_match(problem: Problem, plan: Plan) -> None:
+    """Raise unless the problem has the tables and devices of all the plan's shards.
+
+    Raises
+    ------
+    PlanMismatchError
+    """
+    tables = {profile.name: profile.table for profile in problem.profile}
+    devices = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
+    for name in dict.fromkeys(shard.table for shard in plan.shards):
+        known, planned = tables.get(name), plan.tables_by_name.get(name)
+        if known is None or planned is None:
+            owner = "profile" if known is None else "plan's list of tables"
+            raise PlanMismatchError(f"the plan places table {name!r}, which the {owner} lacks")
+        if (known.rows, known.dim) != (planned.rows, planned.dim):
+            raise PlanMismatchError(
+                f"table {name!r} is {planned.rows} × {planned.dim} in the plan "
+                f"but {known.rows} × {known.dim} in the profile"
+            )
+    for device in sorted({device for shard in plan.shards for device in shard.devices} - devices):
+        raise PlanMismatchError(
+            f"the plan uses {device}, which the topology {problem.topology.name!r} lacks"
+        )

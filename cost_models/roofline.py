@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cost_models._base import CostReport, GpuCost, HostCost, PieceCurve
+from cost_models._base import CostReport, GpuCost, HostCost, PieceCurve, require_match
 from placer.plan.buffers import (
     exchange_buffer_bytes,
     output_vectors,
@@ -91,6 +91,7 @@ class Roofline:
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""
+        require_match(problem, plan)
         topology = problem.topology
         gpu_time: dict[str, dict[str, float]] = {g.id: defaultdict(float) for g in topology.gpus}
         dram_bytes: dict[str, float] = {host.id: 0.0 for host in topology.hosts}
@@ -195,7 +196,7 @@ class Roofline:
             + staging_buffer_bytes(spec, cold_unique, width)
             + buffers
             + (map_bytes if ways > 1 else 0),
-            dram_bytes=(rows - hot) * float(spec.bytes_per_row(width)),
+            dram_bytes=np.asarray(rows - hot, np.float64) * spec.bytes_per_row(width),
             split_s=device.launch_s,
             split_hbm_bytes=0.0 if ways > 1 else float(map_bytes),
         )

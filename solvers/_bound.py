@@ -191,11 +191,9 @@ def least(curve: PieceCurve, hbm_bytes: float, price: float = 0.0) -> tuple[floa
         if fits[end]:
             times.append(float(curve.gpu_s[end]))
             priced.append(float(curve.gpu_s[end] + price * curve.hbm_bytes[end]))
-    # Between the last point that fits and the first that does not, up to the last byte.
-    at_limit = 0.0
-    over = np.flatnonzero(~fits)
-    if over.size and over[0] > 0:
-        i = over[0]
+    # Between a point that fits and a next one that does not, up to the last byte. (The other
+    # way round, the point that fits is better: it has less time and fewer bytes.)
+    for i in np.flatnonzero(fits[:-1] & ~fits[1:]) + 1:
         part = (hbm_bytes - curve.hbm_bytes[i - 1]) / (curve.hbm_bytes[i] - curve.hbm_bytes[i - 1])
         at_limit = float(curve.gpu_s[i - 1] + part * (curve.gpu_s[i] - curve.gpu_s[i - 1]))
         times.append(at_limit + curve.split_s)

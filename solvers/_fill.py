@@ -60,27 +60,27 @@ def hull(curve: PieceCurve, time_s: Float) -> Hull:
 class Ladder:
     """A piece at falling prices of HBM: at each, all rows in HBM that are worth it.
 
-    All arrays have shape (prices,), and follow one list of prices that falls from infinity
-    to 0, so that ladders of several pieces can be added up.
+    Costs are rows of an array: HBM bytes, GPU seconds, DRAM seconds, DRAM bytes, hot rows.
 
     Attributes
     ----------
     values : float64, shape (5, prices)
-        HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows.
-    rows : int
-        Rows of the piece.
-    split_s, split_hbm_bytes : float
-        Cost of having rows in both tiers.
+        Costs at each of a list of prices that falls from infinity to 0; the list is the same
+        for all pieces, so that ladders can be added up. Without the cost of a split.
+    cold, full : float64, shape (5,)
+        Costs with no row and with all rows in HBM.
+    split : float64, shape (5,)
+        What is added when there are rows in both tiers.
     """
 
     values: Float
-    rows: int
-    split_s: float
-    split_hbm_bytes: float
+    cold: Float
+    full: Float
+    split: Float
 
 
 def ladder(curve: PieceCurve, prices: Float) -> Ladder:
-    """The ladder of an exact curve; `prices` fall strictly, in seconds per byte."""
+    """The ladder of a curve; `prices` fall strictly, in seconds per byte."""
     corners = hull(curve, curve.gpu_s)
     worth = np.diff(corners.time_s) / np.diff(corners.hbm_bytes)  # Negative, rising to 0.
     at = np.searchsorted(worth, -prices, side="left")
@@ -94,7 +94,20 @@ def ladder(curve: PieceCurve, prices: Float) -> Ladder:
             hot,
         ]
     )
-    return Ladder(values, int(curve.hot_rows[-1]), curve.split_s, curve.split_hbm_bytes)
+    cold, full = (
+        np.array(
+            [
+                curve.hbm_bytes[end],
+                curve.gpu_s[end],
+                curve.dram_s[end],
+                curve.dram_bytes[end],
+                curve.hot_rows[end],
+            ]
+        )
+        for end in (0, -1)
+    )
+    split = np.array([curve.split_hbm_bytes, curve.split_s, 0.0, 0.0, 0.0])
+    return Ladder(values, cold, full, split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,45 +122,63 @@ class Filling:
 
 
 def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
-    """Put the rows that save most time per byte into `hbm_bytes`; None if not even none fits.
+    """Put the rows that save most time per byte into `hbm_bytes`; None if nothing fits.
 
-    All pieces climb down their ladders together until HBM is full, and the last rung is
-    taken in part. Rows that end up split pay for it.
+    All pieces climb down their ladders together until HBM is full; that gives a price of
+    HBM. Pieces for which all rows or none in HBM are cheaper at that price than a split,
+    its cost included, are taken so; the others share what is left.
     """
     if not ladders:
         return Filling((), 0.0, 0.0, 0.0, 0.0)
-    total = ladders[0].values.copy()
-    for other in ladders[1:]:
-        total += other.values
-    needed = total[0]
-    if needed[0] > hbm_bytes:
+    _, price = _descend(ladders, hbm_bytes)
+    whole: dict[int, Float] = {}
+    for number, piece in enumerate(ladders):
+        end = min(piece.cold, piece.full, key=lambda cost: cost[1] + price * cost[0])
+        at = piece.values[1] + price * piece.values[0]
+        if end[1] + price * end[0] <= at.min() + piece.split[1] + price * piece.split[0]:
+            whole[number] = end
+    # What does not fit whole after all is split, the largest first.
+    for number in sorted(whole, key=lambda n: -whole[n][0]):
+        filling = _fill_around(ladders, whole, hbm_bytes)
+        if filling is not None:
+            return filling
+        del whole[number]
+    return _fill_around(ladders, {}, hbm_bytes)
+
+
+def _descend(ladders: Sequence[Ladder], hbm_bytes: float) -> tuple[float, float]:
+    """The rung, in fractions, where HBM is full, and the price of HBM there."""
+    bytes_ = sum((piece.values[0] for piece in ladders[1:]), start=ladders[0].values[0])
+    rung = int(np.searchsorted(bytes_, hbm_bytes, side="right")) - 1
+    if rung < 0 or rung + 1 >= bytes_.size:
+        return float(rung), 0.0
+    time_s = [sum(float(piece.values[1, r]) for piece in ladders) for r in (rung, rung + 1)]
+    step = bytes_[rung + 1] - bytes_[rung]
+    return rung + float((hbm_bytes - bytes_[rung]) / step), (time_s[0] - time_s[1]) / float(step)
+
+
+def _fill_around(
+    ladders: Sequence[Ladder], whole: dict[int, Float], hbm_bytes: float
+) -> Filling | None:
+    """Fill with some pieces in one tier as given, and the others split."""
+    costs = dict(whole)
+    split = [number for number in range(len(ladders)) if number not in whole]
+    if split:
+        room = hbm_bytes - sum(float(cost[0]) for cost in whole.values())
+        room -= sum(float(ladders[number].split[0]) for number in split)
+        position, _ = _descend([ladders[number] for number in split], room)
+        if position < 0:
+            return None
+        rung = int(position)
+        part = position - rung
+        for number in split:
+            values = ladders[number].values
+            at = values[:, rung]
+            if part:
+                at = at + part * (values[:, rung + 1] - at)
+            costs[number] = at + ladders[number].split
+    total = sum(costs.values(), start=np.zeros(5))
+    if total[0] > hbm_bytes + 1:  # Rounding; the plan is checked to the byte in the end.
         return None
-    room = hbm_bytes
-    if needed[-1] > room:
-        # Row maps of what ends up split: few bytes, so they are kept in hand for all.
-        room = max(float(needed[0]), room - sum(piece.split_hbm_bytes for piece in ladders))
-    rung = int(np.searchsorted(needed, room, side="right")) - 1
-    part = 0.0
-    if rung + 1 < needed.size:
-        part = (room - needed[rung]) / (needed[rung + 1] - needed[rung])
-    hot_rows, split_s, split_bytes = [], 0.0, 0.0
-    for piece in ladders:
-        hot = piece.values[4, rung]
-        if part:
-            hot += part * (piece.values[4, rung + 1] - hot)
-        if 0 < hot < piece.rows:
-            split_s += piece.split_s
-            split_bytes += piece.split_hbm_bytes
-        hot_rows.append(int(hot))
-    at = total[:4, rung]
-    if part:
-        at = at + part * (total[:4, rung + 1] - at)
-    if at[0] + split_bytes > hbm_bytes:
-        return None
-    return Filling(
-        tuple(hot_rows),
-        float(at[1]) + split_s,
-        float(at[2]),
-        float(at[0]) + split_bytes,
-        float(at[3]),
-    )
+    hot = tuple(int(costs[number][4]) for number in range(len(ladders)))
+    return Filling(hot, float(total[1]), float(total[2]), float(total[0]), float(total[3]))

@@ -155,5 +155,5 @@ class Program:
             on = [key for key, variable in self.on.items() if solver.value(variable)]
             packing = Packing.of(self.instance, on)
         elif status == cp_model.INFEASIBLE:
-            bound_s = math.inf  # No plan is faster than the one at hand.
+            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit given.
         return Answer(packing, bound_s, solver.status_name(status), len(self.model.proto.variables))

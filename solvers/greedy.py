@@ -8,7 +8,6 @@ a GPU's host.
 
 import time
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from solvers._instance import Instance, Piece, Placement
 class _ScoreGreedy(ABC):
     """Sorted greedy on whole tables; subclasses say what a table's score is."""
 
-    name: ClassVar[str]
+    name: str
 
     @abstractmethod
     def score(self, table: Table) -> float:

@@ -15,7 +15,7 @@ from placer.data.keys import Missing, bags_from_arrow, can_be_ids, is_list, is_t
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
 
-_BATCH_ROWS = 65536
+_BATCH_ROWS = 16384
 _LABEL_NAMES = ("label", "click", "clicked", "target")
 _CRITEO_DENSE = re.compile(r"I[0-9]+")
 

@@ -11,7 +11,7 @@ from placer.data.mapping import Vocabulary
 from placer.data.source import Progress, RawBags, RawBatch, Source
 
 _Int = npt.NDArray[np.int64]
-_CHUNK_SAMPLES = 65536
+_CHUNK_SAMPLES = 16384
 _MIN_MERGE = 1 << 20
 
 

@@ -33,16 +33,19 @@ def staging_buffer_bytes(table: Table, unique_rows: Float | float, width: int) -
     """Bytes for a step's staged rows, their state included.
 
     The number of distinct rows varies from step to step: four standard deviations of a
-    sum of independent draws, at most √unique each, are kept in hand.
+    sum of independent draws, at most √unique each, are kept in hand. The result is not
+    rounded to rows, so that it is concave in `unique_rows`: a chord never lies above it,
+    which bounds of HBM rely on.
     """
-    rows = np.asarray(unique_rows, dtype=np.float64)
-    return np.ceil(rows + 4 * np.sqrt(rows)) * table.bytes_per_row(width)
+    rows: Float = np.asarray(unique_rows, dtype=np.float64)
+    size: Float = (rows + 4 * np.sqrt(rows)) * table.bytes_per_row(width)
+    return size
 
 
 def slice_members(ranks: npt.NDArray[np.int64], rows: tuple[int, int, int]) -> Float:
     """How many members of a slice of ranks lie within each of the segments, shape (m,)."""
     start, stop, step = rows
-    below = np.ceil((np.clip(ranks, start, stop) - start) / step)
+    below: Float = np.ceil((np.clip(ranks, start, stop) - start) / step)
     return np.diff(below)
 
 

@@ -1,7 +1,10 @@
 """Reads and writes plan files, and the row orders beside them."""
 
+import glob
+import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from safetensors.numpy import save as serialize
 
 from placer.errors import PlacerError, PlanError
 from placer.files import replacing, sha256_file, write_text
@@ -26,21 +30,26 @@ def save(plan: Plan, path: StrPath) -> None:
     """Write the row order first and the plan that names it last, each atomically.
 
     The row order's name carries its hash, so a crash in between leaves an older plan and
-    its own row order whole.
+    its own row order whole. Row orders that no plan at `path` names any more are removed.
     """
     target = Path(path)
-    file = sha256 = None
-    if any(order.kind == "profile" for order in plan.row_order.values()):
-        file, sha256 = _save_row_order(plan, target)
-    row_order = {
-        name: {"kind": "profile", "file": file, "sha256": sha256}
-        for name, order in plan.row_order.items()
-        if order.kind == "profile"
-    }
-    write_text(target, json.dumps(to_dict(plan, row_order), indent=1) + "\n")
-    for stale in target.parent.glob(f"{target.stem}.rows-*.safetensors"):
-        if stale.name != file:
-            stale.unlink(missing_ok=True)
+    ordered = [name for name, order in sorted(plan.row_order.items()) if order.kind == "profile"]
+    unlisted = [name for name in ordered if name not in plan.hot_ids]
+    if unlisted:
+        raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
+    text = json.dumps(to_dict(plan), indent=1) + "\n"
+    before = set(_row_orders_of(target))
+    file = None
+    try:
+        if ordered:
+            file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
+            reference = {"kind": "profile", "file": file, "sha256": sha256}
+            text = json.dumps(to_dict(plan, dict.fromkeys(ordered, reference)), indent=1) + "\n"
+        write_text(target, text)
+    except PlacerError:
+        _remove(order for order in _row_orders_of(target) if order not in before)
+        raise
+    _remove(order for order in before if order.name != file)
 
 
 def load(path: StrPath) -> Plan:
@@ -52,8 +61,11 @@ def load(path: StrPath) -> Plan:
     for name, order in model.row_order.items():
         if order.kind == "id":
             continue
-        if order.file is None:
-            raise PlanError(f"{source}: row_order.{name} is of kind 'profile' but names no file")
+        if order.file is None or Path(order.file).name != order.file:
+            raise PlanError(
+                f"{source}: row_order.{name} of kind 'profile' must name a file beside the plan, "
+                f"not {order.file!r}"
+            )
         key = (order.file, order.sha256)
         if key not in files:
             files[key] = _load_row_order(source.parent / order.file, order.sha256)
@@ -77,24 +89,27 @@ def parse(source: Path) -> schema.PlanModel:
         If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
     """
     try:
-        document = json.loads(source.read_text(encoding="utf-8"))
+        document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refused)
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {source}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read the plan {source}: {error}") from error
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(
-            f"{source} is not JSON at line {error.lineno} ({error.msg}): "
-            "cut short or edited; make it again with `placer plan`"
+            f"{source} is not JSON ({error}): cut short or edited; make it again with `placer plan`"
         ) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if not isinstance(version, int):
-        raise PlanError(f"{source} is not a plan: it has no schema_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise PlanError(f"{source} is not a plan: it has no schema_version that is a number")
     if version > SCHEMA_VERSION:
         raise PlanError(
             f"{source} has schema_version {version}, this placer reads up to "
             f"{SCHEMA_VERSION}: upgrade placer"
         )
+    return _validated(document, str(source))
+
+
+def _validated(document: object, source: str) -> schema.PlanModel:
     try:
         return schema.PlanModel.model_validate(document)
     except ValidationError as error:
@@ -107,8 +122,18 @@ def parse(source: Path) -> schema.PlanModel:
         ) from error
 
 
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
 def to_dict(plan: Plan, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The plan as the JSON document that `save` writes."""
+    """The plan as the JSON document that `save` writes.
+
+    Raises
+    ------
+    PlanError
+        If a value breaks the format, such as a negative size or a time that is not finite.
+    """
     topology = plan.topology
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -150,7 +175,7 @@ def to_dict(plan: Plan, row_order: dict[str, dict[str, Any]] | None = None) -> d
         "solver": asdict(plan.solver),
         "provenance": asdict(plan.provenance),
     }
-    schema.PlanModel.model_validate(document)
+    _validated(document, "the plan")
     return document
 
 
@@ -209,19 +234,26 @@ def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64
     )
 
 
-def _save_row_order(plan: Plan, target: Path) -> tuple[str, str]:
-    tensors = {
-        name: np.ascontiguousarray(plan.hot_ids[name], dtype=np.int64)
-        for name, order in sorted(plan.row_order.items())
-        if order.kind == "profile"
-    }
-    staging = target.with_name(f".{target.stem}.rows")
-    with replacing(staging) as temporary:
-        save_file(tensors, temporary)
-    sha256 = sha256_file(staging)
-    name = f"{target.stem}.rows-{sha256[:12]}.safetensors"
-    staging.replace(target.with_name(name))
+def _row_orders_of(target: Path) -> list[Path]:
+    """Row orders beside a plan, by the names that `_save_row_order` gives them."""
+    return list(target.parent.glob(f"{glob.escape(target.name)}.rows-*.safetensors"))
+
+
+def _save_row_order(
+    hot_ids: dict[str, npt.NDArray[np.int64]], target: Path
+) -> tuple[str, str]:
+    """Write the row order of the plan at `target`; returns the file's name and hash."""
+    content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
+    sha256 = hashlib.sha256(content).hexdigest()
+    name = f"{target.name}.rows-{sha256[:12]}.safetensors"
+    with replacing(target.with_name(name)) as temporary:
+        temporary.write_bytes(content)
     return name, sha256
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.int64]]:
@@ -233,9 +265,16 @@ def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.
             "cut short or replaced; copy it again, or plan again"
         )
     try:
-        return {name: ids.astype(np.int64, copy=False) for name, ids in load_file(path).items()}
+        row_order = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise PlanError(f"cannot read the row order {path}: {error}") from error
+    for name, ids in row_order.items():
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise PlanError(
+                f"the row order {path} has {ids.dtype} of shape {ids.shape} for table {name!r}; "
+                "ids are a list of int64"
+            )
+    return row_order
 
 
 def _shortened(value: object) -> str:

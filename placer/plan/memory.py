@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from placer.plan.plan import Plan, Shard
 from placer.tables import Table
+from placer.topology.topology import Gpu, Host
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
@@ -62,9 +63,8 @@ def cache_bytes(table: Table, shard: Shard) -> int:
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     """Memory use of every GPU and host of the plan's topology, by device id."""
     topology = plan.topology
-    used: dict[str, dict[str, int]] = {
-        device.id: defaultdict(int) for device in (*topology.gpus, *topology.hosts)
-    }
+    devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
+    used: dict[str, dict[str, int]] = {device.id: defaultdict(int) for device in devices}
     mapped: set[tuple[str, str]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
@@ -82,5 +82,5 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {
         device.id: MemoryUse(device.id, device.memory_bytes, **used[device.id])
-        for device in (*topology.gpus, *topology.hosts)
+        for device in devices
     }

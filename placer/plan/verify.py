@@ -1,5 +1,6 @@
 """Proves that a plan is sound, from the plan alone: no solver and no cost model is asked."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,6 +48,9 @@ def violations(plan: Plan) -> list[Violation]:
         if message:
             found.append(Violation("coverage", table.name, message))
         found.extend(_row_order_violations(plan, table))
+    for name in sorted(plan.row_order.keys() - plan.tables_by_name.keys()):
+        message = f"table {name!r} has a row order but is not listed among the plan's tables"
+        found.append(Violation("row_order", name, message))
     for use in device_memory(plan).values():
         if use.free_bytes < 0:
             found.append(
@@ -95,6 +99,7 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
             f"rows {list(shard.rows)} must be [start, stop, step] with "
             f"0 <= start <= stop <= {table.rows} and step >= 1"
         )
+        return  # Such a slice has no number of rows.
     first, last = shard.cols
     if not 0 <= first < last <= table.dim:
         yield broken(f"cols {list(shard.cols)} must lie within [0, {table.dim}] and not be empty")
@@ -145,7 +150,7 @@ def _slices_fault(slices: list[tuple[int, int, int]], rows: int) -> str | None:
         ]
         # Slices of one residue class each; all is covered once if, over one full period of
         # the strides (or the whole piece, if that is shorter), each rank has one owner.
-        period = int(np.lcm.reduce([step for step, _ in active])) if active else 1
+        period = math.lcm(*(step for step, _ in active))
         span = min(period, high - low)
         if span > 50_000_000:
             return f"strides {sorted({s for s, _ in active})} have too long a common period"

@@ -16,7 +16,8 @@ from placer.profile.counts import RowCounts
 from placer.profile.profile import FeatureCounts, Profile, TableProfile
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 
-CHUNK_SAMPLES = 65536
+# A chunk of 200 lookups a sample takes 26 MB, several times over while it is read.
+CHUNK_SAMPLES = 16384
 # Samples of one block are kept or left out together: small enough that a sample of a small
 # log is near the share that was asked for, large enough to be read in one go.
 SAMPLE_BLOCK = 256

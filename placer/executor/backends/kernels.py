@@ -185,18 +185,21 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, lr, eps, 
     low, high, own = _own_slots(slots, rows.shape[0], thread, threads)
     if own == 0:
         return
-    keys = np.empty(own, np.uint64)
-    bags = np.empty(own, np.int32)
-    scales = np.empty(own if weighted else 0, np.float32)
+    # Every lookup is written and kept only if it is of this thread: whether it is cannot be
+    # predicted, so a branch would cost more than the writes. The last may overrun by one.
+    keys = np.empty(own + 1, np.uint64)
+    bags = np.empty(own + 1, np.int32)
+    scales = np.empty(own + 1 if weighted else 0, np.float32)
     place = 0
     for bag in range(offsets.size - 1):
         for j in range(offsets[bag], offsets[bag + 1]):
-            if low <= slots[j] < high:
-                keys[place] = (np.uint64(slots[j] - low) << np.uint64(32)) | np.uint64(place)
-                bags[place] = bag
-                if weighted:
-                    scales[place] = weights[j]
-                place += 1
+            slot = slots[j]
+            keys[place] = (np.uint64(slot - low) << np.uint64(32)) | np.uint64(place)
+            bags[place] = bag
+            if weighted:
+                scales[place] = weights[j]
+            place += np.int64((slot >= low) & (slot < high))
+    keys = keys[:own]
     bits = 0
     while (high - low - 1) >> bits:
         bits += 1

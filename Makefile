@@ -1,0 +1,50 @@
+# `make demo` and `make test` set everything up by themselves, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# More arguments for pip, such as an index of CPU builds of torch.
+PIP_ARGS ?=
+DATA ?=
+
+.PHONY: help setup demo test lint format bench clean
+
+help:
+	@echo "make demo            from a generated click log to a trained model; a few minutes"
+	@echo "make demo DATA=path  the same on a log of your own"
+	@echo "make test            lint, types, layers and all tests"
+	@echo "make setup           build .venv; .venv/bin/placer is the command"
+	@echo "make bench           every benchmark, into benchmarks/results/; half an hour"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("placer needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/placer demo $(if $(DATA),--data $(DATA))
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
+	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/python benchmarks/profiling.py
+	$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf $(VENV) demo .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

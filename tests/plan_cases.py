@@ -1,0 +1,143 @@
+"""Machines, tables and random sound plans for tests."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from placer import Feature, Plan, Shard, Table
+from placer.plan.plan import Provenance, RowOrder, SolverRecord
+from placer.topology.topology import Gpu, Host, Link, Topology
+
+
+def machine(
+    gpus: int = 2, hosts: int = 1, *, hbm_bytes: int = 1 << 40, dram_bytes: int = 1 << 40
+) -> Topology:
+    """`hosts` equal hosts of `gpus` equal GPUs each, of round bandwidths."""
+    names = [f"host:{number}" for number in range(hosts)]
+    ids = [(f"gpu:{number}", names[number // gpus]) for number in range(gpus * hosts)]
+    links = [Link(gpu, host, "pcie", 1e10) for gpu, host in ids]
+    links += [Link(gpu, host, "nvlink", 1e11) for gpu, host in ids]
+    links += [Link(host, "network", "network", 1e10) for host in names] if hosts > 1 else []
+    return Topology(
+        f"{hosts}x{gpus}",
+        tuple(Gpu(gpu, host, hbm_bytes, 1e12, 1e-6) for gpu, host in ids),
+        tuple(Host(name, dram_bytes, 1e11) for name in names),
+        tuple(links),
+    )
+
+
+def in_hbm(
+    table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str
+) -> Shard:
+    return Shard(table, rows, cols, devices or ("gpu:0",), "hbm", "device")
+
+
+def in_dram(
+    table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str
+) -> Shard:
+    return Shard(table, rows, cols, devices or ("gpu:0",), "dram", "staged")
+
+
+def plan_of(table: Table, *shards: Shard, topology: Topology | None = None) -> Plan:
+    return Plan((table,), topology or machine(), shards)
+
+
+# Lone surrogates are no text: UTF-8 cannot hold them.
+_words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6)
+
+
+@st.composite
+def tables(draw: st.DrawFn, name: str = "t") -> Table:
+    features = tuple(
+        Feature(
+            f"{name}{number}",
+            draw(st.floats(0, 50)),
+            draw(st.floats(0, 1)),
+            draw(st.sampled_from(["sum", "mean", "max", "none"])),
+        )
+        for number in range(draw(st.integers(0, 2)))
+    )
+    return Table(
+        name,
+        draw(st.integers(0, 30)),
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        features,
+    )
+
+
+@st.composite
+def row_slices(draw: st.DrawFn, rows: int) -> list[tuple[int, int, int]]:
+    """Slices that partition 0..rows: blocks, each of them strided or not."""
+    inner = draw(st.sets(st.integers(1, max(1, rows - 1)), max_size=3)) if rows > 1 else set()
+    edges = [0, *sorted(inner), rows]
+    slices = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        ways = draw(st.integers(1, max(1, min(5, high - low))))
+        slices += [(low + index, high, ways) for index in range(ways)]
+    return slices
+
+
+@st.composite
+def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
+    """Shards that cover a table once: strips of columns, each cut by rows in its own way."""
+    inner = draw(st.sets(st.integers(1, table.dim - 1), max_size=2)) if table.dim > 1 else set()
+    edges = [0, *sorted(inner), table.dim]
+    gpus = [gpu.id for gpu in topology.gpus]
+    shards = []
+    for strip in zip(edges, edges[1:], strict=False):
+        for rows in draw(row_slices(table.rows)):
+            replicas = draw(st.lists(st.sampled_from(gpus), min_size=1, max_size=3, unique=True))
+            shard = in_hbm(table.name, rows, strip, *replicas)
+            kind = draw(st.sampled_from(["device", "uva", "staged", "cached", "host"]))
+            if kind != "device":
+                shard = replace(
+                    shard, memory="dram", lookup=kind, buffer_bytes=draw(st.integers(0, 99))
+                )
+            if kind == "cached":
+                count = len(range(*rows))
+                cache_rows = draw(st.integers(1, count)) if count else 0
+                shard = replace(
+                    shard, lookup="cached" if count else "staged", cache_rows=cache_rows
+                )
+            if kind == "host" and draw(st.booleans()):
+                shard = replace(shard, devices=(topology.hosts[0].id,))
+            shards.append(shard)
+    return draw(st.permutations(shards))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A sound plan of a few tables, row orders and all."""
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    names = draw(st.lists(_words, min_size=1, max_size=3, unique=True))
+    chosen = tuple(draw(tables(name)) for name in names)
+    shards = tuple(shard for table in chosen for shard in draw(covers(table, topology)))
+    hot_ids = {
+        table.name: np.array(
+            draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))], np.int64
+        )
+        for table in chosen
+        if draw(st.booleans())
+    }
+    times = st.none() | st.floats(0, 1e3)
+    return Plan(
+        chosen,
+        topology,
+        shards,
+        {name: RowOrder("profile") for name in hot_ids},
+        hot_ids,
+        draw(st.integers(1, 1 << 20)),
+        SolverRecord(
+            draw(_words),
+            draw(st.sampled_from(["optimal", "feasible"])),
+            draw(times),
+            draw(times),
+            draw(st.floats(0, 1e6)),
+            draw(st.integers(-(1 << 70), 1 << 70)),
+            draw(_words),
+        ),
+        Provenance(draw(_words), draw(_words), draw(_words), draw(_words)),
+    )
