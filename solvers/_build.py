@@ -44,7 +44,7 @@ def build_plan(instance: Instance, placements: Sequence[Placement]) -> Plan:
                 shard.width,
                 samples=samples,
                 staged=shard.lookup == "staged",
-                returns_output=number == 0,
+                returns_bags=number == 0,
             )
             shards.append(replace(shard, buffer_bytes=size))
         if profile.counts is not None and (ways > 1 or len(parts) > 1):

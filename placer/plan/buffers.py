@@ -68,7 +68,7 @@ def shard_buffer_bytes(
     *,
     samples: int,
     staged: bool,
-    returns_output: bool,
+    returns_bags: bool,
 ) -> int:
     """Buffer bytes of one shard on each device that serves it.
 
@@ -78,16 +78,16 @@ def shard_buffer_bytes(
         Samples of a step whose lookups the device serves.
     staged : bool
         Whether the step's distinct rows are copied to HBM.
-    returns_output : bool
-        Whether the output buffers are charged to this shard. The shards of one table on
-        one device pool into one output, so one of them is charged.
+    returns_bags : bool
+        Whether the buffers of pooled output are charged to this shard. The shards of one
+        table on one device pool into one output, so one of them is charged. Lookups without
+        pooling are charged to the shard that they read.
     """
     table = profile.table
     lookups = samples * table.lookups_per_sample
     size = 0.0
     if staged:
         size += float(staging_buffer_bytes(table, slice_unique(profile, rows, lookups), width))
-    if returns_output:
-        share = slice_lookup_share(profile, rows)
-        size += exchange_buffer_bytes(table, samples, lookups * share, width)
+    share = slice_lookup_share(profile, rows)
+    size += exchange_buffer_bytes(table, samples if returns_bags else 0, lookups * share, width)
     return math.ceil(size)

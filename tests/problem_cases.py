@@ -1,0 +1,104 @@
+"""Small problems for tests of cost models and solvers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+from plan_cases import machine
+
+from placer import AccessCdf, Feature, Problem, Profile, Table, TableProfile
+from placer.profile.counts import RowCounts
+from placer.topology.topology import Topology
+
+
+def zipf_table(
+    name: str,
+    rows: int,
+    dim: int = 16,
+    *,
+    lookups: float = 1.0,
+    exponent: float = 1.0,
+    optimizer: str = "rowwise_adagrad",
+    pooling: str = "sum",
+) -> TableProfile:
+    """A table of published shape: a Zipf law, no counts, one feature."""
+    feature = Feature(name, lookups, 1.0, pooling)  # type: ignore[arg-type]
+    table = Table(name, rows, dim, optimizer=optimizer, features=(feature,))  # type: ignore[arg-type]
+    return TableProfile(table, AccessCdf.zipf(rows, exponent))
+
+
+def counted_table(
+    name: str, counts: Sequence[int], dim: int = 16, *, lookups: float = 1.0
+) -> TableProfile:
+    """A table of a log: counts by id, and so a row order."""
+    dense = np.asarray(counts, dtype=np.int64)
+    features = (Feature(name, lookups),)
+    return TableProfile(
+        Table(name, dense.size, dim, features=features),
+        AccessCdf.from_counts(dense, dense.size),
+        RowCounts.from_dense(dense),
+    )
+
+
+def problem_of(
+    *tables: TableProfile, topology: Topology | None = None, batch_size: int = 64
+) -> Problem:
+    return Problem(Profile(tables, source="test"), topology or machine(), batch_size)
+
+
+def unequal_machine(hbm_bytes: int = 1 << 40) -> Topology:
+    """Two hosts of two GPUs; the second host's GPUs are smaller and slower."""
+    topology = machine(2, 2, hbm_bytes=hbm_bytes)
+    slow = [
+        replace(gpu, memory_bytes=gpu.memory_bytes // 3, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2)
+        for gpu in topology.gpus[2:]
+    ]
+    return replace(topology, gpus=(*topology.gpus[:2], *slow))
+
+
+@st.composite
+def table_profiles(draw: st.DrawFn, name: str, *, least_rows: int = 0) -> TableProfile:
+    """A table of up to 40 rows: counted or published, read or not."""
+    rows = draw(st.integers(least_rows, 40))
+    features = tuple(
+        Feature(
+            f"{name}{number}",
+            draw(st.floats(0, 8)),
+            draw(st.floats(0, 1)),
+            draw(st.sampled_from(["sum", "none"])),
+        )
+        for number in range(draw(st.integers(0, 2)))
+    )
+    table = Table(
+        name,
+        rows,
+        draw(st.sampled_from([3, 16, 32, 80])),
+        draw(st.sampled_from(["float32", "float16"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        features,
+    )
+    if draw(st.booleans()):
+        dense = np.array(
+            draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)), dtype=np.int64
+        )
+        return TableProfile(table, AccessCdf.from_counts(dense, rows), RowCounts.from_dense(dense))
+    return TableProfile(table, AccessCdf.zipf(rows, draw(st.floats(0, 2))))
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, hbm_bytes: int = 1 << 40) -> Problem:
+    """Up to 4 tables on up to 4 GPUs."""
+    number = draw(st.integers(1, 4))
+    tables = [draw(table_profiles(f"t{n}", least_rows=0 if n else 1)) for n in range(number)]
+    topology = draw(
+        st.sampled_from(
+            [
+                machine(1, hbm_bytes=hbm_bytes),
+                machine(3, hbm_bytes=hbm_bytes),
+                machine(2, 2, hbm_bytes=hbm_bytes),
+                unequal_machine(hbm_bytes),
+            ]
+        )
+    )
+    return problem_of(*tables, topology=topology, batch_size=draw(st.integers(1, 200)))

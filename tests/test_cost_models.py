@@ -1,0 +1,492 @@
+"""Cost models: what every one of them promises, and the roofline by hand."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plan_cases import in_dram, in_hbm, machine
+from problem_cases import (
+    counted_table,
+    problem_of,
+    problems,
+    table_profiles,
+    unequal_machine,
+    zipf_table,
+)
+
+from cost_models import COST_MODELS, CostModel, CostReport, Roofline, cost_model
+from cost_models.roofline import ID_BYTES, SORT_BYTES_PER_LOOKUP
+from placer import AccessCdf, Plan, Problem, Shard, TableProfile
+from placer.errors import PlacerError, PlanMismatchError
+from placer.plan.buffers import shard_buffer_bytes, staging_buffer_bytes
+from placer.plan.memory import ROW_MAP_BYTES_PER_ROW
+from placer.plan.plan import Lookup
+from placer.plan.verify import violations
+from solvers._build import build_plan
+from solvers._instance import Instance, Piece, Placement
+
+LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
+
+
+def plan_for(problem: Problem, *shards: Shard) -> Plan:
+    tables = tuple(profile.table for profile in problem.profile)
+    return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
+
+
+def whole(problem: Problem, lookup: Lookup, *devices: str, table: int = 0) -> Shard:
+    """All of a table, read in one way; a cache holds half of the rows."""
+    spec = problem.profile.tables[table].table
+    return Shard(
+        spec.name,
+        (0, spec.rows, 1),
+        (0, spec.dim),
+        devices or ("gpu:0",),
+        "hbm" if lookup == "device" else "dram",
+        lookup,
+        cache_rows=spec.rows // 2 if lookup == "cached" else 0,
+    )
+
+
+def gpu_seconds(report: CostReport, gpu: int = 0) -> float:
+    return report.gpus[gpu].total_s
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Problem, list[Placement]]:
+    """A problem, and pieces of one cut of each of its tables on GPUs of their own."""
+    problem = draw(problems())
+    instance = Instance(problem, Roofline())
+    placements = []
+    for table in range(instance.tables):
+        cut = draw(st.sampled_from(instance.cuts_of(table)))
+        gpus = draw(st.permutations(range(instance.gpus)))
+        for piece, gpu in zip(instance.pieces(table, cut), gpus, strict=False):
+            rows = len(range(piece.index, problem.profile.tables[table].table.rows, cut.ways))
+            placements.append(Placement(piece, gpu, draw(st.integers(0, rows))))
+    return problem, placements
+
+
+class CostModelContract:
+    """What solvers and reports take for granted. A model's test class says which it is."""
+
+    name: str
+
+    @property
+    def model(self) -> CostModel:
+        return cost_model(self.name)
+
+    def test_it_is_a_cost_model_by_its_name(self) -> None:
+        assert isinstance(self.model, CostModel)
+        assert self.model.name == self.name
+
+    @given(placed())
+    @settings(max_examples=80, deadline=None)
+    def test_pieces_add_up_to_the_plan(self, case: tuple[Problem, list[Placement]]) -> None:
+        problem, placements = case
+        instance = Instance(problem, self.model)
+        plan = build_plan(instance, placements)
+        assert violations(plan) == []
+        report = self.model.evaluate(problem, plan)
+        topology = problem.topology
+        gpu_s = dict.fromkeys((gpu.id for gpu in topology.gpus), 0.0)
+        dram_s = dict.fromkeys((host.id for host in topology.hosts), 0.0)
+        hbm_bytes, dram_bytes = dict(gpu_s), dict(dram_s)
+        for placement in placements:
+            gpu = topology.gpus[placement.gpu]
+            curve = instance.curve(placement.piece, placement.gpu)
+            hot = placement.hot_rows
+
+            def at(values: np.ndarray) -> float:
+                return float(np.interp(hot, curve.hot_rows, values))  # noqa: B023
+
+            split = 0 < hot < curve.hot_rows[-1]
+            gpu_s[gpu.id] += at(curve.gpu_s) + (curve.split_s if split else 0.0)
+            dram_s[gpu.host] += at(curve.dram_s)
+            hbm_bytes[gpu.id] += at(curve.hbm_bytes) + (curve.split_hbm_bytes if split else 0.0)
+            dram_bytes[gpu.host] += at(curve.dram_bytes)
+        for cost in report.gpus:
+            assert cost.total_s == pytest.approx(gpu_s[cost.device], rel=1e-9, abs=1e-18)
+        for host in report.hosts:
+            assert host.dram_s == pytest.approx(dram_s[host.device], rel=1e-9, abs=1e-18)
+            assert report.memory[host.device].total_bytes == round(dram_bytes[host.device])
+        for gpu in topology.gpus:
+            # Between its points a curve may understate staging buffers, and the row map of a
+            # strip is not its own where another strip of the table is split.
+            used = report.memory[gpu.id]
+            spare = sum(
+                float(staging_buffer_bytes(p.table, p.table.rows, p.table.dim))
+                for p in problem.profile
+            )
+            maps = sum(ROW_MAP_BYTES_PER_ROW * p.table.rows for p in problem.profile)
+            assert used.total_bytes >= hbm_bytes[gpu.id] - 1e-3
+            assert used.total_bytes <= hbm_bytes[gpu.id] + spare + maps + len(plan.shards)
+
+    @given(placed())
+    @settings(max_examples=40, deadline=None)
+    def test_memory_is_that_of_the_curve_at_its_points(
+        self, case: tuple[Problem, list[Placement]]
+    ) -> None:
+        problem, placements = case
+        instance = Instance(problem, self.model)
+        for placement in placements:
+            if placement.piece.cut.pieces > 1:
+                continue
+            curve = instance.curve(placement.piece, placement.gpu)
+            for point, hot in enumerate(curve.hot_rows):
+                plan = build_plan(instance, [replace(placement, hot_rows=int(hot))])
+                used = self.model.evaluate(problem, plan).memory
+                split = curve.split_hbm_bytes if 0 < hot < curve.hot_rows[-1] else 0.0
+                gpu = problem.topology.gpus[placement.gpu]
+                expected = curve.hbm_bytes[point] + split
+                assert expected - 1e-3 <= used[gpu.id].total_bytes < expected + 2
+                assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
+
+    @given(problems(), st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_curves_are_convex_and_fall(self, problem: Problem, data: st.DataObject) -> None:
+        instance = Instance(problem, self.model)
+        table = data.draw(st.integers(0, instance.tables - 1))
+        for cut in instance.cuts_of(table):
+            for piece in instance.pieces(table, cut):
+                curve = instance.curve(piece, data.draw(st.integers(0, instance.gpus - 1)))
+                hot = curve.hot_rows
+                assert hot[0] == 0
+                assert (np.diff(hot) > 0).all()
+                assert hot[-1] == len(
+                    range(piece.index, problem.profile.tables[table].table.rows, cut.ways)
+                )
+                for times in (curve.gpu_s, curve.dram_s):
+                    scale = 1e-12 * (1 + times[0])
+                    slopes = np.diff(times) / np.diff(hot)
+                    assert (slopes <= scale).all()
+                    assert (np.diff(slopes) >= -scale).all()
+                assert (np.diff(curve.dram_bytes) < 0).all()
+                assert (curve.hbm_bytes >= 0).all()
+                assert curve.split_s >= 0
+                assert curve.split_hbm_bytes >= 0
+
+    @given(problems(), st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_more_rows_in_hbm_never_cost_more(
+        self, problem: Problem, data: st.DataObject
+    ) -> None:
+        """The launch of a second shard aside."""
+        instance = Instance(problem, self.model)
+        rows = problem.profile.tables[0].table.rows
+        more = data.draw(st.integers(1, rows))
+        less = data.draw(st.integers(0, more - 1))
+        costs = []
+        for hot in (less, more):
+            plan = build_plan(instance, [Placement(Piece(0), 0, hot)])
+            report = self.model.evaluate(problem, plan)
+            costs.append((gpu_seconds(report) - report.gpus[0].launch_s, report.hosts[0].dram_s))
+            assert report.gpus[0].launch_s >= problem.topology.gpus[0].launch_s
+        assert costs[1][0] <= costs[0][0] * (1 + 1e-12)
+        assert costs[1][1] <= costs[0][1] * (1 + 1e-12)
+
+    @given(placed(), st.floats(1.0, 10.0))
+    @settings(max_examples=40, deadline=None)
+    def test_faster_hardware_never_costs_more(
+        self, case: tuple[Problem, list[Placement]], factor: float
+    ) -> None:
+        problem, placements = case
+        plan = build_plan(Instance(problem, self.model), placements)
+        before = self.model.evaluate(problem, plan)
+        topology = problem.topology
+        links = tuple(replace(k, bytes_per_s=k.bytes_per_s * factor) for k in topology.links)
+        gpus = tuple(
+            replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * factor) for g in topology.gpus
+        )
+        hosts = tuple(
+            replace(h, dram_bytes_per_s=h.dram_bytes_per_s * factor) for h in topology.hosts
+        )
+        for faster in (
+            replace(topology, links=links),
+            replace(topology, gpus=gpus),
+            replace(topology, hosts=hosts),
+        ):
+            after = self.model.evaluate(replace(problem, topology=faster), plan)
+            assert after.step_time_s <= before.step_time_s * (1 + 1e-12)
+            for one, two in zip(after.gpus, before.gpus, strict=True):
+                assert one.link_s <= two.link_s * (1 + 1e-12)
+
+    @given(
+        st.integers(1, 5000),
+        st.floats(0, 1.8),
+        st.floats(0, 1.8),
+        st.floats(0, 1),
+        st.floats(0.1, 20),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_more_skew_never_costs_more_link_time_at_the_same_split(
+        self, rows: int, one: float, two: float, hot_share: float, lookups: float
+    ) -> None:
+        hot = round(rows * hot_share)
+        link_s = []
+        for exponent in sorted((one, two)):
+            problem = problem_of(zipf_table("t", rows, lookups=lookups, exponent=exponent))
+            plan = build_plan(Instance(problem, self.model), [Placement(Piece(0), 0, hot)])
+            link_s.append(self.model.evaluate(problem, plan).gpus[0].link_s)
+        # Beyond its exact head a Zipf CDF is piecewise linear, to well under 1%.
+        assert link_s[1] <= link_s[0] * (1 + (1e-9 if rows <= 256 else 1e-2)) + 1e-15
+
+    @given(placed())
+    @settings(max_examples=20, deadline=None)
+    def test_the_same_question_has_the_same_answer(
+        self, case: tuple[Problem, list[Placement]]
+    ) -> None:
+        problem, placements = case
+        plan = build_plan(Instance(problem, self.model), placements)
+        assert self.model.evaluate(problem, plan) == cost_model(self.name).evaluate(problem, plan)
+        one, two = (
+            self.model.piece_curve(problem, 0, 1, 0, problem.profile.tables[0].table.dim, 0)
+            for _ in range(2)
+        )
+        np.testing.assert_array_equal(one.gpu_s, two.gpu_s)
+        np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
+
+    @given(table_profiles("t"), st.sampled_from(LOOKUPS), st.integers(1, 4), st.booleans())
+    @settings(max_examples=80, deadline=None)
+    def test_every_way_to_read_rows_has_a_finite_cost(
+        self, profile: TableProfile, lookup: Lookup, replicas: int, buffered: bool
+    ) -> None:
+        problem = problem_of(profile, topology=unequal_machine(), batch_size=16)
+        assume(lookup != "cached" or profile.table.rows >= 2)
+        devices = [gpu.id for gpu in problem.topology.gpus[:replicas]]
+        shard = replace(whole(problem, lookup, *devices), buffer_bytes=1000 if buffered else 0)
+        plan = plan_for(problem, shard)
+        assert violations(plan) == []
+        report = self.model.evaluate(problem, plan)
+        for cost in report.gpus:
+            parts = (cost.hbm_s, cost.link_s, cost.communication_s, cost.launch_s)
+            assert all(math.isfinite(part) and part >= 0 for part in parts)
+            assert cost.total_s == pytest.approx(sum(parts))
+            serves = cost.device in devices
+            assert (cost.launch_s > 0) == serves
+            assert (report.memory[cost.device].buffer_bytes == 1000) == (serves and buffered)
+        assert report.step_time_s >= max(cost.total_s for cost in report.gpus)
+        assert 0 <= report.hbm_lookup_share <= 1 + 1e-12
+        assert 0 < report.balance <= 1
+        if lookup == "device":
+            assert report.hbm_lookup_share == pytest.approx(1)
+            assert all(host.dram_s == 0 for host in report.hosts)
+
+    @pytest.mark.parametrize(
+        ("shard", "words"),
+        [
+            (in_hbm("u", (0, 1, 1), (0, 1)), "'u', which the profile lacks"),
+            (in_hbm("t", (0, 9, 1), (0, 16), "gpu:9"), "gpu:9, which the topology"),
+        ],
+    )
+    def test_a_plan_of_another_problem(self, shard: Shard, words: str) -> None:
+        problem = problem_of(zipf_table("t", 9))
+        with pytest.raises(PlanMismatchError, match=words):
+            self.model.evaluate(problem, plan_for(problem, shard))
+
+    def test_a_plan_of_tables_of_other_sizes(self) -> None:
+        plan = plan_for(problem_of(zipf_table("t", 9)), in_hbm("t", (0, 9, 1), (0, 16)))
+        with pytest.raises(PlanMismatchError, match="9 × 16 in the plan but 10 × 16"):
+            self.model.evaluate(problem_of(zipf_table("t", 10)), plan)
+        with pytest.raises(PlanMismatchError, match="plan's list of tables lacks"):
+            self.model.evaluate(problem_of(zipf_table("t", 9)), replace(plan, tables=()))
+
+
+class TestRoofline(CostModelContract):
+    name = "roofline"
+
+
+# The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
+# One table of 4 rows × 16 float32 (64 bytes) with 4 bytes of state, 2 lookups per sample,
+# each row as hot as any other.
+LOOKED_UP = 16.0
+UNIQUE = 4 * (1 - (3 / 4) ** 16)
+W, ROW = 64, 68
+HBM_ROWS = LOOKED_UP * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * UNIQUE * ROW
+OUTPUT = 8 * W
+"""One pooled row per sample, written once and its gradient read once."""
+
+
+def uniform(gpus: int = 1, *, hosts: int = 1, pooling: str = "sum") -> Problem:
+    table = zipf_table("t", 4, lookups=2.0, exponent=0.0, pooling=pooling)
+    batch_size = 8 // (gpus * hosts)
+    return problem_of(table, topology=machine(gpus, hosts), batch_size=batch_size)
+
+
+def roofline(problem: Problem, *shards: Shard) -> CostReport:
+    return Roofline().evaluate(problem, plan_for(problem, *shards))
+
+
+def test_rows_in_hbm_by_hand() -> None:
+    report = roofline(uniform(), whole(uniform(), "device"))
+    (gpu,), (host,) = report.gpus, report.hosts
+    assert gpu.hbm_s == pytest.approx((HBM_ROWS + 2 * OUTPUT) / 1e12)
+    assert (gpu.link_s, gpu.communication_s, gpu.launch_s, host.dram_s) == (0, 0, 1e-6, 0)
+    assert report.bottleneck == "gpu:0 launches"
+
+
+def test_staged_rows_by_hand() -> None:
+    report = roofline(uniform(), whole(uniform(), "staged"))
+    (gpu,), (host,) = report.gpus, report.hosts
+    assert gpu.hbm_s == pytest.approx((HBM_ROWS + 2 * UNIQUE * ROW + 2 * OUTPUT) / 1e12)
+    assert gpu.link_s == pytest.approx(UNIQUE * ROW / 1e10)
+    assert host.dram_s == pytest.approx(2 * UNIQUE * ROW / 1e11)
+    assert report.hbm_lookup_share == 0
+
+
+def test_rows_read_in_place_by_hand() -> None:
+    report = roofline(uniform(), whole(uniform(), "uva"))
+    (gpu,), (host,) = report.gpus, report.hosts
+    read = LOOKED_UP * W + UNIQUE * ROW
+    own = LOOKED_UP * (ID_BYTES + W + SORT_BYTES_PER_LOOKUP) + 2 * OUTPUT
+    assert gpu.hbm_s == pytest.approx(own / 1e12)
+    assert gpu.link_s == pytest.approx(read / 1e10)
+    assert host.dram_s == pytest.approx((read + UNIQUE * ROW) / 1e11)
+
+
+def test_rows_pooled_by_the_host_by_hand() -> None:
+    by_gpu = roofline(uniform(), whole(uniform(), "host"))
+    (gpu,), (host,) = by_gpu.gpus, by_gpu.hosts
+    assert gpu.link_s == pytest.approx(OUTPUT / 1e10)
+    assert host.dram_s == pytest.approx(HBM_ROWS / 1e11)
+    # A host that serves by itself sends to each of its GPUs what that GPU's samples need.
+    pair = uniform(2)
+    by_host = roofline(pair, whole(pair, "host", "host:0"))
+    assert [g.link_s for g in by_host.gpus] == pytest.approx([OUTPUT / 2 / 1e10] * 2)
+    assert by_host.hosts[0].dram_s == pytest.approx(HBM_ROWS / 1e11)
+    assert [g.launch_s for g in by_host.gpus] == [0, 0]
+
+
+def test_a_cache_by_hand() -> None:
+    """Half of the rows in the cache: half of the lookups hit, half of the rows are staged."""
+    report = roofline(uniform(), whole(uniform(), "cached"))
+    assert report.hbm_lookup_share == pytest.approx(0.5)
+    assert report.gpus[0].link_s == pytest.approx(UNIQUE / 2 * ROW / 1e10)
+    assert report.gpus[0].hbm_s == pytest.approx((HBM_ROWS + UNIQUE * ROW + 2 * OUTPUT) / 1e12)
+
+
+def test_the_exchange_by_hand() -> None:
+    """Of what a GPU of two serves, half is another's: ids come, rows go, gradients come."""
+    pair = uniform(2)
+    report = roofline(pair, whole(pair, "device", "gpu:1"))
+    idle, busy = report.gpus
+    assert idle.total_s == 0
+    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11)
+    assert report.balance == 0.5
+
+
+def test_the_exchange_over_the_network_by_hand() -> None:
+    """Two hosts of one GPU: the network of 1e10 B/s takes what NVLink took before."""
+    pair = uniform(1, hosts=2)
+    busy = roofline(pair, whole(pair, "device", "gpu:1")).gpus[1]
+    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e10)
+
+
+def test_replicas_by_hand() -> None:
+    """Each GPU looks its own samples up; the gradients of touched rows are all-reduced."""
+    pair = uniform(2)
+    report = roofline(pair, whole(pair, "device", "gpu:0", "gpu:1"))
+    one, two = report.gpus
+    assert one == replace(two, device="gpu:0")
+    unique = 4 * (1 - (3 / 4) ** 8)
+    own = LOOKED_UP / 2 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
+    assert one.hbm_s == pytest.approx((own + OUTPUT) / 1e12)
+    assert one.communication_s == pytest.approx(2 * UNIQUE * W / 2 / 1e11)
+    assert report.hbm_lookup_share == pytest.approx(1)
+
+
+def test_without_pooling_every_lookup_is_sent() -> None:
+    pair = uniform(2, pooling="none")
+    busy = roofline(pair, whole(pair, "device")).gpus[0]
+    sent = LOOKED_UP * ID_BYTES + 2 * LOOKED_UP * W
+    assert busy.communication_s == pytest.approx(sent / 2 / 1e11)
+
+
+def test_row_slices_each_send_a_part_of_the_bag_and_shards_of_one_gpu_pool_together() -> None:
+    pair = uniform(2)
+    apart = roofline(
+        pair,
+        in_hbm("t", (0, 4, 2), (0, 16), "gpu:0"),
+        in_hbm("t", (1, 4, 2), (0, 16), "gpu:1"),
+    )
+    half = (LOOKED_UP / 2 * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
+    assert [gpu.communication_s for gpu in apart.gpus] == pytest.approx([half, half])
+    together = roofline(pair, in_hbm("t", (0, 2, 1), (0, 16)), in_dram("t", (2, 4, 1), (0, 16)))
+    whole_exchange = (LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
+    assert together.gpus[0].communication_s == pytest.approx(whole_exchange)
+    assert together.gpus[0].launch_s == 2e-6
+    assert together.hbm_lookup_share == pytest.approx(0.5)
+
+
+def test_strips_of_columns_send_their_columns() -> None:
+    pair = uniform(2)
+    report = roofline(
+        pair,
+        in_hbm("t", (0, 4, 1), (0, 4), "gpu:0"),
+        in_hbm("t", (0, 4, 1), (4, 16), "gpu:1"),
+    )
+    narrow, wide = report.gpus
+    ids = LOOKED_UP * ID_BYTES
+    assert narrow.communication_s == pytest.approx((ids + 2 * OUTPUT / 4) / 2 / 1e11)
+    assert wide.communication_s == pytest.approx((ids + 2 * OUTPUT * 3 / 4) / 2 / 1e11)
+
+
+def test_the_step_waits_for_host_memory_that_gpus_share() -> None:
+    topology = machine(4)
+    slow = replace(topology, hosts=(replace(topology.hosts[0], dram_bytes_per_s=1e7),))
+    tables = [zipf_table(f"t{n}", 500, lookups=4.0) for n in range(4)]
+    problem = problem_of(*tables, topology=slow)
+    shards = [whole(problem, "staged", f"gpu:{n}", table=n) for n in range(4)]
+    report = roofline(problem, *shards)
+    assert report.bottleneck == "host:0 dram"
+    assert report.step_time_s == report.hosts[0].dram_s > report.gpus[0].total_s
+
+
+def test_a_table_that_nobody_reads_costs_a_launch() -> None:
+    problem = problem_of(counted_table("t", [0, 0, 0], lookups=0.0))
+    report = roofline(problem, whole(problem, "device"))
+    assert report.hbm_lookup_share == 1.0
+    assert report.gpus[0].link_s == 0
+
+
+def test_staging_buffers_by_hand() -> None:
+    """Four standard deviations beyond the expected distinct rows, and in and out once more."""
+    problem = uniform()
+    profile = problem.profile.tables[0]
+    staged = (UNIQUE + 4 * math.sqrt(UNIQUE)) * ROW
+    for staging, output, expected in (
+        (True, False, staged),
+        (False, True, 2 * OUTPUT),
+        (True, True, staged + 2 * OUTPUT),
+        (False, False, 0),
+    ):
+        size = shard_buffer_bytes(
+            profile, (0, 4, 1), 16, samples=8, staged=staging, returns_bags=output
+        )
+        assert size == math.ceil(expected)
+
+
+@given(st.integers(1, 300), st.integers(1, 5), st.data())
+@settings(max_examples=60, deadline=None)
+def test_slices_share_out_all_lookups_and_rows(rows: int, ways: int, data: st.DataObject) -> None:
+    """Loads of the slices of a table add up to the table's."""
+    counts = data.draw(st.lists(st.integers(0, 50), min_size=rows, max_size=rows))
+    profile = counted_table("t", counts, lookups=3.0)
+    problem = problem_of(profile, topology=machine(1))
+    curves = [Roofline().piece_curve(problem, 0, ways, index, 16, 0) for index in range(ways)]
+    single = Roofline().piece_curve(problem, 0, 1, 0, 16, 0)
+    assert sum(int(curve.hot_rows[-1]) for curve in curves) == rows
+    assert sum(float(c.dram_s[0]) for c in curves) == pytest.approx(float(single.dram_s[0]))
+    assert sum(float(c.dram_bytes[0]) for c in curves) == float(single.dram_bytes[0])
+
+
+def test_an_unknown_model_lists_those_there_are() -> None:
+    with pytest.raises(PlacerError, match="no cost model is called 'magic'; choose from roofline"):
+        cost_model("magic")
+    assert set(COST_MODELS) == {COST_MODELS[name]().name for name in COST_MODELS}
+
+
+def test_the_zipf_law_of_these_tests_is_uniform() -> None:
+    np.testing.assert_allclose(AccessCdf.zipf(4, 0.0).row_share, 0.25)
