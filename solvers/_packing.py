@@ -37,17 +37,41 @@ class Packing:
 
     @classmethod
     def construct(cls, instance: Instance, bound: PooledBound, target_s: float) -> "Packing | None":
-        """Cut tables for a step time of `target_s` and pack them; None if no GPU has room."""
-        to_place: list[Piece] = []
+        """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
+
+        Pieces of at most half a GPU's HBM pack best; where the buffers of so many pieces do
+        not fit, they may be as large as a GPU, and at last HBM is balanced instead of time.
+        """
+        cuts: list[Cut] = []
         for table in range(instance.tables):
-            cut = bound.cut_for(table, target_s)
-            if cut is None:
+            work = bound.cut_for(table, target_s)
+            if work is None:
                 return None
-            to_place += instance.pieces(table, _cut_that_fits(instance, table, cut.cut))
-        price = bound.price_s_per_byte
+            cuts.append(work.cut)
+        for largest_share, by_bytes in ((0.5, False), (1.0, False), (1.0, True)):
+            to_place = [
+                piece
+                for table, cut in enumerate(cuts)
+                for piece in instance.pieces(
+                    table, _cut_that_fits(instance, table, cut, largest_share)
+                )
+            ]
+            packing = cls._packed(instance, to_place, bound.price_s_per_byte, by_bytes)
+            if packing is not None:
+                return packing
+        return None
+
+    @classmethod
+    def _packed(
+        cls, instance: Instance, to_place: list[Piece], price: float, by_bytes: bool
+    ) -> "Packing | None":
+        """Put pieces on the GPUs that would be done first, or have the most HBM left."""
         rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
         estimate = {p: instance.ladder(p, instance.kinds[0]).values[:, rung] for p in to_place}
-        to_place.sort(key=lambda p: (-estimate[p][1], p))
+        floors = {
+            p: float(instance.ladder(p, instance.kinds[0]).values[0, 0]) for p in to_place
+        }
+        to_place.sort(key=lambda p: (-(floors[p] if by_bytes else estimate[p][1]), p))
         load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
         dram = instance.dram_bytes.copy()
         hosts = np.array(instance.host_of_gpu)
@@ -56,13 +80,14 @@ class Packing:
         least = np.zeros(instance.gpus)
         for piece in to_place:
             hbm_bytes, gpu_s, _, dram_bytes, _ = estimate[piece]
-            floor = float(instance.ladder(piece, instance.kinds[0]).values[0, 0])
+            floor = floors[piece]
             # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
             # insist on the buffers alone.
             allowed = (least + floor <= instance.hbm_bytes) & (dram_bytes <= dram[hosts])
             taken = np.array([piece.table in s for s in tables_on])
             short = np.maximum(0.0, hbm_bytes - hbm) * price
-            score = np.where(allowed, load + short + taken * 1e6, np.inf)
+            balanced = least - instance.hbm_bytes if by_bytes else load + short
+            score = np.where(allowed & ~taken, balanced, np.inf)
             gpu = int(np.argmin(score))
             if not np.isfinite(score[gpu]):
                 return None
@@ -237,13 +262,17 @@ class Packing:
                 yield {slow: [*rest, back], other: [*kept, piece]}
 
 
-def _cut_that_fits(instance: Instance, table: int, cut: Cut) -> Cut:
-    """`cut`, or one into more row slices if a piece's buffers or cold rows fit nowhere."""
+def _cut_that_fits(instance: Instance, table: int, cut: Cut, largest_share: float) -> Cut:
+    """`cut`, or one into more row slices if a piece is too large.
+
+    That is, its buffers take more than `largest_share` of a GPU's HBM, or its cold rows fit
+    nowhere.
+    """
     finer = [c for c in instance.cuts_of(table) if not c.widths and c.pieces > cut.pieces]
     for more in (cut, *finer):
         piece = Piece(table, more)
         needed = instance.ladder(piece, instance.kinds[0]).values
-        if needed[0, 0] <= instance.hbm_bytes.max() / 2 and (
+        if needed[0, 0] <= instance.hbm_bytes.max() * largest_share and (
             needed[3, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
         ):
             return more

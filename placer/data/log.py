@@ -44,7 +44,7 @@ class Chunk:
     dense : float32, shape (samples, columns)
         Numeric features as the log has them, NaN where missing.
     labels : float32, shape (samples,), or None
-        NaN where missing: profiling needs no label, training has to refuse such a sample.
+        NaN where missing: profiling needs no label, training leaves such a sample out.
     """
 
     samples: int

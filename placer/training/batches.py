@@ -3,8 +3,10 @@
 from collections.abc import Generator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from placer.data.log import Bags, Chunk, Log
+from placer.errors import DataError
 
 _READ_SAMPLES = 65536
 
@@ -34,6 +36,29 @@ def cut(chunk: Chunk, start: int, stop: int) -> Chunk:
     return Chunk(stop - start, features, chunk.dense[start:stop], labels)
 
 
+def labelled(chunk: Chunk) -> Chunk:
+    """The samples of a batch that have a label; the batch itself where all have one.
+
+    Batches are cut before this, so that which samples a batch spans, and with it the position
+    of a run, does not depend on the labels.
+    """
+    if chunk.labels is None:
+        return chunk
+    known = ~np.isnan(chunk.labels)
+    if known.all():
+        return chunk
+    features = {name: _select_bags(bags, known) for name, bags in chunk.features.items()}
+    return Chunk(int(known.sum()), features, chunk.dense[known], chunk.labels[known])
+
+
+def no_label_error(samples: int) -> DataError:
+    """What to raise where none of a log's samples has a label."""
+    return DataError(
+        f"none of the {samples} samples of the log has a label to train on; "
+        "name the label column when profiling, or train on another log"
+    )
+
+
 def concatenate(chunks: Sequence[Chunk]) -> Chunk:
     """The samples of chunks of one log, one after the other."""
     first = chunks[0]
@@ -53,6 +78,18 @@ def _cut_bags(bags: Bags, start: int, stop: int) -> Bags:
     low, high = int(bags.offsets[start]), int(bags.offsets[stop])
     weights = None if bags.weights is None else bags.weights[low:high]
     return Bags(bags.ids[low:high], bags.offsets[start : stop + 1] - low, weights)
+
+
+def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
+    if bags.offsets is None:
+        return Bags(bags.ids[kept], None, None if bags.weights is None else bags.weights[kept])
+    lengths = np.diff(bags.offsets)
+    lookups = np.repeat(kept, lengths)
+    return Bags(
+        bags.ids[lookups],
+        np.concatenate([[0], np.cumsum(lengths[kept])]),
+        None if bags.weights is None else bags.weights[lookups],
+    )
 
 
 def _join_bags(parts: Sequence[Bags]) -> Bags:

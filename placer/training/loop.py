@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from placer.data.log import Log
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.training import checkpoint
-from placer.training.batches import batches
+from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.interrupt import deferred_interrupt
 from placer.training.metrics import HeldOut
@@ -36,6 +36,9 @@ class TrainResult:
         Steps taken, those before a resumed checkpoint included.
     samples : int
         Samples that this run trained on.
+    unlabelled_samples : int
+        Samples of the log that this run passed over because they have no label, each pass
+        counted; they are neither trained on nor evaluated.
     train_s : float
         Time of the training loop: reading and steps, without evaluation and checkpoints.
     read_s : float
@@ -52,6 +55,7 @@ class TrainResult:
     eval_samples: int
     steps: int
     samples: int
+    unlabelled_samples: int
     train_s: float
     read_s: float
     interrupted: bool = False
@@ -74,6 +78,9 @@ def train(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainResult:
     """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
+
+    Samples without a label are left out. A batch is `batch_size` consecutive samples of the log
+    less those: the position of a run counts the log's samples, labelled or not.
 
     Every tenth batch (`TrainConfig.holdout_every`) is not trained on; the trained model is
     evaluated on these. They lie among the training samples in time, so that the figures are
@@ -108,6 +115,8 @@ def train(
     CheckpointError
         If the checkpoint is damaged or of another model, or a run that does not resume would
         write into a folder that holds checkpoints already.
+    DataError
+        If no sample has a label, or one is not within 0 to 1.
     PlacerError
         If the loss is no longer finite.
     """
@@ -115,6 +124,7 @@ def train(
     if eval_log is not None:
         config = replace(config, holdout_every=0)
         check_log(plan, eval_log)
+        _check_label_column(eval_log)
     check_log(plan, log)
     if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
         raise CheckpointError(
@@ -138,6 +148,7 @@ def train(
         eval_samples=held_out.samples,
         steps=run.position.step,
         samples=run.samples,
+        unlabelled_samples=run.unlabelled_samples,
         train_s=run.train_s,
         read_s=run.read_s,
         interrupted=interrupt.requested,
@@ -148,7 +159,13 @@ def train(
 def evaluate(
     trainer: Trainer, log: Log, config: TrainConfig, eval_log: Log | None = None
 ) -> HeldOut:
-    """Predict the held-out batches of a log, or all batches of another one."""
+    """Predict the held-out batches of a log, or all batches of another one.
+
+    Raises
+    ------
+    DataError
+        If the other log has no label at all.
+    """
     held_out = HeldOut()
     if eval_log is None and not config.holdout_every:
         return held_out
@@ -156,7 +173,11 @@ def evaluate(
         if held_out.samples >= config.eval_samples:
             break
         if eval_log is not None or config.is_held_out(number):
-            held_out.add(trainer.predict(chunk), labels_of(chunk))
+            usable = labelled(chunk)
+            if usable.samples:
+                held_out.add(trainer.predict(usable), labels_of(usable))
+    if eval_log is not None and config.eval_samples and not held_out.samples:
+        raise DataError("no sample of the evaluation log has a label; evaluate on another log")
     return held_out
 
 
@@ -184,6 +205,14 @@ def check_log(plan: Plan, log: Log) -> None:
                 )
     if not any(table.features for table in plan.tables):
         raise PlanMismatchError("no table of the plan has a feature to train with")
+
+
+def _check_label_column(eval_log: Log) -> None:
+    """Find out before the training, not after it, that a log cannot be evaluated on."""
+    for chunk in eval_log.chunks(1):
+        if chunk.labels is None:
+            raise DataError("the evaluation log has no label column; evaluate on another log")
+        return
 
 
 @contextlib.contextmanager

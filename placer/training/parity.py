@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from placer.data.log import Log
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
 from placer.plan.plan import Plan
-from placer.training.batches import batches
+from placer.training.batches import batches, labelled, no_label_error
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
 from placer.training.trainer import Trainer
@@ -37,6 +37,11 @@ class ParityResult:
         Largest absolute difference of a weight of a table at the end.
     placed_step_s, unplaced_step_s : float
         Mean time of a step, reading excluded.
+    samples, unlabelled_samples : int
+        Samples that each model trained on, and those passed over because they have no label;
+        each pass counted.
+    eval_samples : int
+        Held-out samples.
     """
 
     placed_losses: tuple[float, ...]
@@ -46,6 +51,9 @@ class ParityResult:
     max_weight_difference: float
     placed_step_s: float
     unplaced_step_s: float
+    samples: int = 0
+    unlabelled_samples: int = 0
+    eval_samples: int = 0
 
     @property
     def steps(self) -> int:
@@ -102,6 +110,8 @@ def compare_training(
     ------
     PlanMismatchError
         If the log does not fit the plan.
+    DataError
+        If no sample has a label.
     """
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)
@@ -123,18 +133,28 @@ def compare_training(
     losses: tuple[list[float], list[float]] = ([], [])
     seconds = [0.0, 0.0]
     limit = config.max_steps
+    samples = unlabelled_samples = 0
+    labels_seen = False
     for _ in range(config.epochs):
+        if limit is not None and len(losses[0]) >= limit:
+            break
         for number, chunk in enumerate(batches(log, config.batch_size)):
-            if config.is_held_out(number):
-                continue
             if limit is not None and len(losses[0]) >= limit:
                 break
+            usable = labelled(chunk)
+            unlabelled_samples += chunk.samples - usable.samples
+            labels_seen |= usable.samples > 0
+            if config.is_held_out(number) or not usable.samples:
+                continue
+            samples += usable.samples
             for index, trainer in enumerate(trainers):
                 started = time.perf_counter()
-                losses[index].append(float(trainer.step(chunk)))
+                losses[index].append(float(trainer.step(usable)))
                 seconds[index] += time.perf_counter() - started
             if on_step is not None:
                 on_step(len(losses[0]))
+        if unlabelled_samples and not labels_seen:
+            raise no_label_error(unlabelled_samples)
     steps = max(len(losses[0]), 1)
     held_out = [evaluate(trainer, log, config) for trainer in trainers]
     return ParityResult(
@@ -145,6 +165,9 @@ def compare_training(
         max_weight_difference=_largest_difference(placed, unplaced),
         placed_step_s=seconds[0] / steps,
         unplaced_step_s=seconds[1] / steps,
+        samples=samples,
+        unlabelled_samples=unlabelled_samples,
+        eval_samples=held_out[0].samples,
     )
 
 

@@ -16,7 +16,7 @@ from placer.errors import PlacerError
 from placer.executor import PlacedEmbeddings
 from placer.plan.plan import Plan
 from placer.training import checkpoint
-from placer.training.batches import batches
+from placer.training.batches import batches, labelled, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.interrupt import Interrupt
@@ -70,7 +70,8 @@ class Run:
         self._saved_position: Position | None = None
         self.position = Position()
         self.losses: list[tuple[int, float]] = []
-        self.samples = 0
+        self.samples = self.unlabelled_samples = 0
+        self._labels_seen = False
         self.train_s = self.read_s = 0.0
         self.saved: Path | None = None
 
@@ -130,6 +131,7 @@ class Run:
                     self._collect_losses(on_progress)
                 self.train_s += time.perf_counter() - started
                 if chunk is None:
+                    self._check_labels_seen()
                     return True
                 due = policy is not None and policy.is_due(self.position.step)
                 if trained and due:
@@ -143,14 +145,23 @@ class Run:
     def _take(self, chunk: Chunk) -> bool:
         """Move past a batch, training on it unless it is held out; whether it was trained on."""
         position = self.position
-        trained = not self._config.is_held_out(position.samples // self._config.batch_size)
+        usable = labelled(chunk)
+        self.unlabelled_samples += chunk.samples - usable.samples
+        self._labels_seen |= usable.samples > 0
+        held_out = self._config.is_held_out(position.samples // self._config.batch_size)
+        trained = usable.samples > 0 and not held_out
         if trained:
-            self._pending.append(self.trainer.step(chunk))
-            self.samples += chunk.samples
+            self._pending.append(self.trainer.step(usable))
+            self.samples += usable.samples
         self.position = Position(
             position.step + trained, position.epoch, position.samples + chunk.samples
         )
         return trained
+
+    def _check_labels_seen(self) -> None:
+        """At the log's end: a run that never met a label has trained on nothing, and says so."""
+        if self.unlabelled_samples and not self._labels_seen and not self.position.step:
+            raise no_label_error(self.unlabelled_samples)
 
     def _collect_losses(self, on_progress: OnProgress) -> None:
         """Read the losses since the last time; seldom, because a GPU has to finish for it."""
