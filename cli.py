@@ -92,6 +92,11 @@ _table_options = _options(
     click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
     click.option("--optimizer", type=click.Choice(OPTIMIZERS), help="Of the embeddings."),
 )
+_column_options = (
+    click.option("--label", help="Column of the clicks, in Parquet; by default label or click."),
+    click.option("--ignore", multiple=True,
+                 help="Column of Parquet that is no feature, such as a sample's id; repeatable."),
+)  # fmt: skip
 _log_options = _options(
     click.option(
         "--format",
@@ -104,6 +109,7 @@ _log_options = _options(
     click.option("--rows", type=int, help="Rows of every table, for hash and vocabulary."),
     click.option("--min-count", type=click.IntRange(1), default=1, show_default=True,
                  help="A vocabulary leaves out ids that are read less often."),
+    *_column_options,
 )  # fmt: skip
 _problem_options = _options(
     click.option("--profile", "profile_path", type=_FILE, help="Made by `placer profile`."),
@@ -173,6 +179,8 @@ def profile(
     id_mapping: Any,
     rows: int | None,
     min_count: int,
+    label: str | None,
+    ignore: tuple[str, ...],
     dim: int,
     dtype: Any,
     optimizer: Any,
@@ -196,7 +204,8 @@ def profile(
     else:
         with _bar("ids") as update:
             log = open_log(logs, log_format, id_mapping=id_mapping, rows=rows,
-                           min_count=min_count, progress=update)  # fmt: skip
+                           min_count=min_count, label=label, ignore=ignore,
+                           progress=update)  # fmt: skip
         with _bar("samples") as update:
             result = profile_log(log, dim=dim, dtype=dtype, optimizer=optimizer, sample=sample,
                                  seed=seed, progress=update)  # fmt: skip
@@ -714,9 +723,10 @@ def _training_log(
     return open_log(list(logs), data_format, encoding=known.encoding)
 
 
-_DEMO_SAMPLES, _DEMO_SCALE = 150_000, 0.05
 _DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 512, 64
 _DEMO_SHARE = 0.25
+# Batches of a pass over the demo's log, at least: a tenth is held out, and fewer are memorised.
+_DEMO_PASS = 60
 
 
 @main.command()
@@ -731,6 +741,21 @@ _DEMO_SHARE = 0.25
     "--data-format",
     type=click.Choice(FORMATS),
     help="Of --data; by default what the file's suffix says.",
+)
+@_options(*_column_options)
+@click.option(
+    "--samples",
+    type=click.IntRange(1000),
+    default=150_000,
+    show_default=True,
+    help="Of the generated log.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Of the generated log's tables: share of the published cardinalities.",
 )
 @click.option(
     "--steps",
@@ -756,21 +781,33 @@ _DEMO_SHARE = 0.25
     help="Folder for the log, profile, plan and picture.",
 )
 def demo(
-    logs: tuple[Path, ...], data_format: Any, steps: int, time_limit: float, folder: Path
-) -> None:  # fmt: skip
+    logs: tuple[Path, ...],
+    data_format: Any,
+    label: str | None,
+    ignore: tuple[str, ...],
+    samples: int,
+    scale: float,
+    steps: int,
+    time_limit: float,
+    folder: Path,
+) -> None:
     """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
 
     \b
     placer demo
     placer demo --data train.tsv --steps 100
+    placer demo --data avazu.parquet --ignore id
     """
     click.secho("1. A click log", bold=True)
-    if not logs:
-        logs, data_format = (_generated_log(folder / "generated.tsv"),), "criteo"
+    if logs:
+        click.echo(", ".join(map(str, logs)))
+    else:
+        logs, data_format = (_generated_log(folder / "generated.tsv", samples, scale),), "criteo"
 
     click.secho("\n2. Profile: how often is each row of each table read?", bold=True)
     with _bar("ids") as update:
-        log = open_log(list(logs), data_format, id_mapping="vocabulary", progress=update)
+        log = open_log(logs, data_format, id_mapping="vocabulary", label=label, ignore=ignore,
+                       progress=update)  # fmt: skip
     with _bar("samples") as update:
         profiled = profile_log(log, dim=_DEMO_DIM, progress=update)
     profiled.save(folder / "profile")
@@ -799,7 +836,7 @@ def demo(
     click.echo(f"{_verdict(result)}; verified: {'sound' if not broken else broken[0].message}")
 
     click.secho("\n5. Train a DLRM with the plan, and the same model without it", bold=True)
-    equal = _demo_training(found, log, steps)
+    equal = _demo_training(found, log, profiled.samples, steps)
     click.echo(
         f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
         f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
@@ -808,15 +845,12 @@ def demo(
         sys.exit(1)
 
 
-def _generated_log(path: Path) -> Path:
+def _generated_log(path: Path, samples: int, scale: float) -> Path:
     from placer.data.synthetic import write_synthetic_log
 
     with _bar("samples") as update:
         made = write_synthetic_log(
-            path,
-            samples=_DEMO_SAMPLES,
-            scale=_DEMO_SCALE,
-            on_samples=lambda done: update(done, _DEMO_SAMPLES),
+            path, samples=samples, scale=scale, on_samples=lambda done: update(done, samples)
         )
     click.echo(
         f"This log is GENERATED, not real: {made.samples:,} samples in Criteo's format, the "
@@ -843,15 +877,19 @@ def _demo_problem(profiled: placer.Profile) -> placer.Problem:
     return placer.Problem(profiled, machine, _DEMO_BATCH)
 
 
-def _demo_training(plan: placer.Plan, log: EncodedLog, steps: int) -> bool:
+def _demo_training(plan: placer.Plan, log: EncodedLog, samples: int, steps: int) -> bool:
     """Train placed and unplaced, print the losses side by side, and say if they are equal."""
     from placer.training import TrainConfig, compare_training
 
-    config = TrainConfig(
-        batch_size=plan.batch_size * len(plan.topology.gpus), epochs=20, max_steps=steps
-    )
+    batch_size = max(1, min(plan.batch_size * len(plan.topology.gpus), samples // _DEMO_PASS))
+    config = TrainConfig(batch_size=batch_size, epochs=steps, max_steps=steps)
     with _bar("steps") as update:
         parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
+    passed_over = parity.unlabelled_samples
+    click.echo(
+        f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out"
+        + (f"; {passed_over:,} samples without a label were passed over" if passed_over else "")
+    )
     click.echo(f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}")
     shown = sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1})
     for step in shown:
@@ -860,7 +898,8 @@ def _demo_training(plan: placer.Plan, log: EncodedLog, steps: int) -> bool:
             f"{step + 1:>6} {placed:>10.6f} {unplaced:>10.6f} {abs(placed - unplaced):>11.1e}"
         )
     if parity.placed_auc is not None and parity.unplaced_auc is not None:
-        click.echo(f"{'AUC':>6} {parity.placed_auc:>10.6f} {parity.unplaced_auc:>10.6f}  held out")
+        click.echo(f"{'AUC':>6} {parity.placed_auc:>10.6f} {parity.unplaced_auc:>10.6f}  "
+                   f"of {parity.eval_samples:,} held-out samples")  # fmt: skip
     click.echo(
         f"largest difference of a loss {parity.max_loss_difference:.1e}: "
         + ("equal to float tolerance, step for step" if parity.equal else "NOT EQUAL")

@@ -320,7 +320,7 @@ def main() -> None:
     machine = {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "load_average": os.getloadavg(),
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
     }
