@@ -1,6 +1,7 @@
 """The command `placer`: parse, call, print. Results go to stdout, progress and notes to stderr.
 
-Exit codes: 0 done, 1 error, 2 usage, 3 no placement exists, 4 none was found within the limits.
+Exit codes: 0 done, 1 error, 2 usage, 3 no placement exists, 4 none was found within the limits,
+130 a training run that was interrupted, and saved if it was told to.
 """
 
 import functools
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import click
 from rich.console import Console
@@ -39,6 +40,7 @@ OutputFormat = Literal["table", "json", "csv"]
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 
 
@@ -48,18 +50,34 @@ def _stdout() -> Console:
     return console if console.is_terminal else Console(width=160)
 
 
+def _print_stderr(text: str, style: str) -> None:
+    """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    Console(stderr=True, highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+
+
 def _note(text: str) -> None:
-    Console(stderr=True, highlight=False).print(text, style="dim")
+    _print_stderr(text, "dim")
+
+
+class _Update(Protocol):
+    """Moves a progress bar: how much is done, of how much, and a remark to show beside it."""
+
+    def __call__(self, done: float, total: float | None, remark: str = "") -> None: ...
 
 
 @contextmanager
-def _bar(words: str) -> Iterator[Callable[[float, float | None], None]]:
-    """A progress bar on stderr, on a terminal only; yields ``update(done, total)``."""
+def _bar(words: str) -> Iterator[_Update]:
+    """A progress bar on stderr, on a terminal only; yields how to move it."""
     console = Console(stderr=True)
-    parts = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    parts = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+             TextColumn("{task.description}"))  # fmt: skip
     with Bar(*parts, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(words, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task("", total=None)
+
+        def update(done: float, total: float | None, remark: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=remark)
+
+        yield update
 
 
 def _print_report(shown: report.Report, output: OutputFormat) -> None:
@@ -83,7 +101,6 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 _PATH = click.Path(path_type=Path)
-_FILE = click.Path(exists=True, path_type=Path)
 _OUTPUTS = click.Choice(["table", "json", "csv"])
 _output_option = click.option("--format", "output", type=_OUTPUTS, default="table",
                               show_default=True, help="How the result is printed.")  # fmt: skip
@@ -112,7 +129,7 @@ _log_options = _options(
     *_column_options,
 )  # fmt: skip
 _problem_options = _options(
-    click.option("--profile", "profile_path", type=_FILE, help="Made by `placer profile`."),
+    click.option("--profile", "profile_path", type=_PATH, help="Made by `placer profile`."),
     click.option("--workload", help="A named workload; `placer workloads` lists them."),
     click.option("--topology", default="auto", show_default=True,
                  help="8xh100, 2x8xa100-80, a YAML/TOML file, or auto for this machine."),
@@ -137,9 +154,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(context)
         except PlacerError as error:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(
-                f"placer: {error}", style="red", markup=False
-            )
+            _print_stderr(f"placer: {error}", "red")
             context.exit(1)
 
 
@@ -156,7 +171,7 @@ def main() -> None:
 
 
 @main.command()
-@click.argument("logs", nargs=-1, required=True, type=_FILE)
+@click.argument("logs", nargs=-1, required=True, type=_PATH)
 @_log_options
 @_options(
     click.option("--dim", type=click.IntRange(1), default=64, show_default=True,
@@ -215,7 +230,7 @@ def profile(
 
 
 @main.command()
-@click.argument("profiles", nargs=-1, required=True, type=_FILE)
+@click.argument("profiles", nargs=-1, required=True, type=_PATH)
 @click.option("-o", "--output", "folder", type=_PATH, required=True, help="Folder to write to.")
 @_output_option
 def merge(profiles: tuple[Path, ...], folder: Path, output: OutputFormat) -> None:
@@ -346,14 +361,12 @@ def _relative(path: Path, file: Path) -> str:
 def _refuse(result: SolveResult) -> NoReturn:
     """Say why there is no plan, and exit."""
     end = result.termination
-    lines = [f"no plan ({end.reason}): {end.detail}"]
-    lines += [
-        f"{short.device} lacks {format_bytes(short.short_bytes)} ({short.short_bytes} bytes) of "
-        f"{short.resource.upper()}: {short.detail}"
+    short = [
+        f"{short.device} short of {format_bytes(short.short_bytes)} ({short.short_bytes} bytes) of "
+        f"{short.resource.upper()} ({short.detail})"
         for short in end.shortages
     ]
-    for line in lines:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(line, style="red")
+    _print_stderr("; ".join([f"placer: no plan ({end.reason}): {end.detail}", *short]), "red")
     sys.exit(_EXIT_LIMIT if end.limit else _EXIT_NO_PLACEMENT)
 
 
@@ -460,11 +473,11 @@ def _compared(
 
 
 @main.command()
-@click.argument("path", type=_FILE)
+@click.argument("path", type=_PATH)
 @click.option(
     "--profile",
     "profile_path",
-    type=_FILE,
+    type=_PATH,
     help="Of the plan's tables; by default the one that the plan names.",
 )
 @click.option(
@@ -522,8 +535,15 @@ def _profile_of(plan: placer.Plan, path: Path, profile_path: Path | None) -> pla
     missing = [table.name for table in plan.tables if table.name not in by_name]
     if missing:
         raise PlanMismatchError(
-            f"the profile has no table {missing[0]!r} of the plan; it has {', '.join(by_name)}"
+            f"the profile has no table {missing[0]!r} of the plan; it has {', '.join(by_name)}; "
+            "give the profile that the plan was made from with --profile"
         )
+    for table in plan.tables:
+        if by_name[table.name].table.rows != table.rows:
+            raise PlanMismatchError(
+                f"table {table.name!r} has {by_name[table.name].table.rows} rows in the profile "
+                f"and {table.rows} in the plan; give the profile that the plan was made from"
+            )
     return replace(
         found,
         tables=tuple(
@@ -542,7 +562,7 @@ def _profile_of(plan: placer.Plan, path: Path, profile_path: Path | None) -> pla
 
 
 @main.command()
-@click.argument("path", type=_FILE)
+@click.argument("path", type=_PATH)
 @_output_option
 def verify(path: Path, output: OutputFormat) -> None:
     """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
@@ -569,11 +589,11 @@ def verify(path: Path, output: OutputFormat) -> None:
 
 
 @main.command()
-@click.option("--plan", "plan_path", type=_FILE, required=True)
+@click.option("--plan", "plan_path", type=_PATH, required=True)
 @click.option(
     "--data",
     "logs",
-    type=_FILE,
+    type=_PATH,
     multiple=True,
     required=True,
     help="Log files to train on; may be given more than once.",
@@ -581,7 +601,7 @@ def verify(path: Path, output: OutputFormat) -> None:
 @click.option(
     "--eval-data",
     "eval_logs",
-    type=_FILE,
+    type=_PATH,
     multiple=True,
     help="Evaluate on these; by default every tenth batch is held out.",
 )
@@ -591,7 +611,7 @@ def verify(path: Path, output: OutputFormat) -> None:
 @click.option(
     "--profile",
     "profile_path",
-    type=_FILE,
+    type=_PATH,
     help="Whose id mapping to use; by default the profile that the plan names.",
 )
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
@@ -652,6 +672,7 @@ def train(
     """
     from placer.training import CheckpointPolicy, TrainConfig
     from placer.training import train as train_dlrm
+    from placer.training.checkpoint import exist
 
     if resume and checkpoints is None:
         raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
@@ -674,7 +695,9 @@ def train(
         backend=backend,
     )
     policy = None if checkpoints is None else CheckpointPolicy(checkpoints, every)
-    started = resume and policy is not None and any(policy.folder.glob("*"))
+    resumes = resume and checkpoints is not None and exist(checkpoints)
+    if resume and not resumes:
+        _note(f"no checkpoint in {checkpoints} yet: the run starts from its beginning")
     with _bar("steps") as update:
         result = train_dlrm(
             loaded,
@@ -682,12 +705,20 @@ def train(
             config,
             eval_log=eval_log,
             checkpoints=policy,
-            resume=checkpoints if started else None,
-            on_progress=lambda progress: update(progress.step, steps),
+            resume=checkpoints if resumes else None,
+            on_progress=lambda progress: update(
+                progress.step,
+                steps,
+                f"pass {progress.epoch + 1}, loss {progress.loss:.4f}, "
+                f"{progress.samples_per_s:,.0f} samples/s",
+            ),
         )
     values = {
         "steps": result.steps,
         "samples": result.samples,
+        "unlabelled_samples": result.unlabelled_samples,
+        "train_s": result.train_s,
+        "read_s": result.read_s,
         "samples_per_s": result.samples_per_s,
         "first_loss": result.losses[0][1] if result.losses else None,
         "last_loss": result.losses[-1][1] if result.losses else None,
@@ -699,11 +730,23 @@ def train(
     }
     if output == "json":
         click.echo(json.dumps({**values, "losses": result.losses}, indent=1))
-        return
-    for name, value in values.items():
-        if value is not None:
-            shown = f"{value:.5g}" if isinstance(value, float) else value
-            click.echo(f"{name.replace('_', ' '):>18}  {shown}")
+    else:
+        for name, value in values.items():
+            if value is not None:
+                click.echo(f"{name.replace('_', ' '):>18}  {_readable(value)}")
+    if result.interrupted:
+        saved = f"--resume goes on from {checkpoints}" if checkpoints else (
+            "nothing was saved; --checkpoints saves"
+        )  # fmt: skip
+        _note(f"interrupted after step {result.steps}; {saved}")
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+def _readable(value: Any) -> str:
+    """A value of a result for people: whole numbers grouped, others to five digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return {True: "yes", False: "no"}.get(value, str(value))
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.5g}"
 
 
 def _training_log(
@@ -723,9 +766,10 @@ def _training_log(
     return open_log(list(logs), data_format, encoding=known.encoding)
 
 
-_DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 512, 64
+_DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 128, 64
 _DEMO_SHARE = 0.25
-# Batches of a pass over the demo's log, at least: a tenth is held out, and fewer are memorised.
+# Batches that a pass over the demo's log has at least: a tenth is held out, and a few batches
+# would be known by heart before the last step.
 _DEMO_PASS = 60
 
 
@@ -733,7 +777,7 @@ _DEMO_PASS = 60
 @click.option(
     "--data",
     "logs",
-    type=_FILE,
+    type=_PATH,
     multiple=True,
     help="A log of your own; without one, the demo generates its log.",
 )
@@ -836,7 +880,7 @@ def demo(
     click.echo(f"{_verdict(result)}; verified: {'sound' if not broken else broken[0].message}")
 
     click.secho("\n5. Train a DLRM with the plan, and the same model without it", bold=True)
-    equal = _demo_training(found, log, profiled.samples, steps)
+    equal = _demo_training(found, log, steps)
     click.echo(
         f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
         f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
@@ -863,7 +907,8 @@ def _generated_log(path: Path, samples: int, scale: float) -> Path:
 def _demo_problem(profiled: placer.Profile) -> placer.Problem:
     """The log's tables on a few small GPUs that hold a quarter of them, besides buffers."""
     gpus = len(placer.Topology.parse(_DEMO_MACHINE).gpus)
-    samples = _DEMO_BATCH * gpus
+    batch_size = max(1, min(_DEMO_BATCH, profiled.samples // (_DEMO_PASS * gpus)))
+    samples = batch_size * gpus
     buffers = sum(
         exchange_buffer_bytes(p.table, samples, samples * p.table.lookups_per_sample, _DEMO_DIM)
         for p in profiled
@@ -871,17 +916,18 @@ def _demo_problem(profiled: placer.Profile) -> placer.Problem:
     hbm = int((profiled.total_bytes * _DEMO_SHARE + 1.5 * buffers) / gpus)
     machine = placer.Topology.parse(_DEMO_MACHINE, hbm=hbm)
     click.echo(
-        f"The tables and their optimizer state take {format_bytes(profiled.total_bytes)}; the "
-        f"{gpus} GPUs get {format_bytes(hbm)} each, with the buffers of a step of {samples} samples."
+        f"The tables and their optimizer state take {format_bytes(profiled.total_bytes)}; "
+        f"the {gpus} GPUs get {format_bytes(hbm)} each, with the buffers of a step of "
+        f"{samples} samples."
     )
-    return placer.Problem(profiled, machine, _DEMO_BATCH)
+    return placer.Problem(profiled, machine, batch_size)
 
 
-def _demo_training(plan: placer.Plan, log: EncodedLog, samples: int, steps: int) -> bool:
+def _demo_training(plan: placer.Plan, log: EncodedLog, steps: int) -> bool:
     """Train placed and unplaced, print the losses side by side, and say if they are equal."""
     from placer.training import TrainConfig, compare_training
 
-    batch_size = max(1, min(plan.batch_size * len(plan.topology.gpus), samples // _DEMO_PASS))
+    batch_size = plan.batch_size * len(plan.topology.gpus)
     config = TrainConfig(batch_size=batch_size, epochs=steps, max_steps=steps)
     with _bar("steps") as update:
         parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
@@ -903,7 +949,7 @@ def _demo_training(plan: placer.Plan, log: EncodedLog, samples: int, steps: int)
     click.echo(
         f"largest difference of a loss {parity.max_loss_difference:.1e}: "
         + ("equal to float tolerance, step for step" if parity.equal else "NOT EQUAL")
-        + f"; a step took {format_seconds(parity.placed_step_s)} placed, "
+        + f"; a step takes {format_seconds(parity.placed_step_s)} placed, "
         f"{format_seconds(parity.unplaced_step_s)} unplaced on this CPU"
     )
     return parity.equal

@@ -37,7 +37,8 @@ def format_bytes(count: float) -> str:
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+            digits = 4 if abs(size) >= 1000 else 3
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{digits}g} {unit}"
         size /= 1024
     return f"{size:,.4g} TiB"
 

@@ -1,6 +1,5 @@
 """From placements of pieces to a plan, and from a plan to a result."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,9 @@ from placer.plan.plan import Plan, Provenance, RowOrder, Shard, SolverRecord
 from placer.plan.verify import violations
 from solvers._base import Limits, SolveResult, Termination
 from solvers._instance import Instance, Placement
+from solvers._packing import Packing
+
+_REFILLS = 20
 
 _LISTED_FOR_CUTS = 4096
 """Hot ids listed for a table that is cut but not split: enough to spread its head evenly."""
@@ -72,30 +74,29 @@ def overfull(plan: Plan) -> dict[str, int]:
     return {d: -m.free_bytes for d, m in device_memory(plan).items() if m.free_bytes < 0}
 
 
-def fitted_plan(instance: Instance, placements: Sequence[Placement]) -> Plan | None:
-    """The plan of `placements`, with a few hot rows fewer where rounding overfilled a GPU.
+def fitted_plan(packing: Packing) -> Plan | None:
+    """The plan of a packing, its GPUs filled a little less where that overfills them.
 
-    None where a device stays overfull.
+    Curves understate bytes a little: buffers between two of their points, parts of bytes,
+    the row map of a strip of columns of which another strip is split. None where a device
+    stays overfull.
     """
-    current, problem = list(placements), instance.problem
-    for _ in range(20):
-        plan = build_plan(instance, current)
+    topology = packing.instance.problem.topology
+    spare = [0] * len(topology.gpus)
+    trial: Packing | None = packing
+    for attempt in range(_REFILLS):
+        if trial is None:
+            return None
+        plan = build_plan(packing.instance, trial.placements())
         excess = overfull(plan)
         if not excess:
             return plan
-        for number, gpu in enumerate(problem.topology.gpus):
-            if gpu.id not in excess:
-                continue
-            mine = [i for i, p in enumerate(current) if p.gpu == number and p.hot_rows > 0]
-            if not mine:
-                return None
-            largest = max(mine, key=lambda i: current[i].hot_rows)
-            table = problem.profile.tables[current[largest].piece.table].table
-            fewer = math.ceil(excess[gpu.id] / table.bytes_per_row()) + 1
-            hot = max(0, current[largest].hot_rows - fewer)
-            current[largest] = replace(current[largest], hot_rows=hot)
-        if not any(gpu.id in excess for gpu in problem.topology.gpus):
-            return None
+        # Ever more, because a few bytes less may not make one row less.
+        spare = [
+            less + (excess.get(gpu.id, 0) << attempt)
+            for less, gpu in zip(spare, topology.gpus, strict=True)
+        ]
+        trial = packing.with_spare_hbm(spare)
     return None
 
 

@@ -132,18 +132,24 @@ def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
         return Filling((), 0.0, 0.0, 0.0, 0.0)
     _, price = _descend(ladders, hbm_bytes)
     whole: dict[int, Float] = {}
+    second: dict[int, Float] = {}
     for number, piece in enumerate(ladders):
-        end = min(piece.cold, piece.full, key=lambda cost: cost[1] + price * cost[0])
-        at = piece.values[1] + price * piece.values[0]
-        if end[1] + price * end[0] <= at.min() + piece.split[1] + price * piece.split[0]:
-            whole[number] = end
-    # What does not fit whole after all is split, the largest first.
+        at = (piece.values[1] + price * piece.values[0]).min()
+        most = at + piece.split[1] + price * piece.split[0]
+        priced = ((end[1] + price * end[0], i, end) for i, end in enumerate((piece.cold, piece.full)))
+        for _, _, end in sorted(priced, key=lambda entry: entry[:2]):
+            if end[1] + price * end[0] <= most:
+                (second if number in whole else whole)[number] = end
+    # What does not fit in its tier after all goes to the other one or is split, the largest first.
     for number in sorted(whole, key=lambda n: -whole[n][0]):
         filling = _fill_around(ladders, whole, hbm_bytes)
         if filling is not None:
             return filling
-        del whole[number]
-    return _fill_around(ladders, {}, hbm_bytes)
+        if number in second and second[number][0] < whole[number][0]:
+            whole[number] = second[number]
+        else:
+            del whole[number]
+    return _fill_around(ladders, whole, hbm_bytes) or _fill_around(ladders, {}, hbm_bytes)
 
 
 def _descend(ladders: Sequence[Ladder], hbm_bytes: float) -> tuple[float, float]:

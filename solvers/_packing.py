@@ -1,7 +1,7 @@
 """Pieces on GPUs, with each GPU's HBM filled as well as it can be; improved by moves and swaps."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,9 +68,7 @@ class Packing:
         """Put pieces on the GPUs that would be done first, or have the most HBM left."""
         rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
         estimate = {p: instance.ladder(p, instance.kinds[0]).values[:, rung] for p in to_place}
-        floors = {
-            p: float(instance.ladder(p, instance.kinds[0]).values[0, 0]) for p in to_place
-        }
+        floors = {p: float(instance.ladder(p, instance.kinds[0]).values[0, 0]) for p in to_place}
         to_place.sort(key=lambda p: (-(floors[p] if by_bytes else estimate[p][1]), p))
         load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
         dram = instance.dram_bytes.copy()
@@ -125,6 +123,19 @@ class Packing:
             return None
         ordered = [sorted(mine) for mine in pieces]
         return Packing(self.instance, ordered, fillings, self.moves, self._fillings)
+
+    def with_spare_hbm(self, spare_bytes: Sequence[int]) -> "Packing | None":
+        """The same pieces on the same GPUs, each of which keeps some HBM free."""
+        fillings = []
+        for gpu, (pieces, spare) in enumerate(zip(self.pieces, spare_bytes, strict=True)):
+            room = float(self.instance.hbm_bytes[gpu]) - spare
+            filling = fill([self.instance.ladder(piece, gpu) for piece in pieces], room)
+            if filling is None:
+                return None
+            fillings.append(filling)
+        if not self.fits_dram(fillings):
+            return None
+        return Packing(self.instance, self.pieces, fillings, self.moves, self._fillings)
 
     @property
     def step_time_s(self) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from cost_models import CostModel
 from placer.problem import Problem
 from placer.tables import Table
+from placer.units import format_bytes
 from solvers._base import Limits, Shortage, SolveResult, Termination
 from solvers._bound import pooled_bound
 from solvers._build import build_plan, finished
@@ -43,15 +44,21 @@ class _ScoreGreedy(ABC):
         load = np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
         placements = []
-        for number in np.argsort(-scores, kind="stable"):
+        order = np.argsort(-scores, kind="stable")
+        # A table in DRAM needs buffers in HBM too: rows leave room for those still to come.
+        buffers = np.array([instance.curve(Piece(int(n)), 0).hbm_bytes[0] for n in order])
+        for turn, number in enumerate(order):
             piece = Piece(int(number))
             chosen: Placement | None = None
             by_load = np.argsort(load, kind="stable")
+            to_come = buffers[turn + 1 :]
+            kept = to_come.sum() / instance.gpus + to_come.max(initial=0.0)
             for hot in (tables[number].rows, 0):
                 for gpu in by_load:
                     curve = instance.curve(piece, int(gpu))
                     end = -1 if hot else 0
-                    if curve.hbm_bytes[end] + 1 <= hbm[gpu] and (
+                    room = hbm[gpu] - (kept if hot else 0.0)
+                    if curve.hbm_bytes[end] + 1 <= room and (
                         curve.dram_bytes[end] <= dram[instance.host_of_gpu[gpu]]
                     ):
                         chosen = Placement(piece, int(gpu), hot)
@@ -84,9 +91,9 @@ class _ScoreGreedy(ABC):
 
 def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
     return (
-        f"table {table.name!r} ({table.total_bytes} bytes) finds no GPU with that much HBM left "
-        f"(at most {int(hbm.max())}) nor a host with that much DRAM left (at most "
-        f"{int(dram.max())}); whole-table greedies cannot cut it, `greedy-cost` can"
+        f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs have "
+        f"at most {format_bytes(hbm.max())} of HBM left, the hosts {format_bytes(dram.max())} of "
+        "DRAM, buffers included; whole-table greedies cannot cut it, `greedy-cost` can"
     )
 
 

@@ -38,7 +38,7 @@ class GreedyCost:
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
         packing, hit = best_packing(instance, bound, limits, started)
-        plan = fitted_plan(instance, packing.placements()) if packing else None
+        plan = fitted_plan(packing) if packing else None
         if plan is None:
             return SolveResult(
                 None,

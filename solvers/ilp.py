@@ -85,7 +85,7 @@ class Ilp:
                         (p for p in (packing, polished) if p is not None),
                         key=lambda p: p.step_time_s,
                     )
-        plan = fitted_plan(instance, packing.placements()) if packing else None
+        plan = fitted_plan(packing) if packing else None
         if packing is None or plan is None:
             return SolveResult(
                 None,

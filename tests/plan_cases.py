@@ -1,6 +1,7 @@
 """Machines, tables and random sound plans for tests."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
@@ -27,15 +28,11 @@ def machine(
     )
 
 
-def in_hbm(
-    table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str
-) -> Shard:
+def in_hbm(table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str) -> Shard:
     return Shard(table, rows, cols, devices or ("gpu:0",), "hbm", "device")
 
 
-def in_dram(
-    table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str
-) -> Shard:
+def in_dram(table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str) -> Shard:
     return Shard(table, rows, cols, devices or ("gpu:0",), "dram", "staged")
 
 
@@ -74,7 +71,7 @@ def row_slices(draw: st.DrawFn, rows: int) -> list[tuple[int, int, int]]:
     inner = draw(st.sets(st.integers(1, max(1, rows - 1)), max_size=3)) if rows > 1 else set()
     edges = [0, *sorted(inner), rows]
     slices = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         ways = draw(st.integers(1, max(1, min(5, high - low))))
         slices += [(low + index, high, ways) for index in range(ways)]
     return slices
@@ -87,7 +84,7 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
     edges = [0, *sorted(inner), table.dim]
     gpus = [gpu.id for gpu in topology.gpus]
     shards = []
-    for strip in zip(edges, edges[1:], strict=False):
+    for strip in pairwise(edges):
         for rows in draw(row_slices(table.rows)):
             replicas = draw(st.lists(st.sampled_from(gpus), min_size=1, max_size=3, unique=True))
             shard = in_hbm(table.name, rows, strip, *replicas)

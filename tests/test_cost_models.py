@@ -170,9 +170,7 @@ class CostModelContract:
 
     @given(problems(), st.data())
     @settings(max_examples=60, deadline=None)
-    def test_more_rows_in_hbm_never_cost_more(
-        self, problem: Problem, data: st.DataObject
-    ) -> None:
+    def test_more_rows_in_hbm_never_cost_more(self, problem: Problem, data: st.DataObject) -> None:
         """The launch of a second shard aside."""
         instance = Instance(problem, self.model)
         rows = problem.profile.tables[0].table.rows
@@ -197,9 +195,7 @@ class CostModelContract:
         before = self.model.evaluate(problem, plan)
         topology = problem.topology
         links = tuple(replace(k, bytes_per_s=k.bytes_per_s * factor) for k in topology.links)
-        gpus = tuple(
-            replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * factor) for g in topology.gpus
-        )
+        gpus = tuple(replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * factor) for g in topology.gpus)
         hosts = tuple(
             replace(h, dram_bytes_per_s=h.dram_bytes_per_s * factor) for h in topology.hosts
         )

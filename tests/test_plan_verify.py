@@ -246,7 +246,7 @@ def test_a_replica_in_dram_is_one_copy_per_gpu() -> None:
 
 def test_the_message_lists_the_first_faults() -> None:
     shards = [replace(WHOLE, rows=(0, n, 1), devices=("gpu:9",)) for n in range(8)]
-    with pytest.raises(PlanError, match="; and 3 more$"):
+    with pytest.raises(PlanError, match=r"; and 3 more$"):
         verify(plan_of(TABLE, *shards))
 
 

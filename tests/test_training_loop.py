@@ -172,7 +172,7 @@ def test_features_that_are_not_pooled_are_refused() -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [(None, "no labels"), (np.full(3200, 7, np.float32), "label is 7.0"),
-     (np.full(3200, np.nan, np.float32), "label is nan")],
+     (np.full(3200, np.nan, np.float32), "none of the 3200 samples")],
 )  # fmt: skip
 def test_labels_that_are_none_are_refused(labels, message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -96,6 +96,11 @@ def open_log(
             encoding.missing,
         )
         return EncodedLog(source, encoding)
+    if chosen != "parquet" and (label is not None or ignore):
+        raise DataError(
+            f"{files[0]} is read as {chosen}, whose columns have no names to choose by; "
+            "leave out label= and ignore="
+        )
     if id_mapping not in ID_MAPPINGS:
         raise DataError(f"id_mapping {id_mapping!r} is none of {', '.join(ID_MAPPINGS)}")
     source = _source(files, chosen, sparse, dense, label, ignore, missing)

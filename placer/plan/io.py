@@ -239,9 +239,7 @@ def _row_orders_of(target: Path) -> list[Path]:
     return list(target.parent.glob(f"{glob.escape(target.name)}.rows-*.safetensors"))
 
 
-def _save_row_order(
-    hot_ids: dict[str, npt.NDArray[np.int64]], target: Path
-) -> tuple[str, str]:
+def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:
     """Write the row order of the plan at `target`; returns the file's name and hash."""
     content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
     sha256 = hashlib.sha256(content).hexdigest()

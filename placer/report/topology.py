@@ -33,7 +33,8 @@ def topology_report(topology: Topology) -> Report:
         }
         for host in topology.hosts
     ]
-    headline = f"{len(topology.gpus)} GPUs in {len(topology.hosts)} hosts"
+    gpus, hosts = len(topology.gpus), len(topology.hosts)
+    headline = f"{gpus} GPU{'s'[: gpus > 1]} in {hosts} host{'s'[: hosts > 1]}"
     return Report(
         title=f"Topology {topology.name}",
         facts={"name": topology.name, "emulated": topology.emulated},

@@ -16,7 +16,7 @@ from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.interrupt import deferred_interrupt
 from placer.training.metrics import HeldOut
 from placer.training.run import Progress, Run
-from placer.training.trainer import Trainer, labels_of
+from placer.training.trainer import Trainer, labels_of, usable_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,8 @@ def _check_label_column(eval_log: Log) -> None:
 @contextlib.contextmanager
 def _own_random_state(config: TrainConfig) -> Iterator[None]:
     """Seed torch for a run, and give the caller's random state back after it."""
-    gpus = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
+    on_gpu = usable_device(config.device).type == "cuda"
+    gpus = [torch.cuda.current_device()] if on_gpu else []
     with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(config.seed)
         yield

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from placer.data.log import Chunk
-from placer.errors import DataError, ProblemError
+from placer.errors import DataError, PlacerError, ProblemError
 from placer.executor import BagBatch
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
@@ -69,7 +69,7 @@ class Trainer:
                     )
                 dims[feature.name] = table.dim
         self.embeddings = embeddings
-        self.device = torch.device(config.device)
+        self.device = usable_device(config.device)
         self.model = Dlrm(
             {name: dims[name] for name in embeddings.feature_names},
             dense_columns,
@@ -141,6 +141,24 @@ class Trainer:
         dense = torch.from_numpy(np.ascontiguousarray(chunk.dense)).to(self.device)
         logits: Tensor = self.model(dense, self.embeddings(batch))
         return logits
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name, of which this machine and this PyTorch are capable.
+
+    Raises
+    ------
+    PlacerError
+        If there is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # What PyTorch raises depends on how it was built: an AssertionError where CUDA is left out.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise PlacerError(f"device {name!r} cannot be used here: {reason}; use cpu") from error
+    return device
 
 
 def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:

@@ -1,0 +1,369 @@
+"""Solvers: what each of them promises, whatever its strategy."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from plan_cases import machine
+from problem_cases import counted_table, problem_of, problems, unequal_machine, zipf_table
+
+from cost_models import Roofline
+from placer import Plan, Problem, TableProfile, Topology
+from placer.errors import PlacerError
+from placer.plan.verify import verify, violations
+from placer.workloads import named_workload
+from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
+from solvers._feasibility import impossible
+from solvers._instance import Instance
+
+GAP = 2e-2
+TIME_LIMIT_S = 2.0
+
+
+def tables(number: int = 5, rows: int = 4000) -> list[TableProfile]:
+    """Tables of unequal sizes, dims, lookups and skew."""
+    return [
+        zipf_table(
+            f"t{n}",
+            rows // (n + 1),
+            (32, 16, 64)[n % 3],
+            lookups=(2.0, 0.5, 6.0)[(n + 1) % 3],
+            exponent=0.6 + 0.2 * n,
+        )
+        for n in range(number)
+    ]
+
+
+def with_hbm(problem: Problem, share: float) -> Problem:
+    """The problem on GPUs that hold together `share` of the tables, in the given proportions."""
+    needed = share * problem.profile.total_bytes
+    total = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
+    gpus = tuple(
+        replace(gpu, memory_bytes=int(needed * gpu.memory_bytes / total))
+        for gpu in problem.topology.gpus
+    )
+    return replace(problem, topology=replace(problem.topology, gpus=gpus))
+
+
+def log_counts(rows: int, seed: int) -> list[int]:
+    """Access counts of a log: skewed, many rows never read, hot rows anywhere."""
+    rng = np.random.default_rng(seed)
+    counts = np.floor(200.0 / np.arange(1, rows + 1) ** 0.8).astype(int)
+    return [int(count) for count in rng.permutation(counts)]
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "roomy": lambda: problem_of(*tables()),
+    "tight": lambda: with_hbm(problem_of(*tables()), 0.5),
+    "very tight": lambda: with_hbm(problem_of(*tables(), batch_size=16), 0.2),
+    "one gpu": lambda: with_hbm(problem_of(*tables(), topology=machine(1)), 0.5),
+    "one table": lambda: with_hbm(problem_of(*tables(1)), 0.5),
+    "one table on one gpu": lambda: with_hbm(problem_of(*tables(1), topology=machine(1)), 0.6),
+    "more gpus than tables": lambda: problem_of(*tables(2), topology=machine(4)),
+    "unequal gpus": lambda: with_hbm(problem_of(*tables(), topology=unequal_machine()), 0.6),
+    "two hosts": lambda: with_hbm(problem_of(*tables(), topology=machine(2, 2)), 0.6),
+    "tables of no and one row": lambda: problem_of(
+        zipf_table("none", 0), zipf_table("one", 1), *tables(2)
+    ),
+    "tables that nobody reads": lambda: with_hbm(
+        problem_of(
+            zipf_table("unread", 900, lookups=0.0), counted_table("cold", [0] * 500), *tables(2)
+        ),
+        0.7,
+    ),
+    "without pooling": lambda: with_hbm(
+        problem_of(zipf_table("t", 2000, lookups=3.0, pooling="none"), *tables(2, 3000)), 0.6
+    ),
+    "counts of a log": lambda: with_hbm(
+        problem_of(*(counted_table(f"c{n}", log_counts(1500, n), 32) for n in range(3))), 0.5
+    ),
+}
+
+
+class SolverContract:
+    """What every solver promises. A solver's test class says which it is."""
+
+    name: str
+
+    def solve(self, problem: Problem, *, time_limit_s: float = TIME_LIMIT_S) -> SolveResult:
+        return solve(problem, self.name, time_limit_s=time_limit_s, gap=GAP, seed=3, threads=1)
+
+    def check(self, problem: Problem, result: SolveResult) -> Plan:
+        """The promises about a result, recomputed from its plan alone."""
+        plan = result.plan
+        assert plan is not None, result.termination
+        assert violations(plan) == []
+        assert plan.tables == tuple(profile.table for profile in problem.profile)
+        assert plan.topology == problem.topology
+        assert plan.batch_size == problem.batch_size
+        assert result.step_time_s == Roofline().evaluate(problem, plan).step_time_s
+        assert result.bound_s is not None
+        assert 0 <= result.bound_s <= result.step_time_s
+        if result.bound_s:
+            assert result.gap == pytest.approx(result.step_time_s / result.bound_s - 1)
+            assert (result.termination.reason == "optimal") == (result.gap <= GAP)
+        record = plan.solver
+        assert (record.step_time_s, record.bound_s) == (result.step_time_s, result.bound_s)
+        assert record.status == result.termination.reason
+        assert record.seed == 3
+        assert record.cost_model == "roofline"
+        assert record.search_space == result.stats["search_space"]
+        assert plan.provenance.problem_sha256 == problem.sha256
+        return plan
+
+    def test_it_is_a_solver_by_its_name(self) -> None:
+        assert isinstance(solver(self.name), Solver)
+        assert solver(self.name).name == self.name
+
+    @pytest.mark.parametrize("case", PROBLEMS)
+    def test_plans_are_sound_and_times_true(self, case: str) -> None:
+        problem = PROBLEMS[case]()
+        self.check(problem, self.solve(problem))
+
+    @given(problems())
+    @settings(max_examples=15, deadline=None)
+    def test_random_problems_with_room(self, problem: Problem) -> None:
+        self.check(problem, self.solve(problem, time_limit_s=0.2))
+
+    @pytest.mark.parametrize("case", ["roomy", "one gpu", "counts of a log"])
+    def test_equal_seeds_give_equal_plans(self, case: str) -> None:
+        one, two = (self.solve(PROBLEMS[case](), time_limit_s=20.0) for _ in range(2))
+        assert one.termination.limit is None, "choose a problem that is solved before its limit"
+        assert one.plan is not None
+        assert two.plan is not None
+        assert one.plan.shards == two.plan.shards
+        assert (one.step_time_s, one.bound_s) == (two.step_time_s, two.bound_s)
+        for name, ids in one.plan.hot_ids.items():
+            np.testing.assert_array_equal(ids, two.plan.hot_ids[name])
+
+    def test_plans_survive_their_file(self, tmp_path: Path) -> None:
+        problem = PROBLEMS["counts of a log"]()
+        plan = self.check(problem, self.solve(problem))
+        plan.save(tmp_path / "plan.json")
+        loaded = Plan.load(tmp_path / "plan.json")
+        verify(loaded)
+        assert loaded.shards == plan.shards
+        again = Problem(problem.profile, loaded.topology, loaded.batch_size)
+        assert again.sha256 == loaded.provenance.problem_sha256
+        assert Roofline().evaluate(again, loaded).step_time_s == plan.solver.step_time_s
+
+    def test_rows_in_hbm_are_the_ids_that_the_log_reads_most(self) -> None:
+        """The share of the log's lookups that HBM serves, counted id by id."""
+        problem = PROBLEMS["counts of a log"]()
+        plan = self.check(problem, self.solve(problem))
+        served = looked_up = 0.0
+        for profile in problem.profile:
+            assert profile.counts is not None
+            counts = np.zeros(profile.table.rows)
+            counts[profile.counts.ids] = profile.counts.counts
+            listed = plan.hot_ids.get(profile.name, np.zeros(0, np.int64))
+            others = np.setdiff1d(np.arange(profile.table.rows), listed)
+            id_of_rank = np.concatenate((listed, others))
+            if plan.order_of(profile.name).kind == "profile":
+                assert (np.diff(counts[listed]) <= 0).all()
+                assert counts[others].max(initial=0) <= counts[listed].min(initial=np.inf)
+            per_count = profile.table.lookups_per_sample / counts.sum() / profile.table.dim
+            for shard in plan.shards_by_table[profile.name]:
+                read = counts[id_of_rank[slice(*shard.rows)]].sum() * per_count * shard.width
+                looked_up += read
+                served += read if shard.memory == "hbm" else 0.0
+        report = Roofline().evaluate(problem, plan)
+        assert report.hbm_lookup_share == pytest.approx(served / looked_up, rel=1e-9)
+
+    def test_buffers_that_do_not_fit(self) -> None:
+        problem = problem_of(*tables(), topology=machine(hbm_bytes=10_000))
+        result = self.solve(problem)
+        assert (result.plan, result.step_time_s, result.gap) == (None, None, None)
+        assert result.termination.reason == "infeasible"
+        (shortage,) = result.termination.shortages
+        assert (shortage.device, shortage.resource) == ("all GPUs", "hbm")
+        assert "--batch-size" in result.termination.detail
+        self.assert_exactly(problem, shortage.short_bytes, "hbm")
+
+    def test_tables_that_do_not_fit(self) -> None:
+        problem = problem_of(
+            *tables(), topology=machine(hbm_bytes=300_000, dram_bytes=123_456), batch_size=8
+        )
+        result = self.solve(problem)
+        assert result.plan is None
+        assert result.termination.reason == "infeasible"
+        (shortage,) = result.termination.shortages
+        assert (shortage.device, shortage.resource) == ("all hosts", "dram")
+        assert f"({shortage.short_bytes} bytes)" in result.termination.detail
+        self.assert_exactly(problem, shortage.short_bytes, "dram")
+
+    def assert_exactly(self, problem: Problem, short_bytes: int, resource: str) -> None:
+        """So many bytes more take the proof of infeasibility away, one byte fewer does not."""
+        topology = problem.topology
+
+        def proof(more: int) -> bool:
+            gpu, host = topology.gpus[0], topology.hosts[0]
+            if resource == "hbm":
+                gpu = replace(gpu, memory_bytes=gpu.memory_bytes + more)
+            else:
+                host = replace(host, memory_bytes=host.memory_bytes + more)
+            changed = replace(topology, gpus=(gpu, *topology.gpus[1:]), hosts=(host,))
+            return impossible(Instance(replace(problem, topology=changed), Roofline())) is not None
+
+        assert proof(short_bytes - 1)
+        assert not proof(short_bytes)
+
+
+class WholeTableContract(SolverContract):
+    """The classic greedies: tables are never cut, and may find no place though there is one."""
+
+    @pytest.mark.parametrize("case", PROBLEMS)
+    def test_tables_stay_whole(self, case: str) -> None:
+        plan = self.solve(PROBLEMS[case]()).plan
+        assert plan is not None
+        assert all(len(shards) == 1 for shards in plan.shards_by_table.values())
+
+    @pytest.mark.parametrize("resource", ["dram", "hbm"])
+    def test_a_table_too_large_to_stay_whole(self, resource: str) -> None:
+        """The shortage names a device; with so much more there the table is placed."""
+        if resource == "dram":
+            topology = machine(hbm_bytes=300_000, dram_bytes=200_000)
+            problem = problem_of(zipf_table("t", 4000, 32), topology=topology, batch_size=8)
+        else:
+            # The buffers of three tables on two GPUs that have room for three halves each.
+            each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
+            problem = problem_of(*each, topology=machine(hbm_bytes=60_000))
+        result = self.solve(problem)
+        assert result.plan is None
+        assert result.termination.reason == "no_plan"
+        assert "`greedy-cost` can" in result.termination.detail
+        (shortage,) = result.termination.shortages
+        assert shortage.resource == resource
+        topology = problem.topology
+        more = replace(
+            topology,
+            gpus=tuple(
+                replace(g, memory_bytes=g.memory_bytes + shortage.short_bytes)
+                if g.id == shortage.device
+                else g
+                for g in topology.gpus
+            ),
+            hosts=tuple(
+                replace(h, memory_bytes=h.memory_bytes + shortage.short_bytes)
+                if h.id == shortage.device
+                else h
+                for h in topology.hosts
+            ),
+        )
+        self.check(
+            replace(problem, topology=more), self.solve(replace(problem, topology=more))
+        )
+
+
+class TestGreedySize(WholeTableContract):
+    name = "greedy-size"
+
+
+class TestGreedyLookup(WholeTableContract):
+    name = "greedy-lookup"
+
+
+class TestGreedySizeLookup(WholeTableContract):
+    name = "greedy-size-lookup"
+
+
+class TestGreedyDim(WholeTableContract):
+    name = "greedy-dim"
+
+
+class TestGreedyCost(SolverContract):
+    name = "greedy-cost"
+
+
+class TestIlp(SolverContract):
+    name = "ilp"
+
+
+class TestAuto(SolverContract):
+    name = "auto"
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_the_cost_greedy_beats_the_classic_ones(case: str) -> None:
+    problem = PROBLEMS[case]()
+    times = {
+        name: solve(problem, name).step_time_s
+        for name in ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
+    }
+    best = solve(problem, "greedy-cost").step_time_s
+    assert best is not None
+    assert all(time is not None and best <= time * (1 + 1e-9) for time in times.values()), times
+
+
+@pytest.mark.parametrize("case", ["tight", "unequal gpus", "two hosts"])
+def test_the_ilp_is_no_worse_than_the_greedy_that_starts_it(case: str) -> None:
+    problem = PROBLEMS[case]()
+    greedy = solve(problem, "greedy-cost")
+    exact = solve(problem, "ilp", time_limit_s=1.5, threads=1)
+    assert greedy.step_time_s is not None
+    assert exact.step_time_s is not None
+    assert greedy.bound_s is not None
+    assert exact.bound_s is not None
+    assert exact.step_time_s <= greedy.step_time_s * (1 + 1e-9)
+    assert exact.bound_s >= greedy.bound_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", ["greedy-cost", "ilp", "auto"])
+def test_a_time_limit_that_is_already_over(name: str) -> None:
+    result = solve(PROBLEMS["tight"](), name, time_limit_s=0.0)
+    assert result.plan is not None
+    assert result.termination.limit == "time"
+    verify(result.plan)
+
+
+def test_auto_leaves_easy_problems_to_the_greedy_and_hard_ones_to_the_ilp() -> None:
+    easy = solve(PROBLEMS["one gpu"](), "auto", gap=0.05)
+    assert easy.plan is not None
+    assert easy.plan.solver.name == "greedy-cost"
+    problem = PROBLEMS["unequal gpus"]()
+    greedy = solve(problem, "greedy-cost")
+    assert greedy.gap is not None
+    assert greedy.gap > 0.01, "choose a problem that the greedy leaves open"
+    hard = solve(problem, "auto", time_limit_s=1.0)
+    assert hard.plan is not None
+    assert hard.plan.solver.name == "ilp"
+
+
+def test_a_program_too_large_is_left_out() -> None:
+    problem = problem_of(*tables(60, 20_000), topology=machine(8, 4), batch_size=4)
+    result = solve(problem, "ilp", time_limit_s=3.0, gap=0.0)
+    assert result.plan is not None
+    assert result.stats["cp_sat_status"] == "not run: too many pieces"
+    assert result.bound_s is not None
+    assert result.bound_s > 0
+
+
+def test_published_tables_on_a_server_short_of_memory() -> None:
+    """26 tables of 98 GB on 8 GPUs of 8 GiB: the cost greedy is within 5% of its bound."""
+    topology = Topology.parse("8xh100", hbm="8GiB")
+    result = solve(Problem(named_workload("mlperf-dcnv2"), topology, 8192), "greedy-cost")
+    assert result.plan is not None
+    assert result.gap is not None
+    assert result.gap < 0.05
+    verify(result.plan)
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(PlacerError, match="no solver is called 'magic'; choose from auto, "):
+        solver("magic")
+    with pytest.raises(PlacerError, match="no cost model is called 'magic'"):
+        solve(PROBLEMS["roomy"](), cost_model="magic")
+    assert {SOLVERS[name]().name for name in SOLVERS} == set(SOLVERS)
+
+
+def test_a_cost_model_of_ones_own() -> None:
+    class Twice(Roofline):
+        name = "twice"
+
+    result = solver("greedy-cost").solve(PROBLEMS["roomy"](), Twice(), Limits())
+    assert result.plan is not None
+    assert result.plan.solver.cost_model == "twice"
+    assert solve(PROBLEMS["roomy"](), "greedy-cost", Twice()).step_time_s == result.step_time_s
