@@ -42,7 +42,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
-	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/python benchmarks/solve.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
 

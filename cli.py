@@ -26,15 +26,19 @@ from placer import report
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
 from placer.plan.buffers import exchange_buffer_bytes
+from placer.plan.diff import diff as diff_plans
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, parse_bytes
 from placer.workloads import named_workload
 from solvers import SOLVERS, SolveResult, solve
+from solvers.explain import explain
+from solvers.whatif import front
+from solvers.whatif import whatif as effects_of_changes
 
 OutputFormat = Literal["table", "json", "csv"]
 
@@ -393,6 +397,12 @@ def _verdict(result: SolveResult) -> str:
     "--cost-models", "models", default="roofline", show_default=True, help="Comma-separated."
 )
 @_solve_options
+@click.option(
+    "--price",
+    "price_text",
+    help="Of machines per hour, such as 8xh100=98,8xa100-40=32; adds the cost of "
+    "a billion samples.",
+)
 @click.option("--plot", type=_PATH, help="Write a picture: png, pdf or svg.")
 @_output_option  # fmt: skip
 def compare(
@@ -410,28 +420,52 @@ def compare(
     time_limit: float,
     gap: float,
     seed: int,
+    price_text: str | None,
     plot: Path | None,
     output: OutputFormat,
 ) -> None:
-    """Compare solvers over cost models and memory budgets on one workload.
+    """Compare solvers over machines, cost models and memory budgets on one workload.
 
     \b
     placer compare --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB,80GiB
     placer compare --profile profile --hbm 2GiB --solvers greedy-size,ilp --plot compare.png
+    placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded, _ = _load_profile(profile_path, workload, dim, dtype, optimizer)
     solvers, cost_models = _names(names, SOLVERS, "solver"), _names(models, COST_MODELS, "model")
-    problems = [
-        placer.Problem(loaded, placer.Topology.parse(topology, hbm=budget, dram=dram), batch_size)
-        for budget in (hbm.split(",") if hbm else [None])
-    ]
-    rows = _compared(problems, solvers, cost_models, time_limit, gap, seed)
+    machines = [name.strip() for name in topology.split(",") if name.strip()]
+    prices = _prices(price_text, machines)
+    rows = []
+    for name, budget in itertools.product(machines, hbm.split(",") if hbm else [None]):
+        machine = placer.Topology.parse(name, hbm=budget, dram=dram)
+        problem = placer.Problem(loaded, machine, batch_size)
+        rows += _compared(
+            [problem], solvers, cost_models, time_limit, gap, seed, prices.get(name)
+        )  # fmt: skip
     if plot is not None:
         report.plot_compare(rows, plot)
         _note(f"picture written to {plot}")
     _print_report(report.compare_report(rows, f"{len(loaded)} tables on {topology}"), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_EXIT_NO_PLACEMENT)
+
+
+def _prices(text: str | None, machines: list[str]) -> dict[str, float]:
+    """Prices per hour by machine, from ``8xh100=98,8xa100-40=32``."""
+    prices: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            raise click.UsageError(f"--price {part!r} is not MACHINE=PRICE, as 8xh100=98") from None
+        if name not in machines:
+            raise click.UsageError(
+                f"--price names {name!r}, which --topology does not: {', '.join(machines)}"
+            )
+        if not 0 <= prices[name] < float("inf"):
+            raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
+    return prices
 
 
 def _names(text: str, known: dict[str, Any], what: str) -> list[str]:
@@ -449,6 +483,7 @@ def _compared(
     time_limit: float,
     gap: float,
     seed: int,
+    price_per_hour: float | None = None,
 ) -> list[report.CompareRow]:
     """A row for each problem, cost model and solver; one bound for a problem's solvers.
 
@@ -468,7 +503,11 @@ def _compared(
             for name, result in group:
                 cost = cost_model(model).evaluate(problem, result.plan) if result.plan else None
                 shared = replace(result, bound_s=bound)
-                rows.append(report.compare_row(problem, name, model, shared, cost))
+                rows.append(
+                    report.compare_row(
+                        problem, name, model, shared, cost, price_per_hour=price_per_hour
+                    )
+                )
     return rows
 
 
@@ -494,26 +533,46 @@ def _compared(
     show_default=True,
     help="Tables listed of a plan of many.",
 )
-@_output_option  # fmt: skip
-def show(path: Path, profile_path: Path | None, model: str, top: int, output: OutputFormat) -> None:
+@click.option("--explain", "explained", metavar="TABLE", help="Say what decided its placement.")
+@_output_option
+def show(
+    path: Path,
+    profile_path: Path | None,
+    model: str,
+    top: int,
+    explained: str | None,
+    output: OutputFormat,
+) -> None:
     """Show a plan: memory and time of each device, placement of each table; or a profile.
 
     \b
     placer show plan.json
+    placer show plan.json --explain C10
     placer show profile
     """
     if path.is_dir() or path.name == "profile.json":
+        if explained is not None:
+            raise click.UsageError("--explain needs a plan, and this is a profile")
         _print_report(report.profile_report(placer.Profile.load(path)), output)
         return
     loaded = placer.Plan.load(path)
     known = _profile_of(loaded, path, profile_path)
     evaluate = None
     if known is None:
+        if explained is not None:
+            raise PlanMismatchError(
+                f"--explain needs the profile that {path} was made from, and "
+                f"{loaded.provenance.profile!r} is not there; give --profile"
+            )
         _note("times need the profile: give --profile")
     else:
         problem = placer.Problem(known, loaded.topology, loaded.batch_size)
         if problem.sha256 != loaded.provenance.problem_sha256:
             _note("the profile or machine is not the one that the plan was made for")
+        if explained is not None:
+            found = explain(problem, loaded, explained, cost_model(model))
+            _print_report(report.explain_report(found), output)
+            return
         evaluate = functools.partial(cost_model(model).evaluate, problem)
     _print_report(report.plan_report(loaded, evaluate, top=top), output)
 
@@ -582,8 +641,10 @@ def verify(path: Path, output: OutputFormat) -> None:
             )
     else:
         rows = [{"rule": v.rule, "where": v.where, "message": v.message} for v in found]
-        click.echo(report.rows_to_csv(rows) if output == "csv" else json.dumps(
-            {"sound": not found, "violations": rows}, indent=1))  # fmt: skip
+        if output == "csv":
+            click.echo(report.rows_to_csv(rows) or "rule,where,message\n", nl=False)
+        else:
+            click.echo(json.dumps({"sound": not found, "violations": rows}, indent=1))
     if found:
         sys.exit(1)
 
@@ -764,6 +825,94 @@ def _training_log(
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
     return open_log(list(logs), data_format, encoding=known.encoding)
+
+
+@main.command("diff")
+@click.argument("old", type=_PATH)
+@click.argument("new", type=_PATH)
+@_output_option
+def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
+    """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
+
+    \b
+    placer diff old.json new.json
+    """
+    found = diff_plans(placer.Plan.load(old), placer.Plan.load(new))
+    _print_report(report.diff_report(found), output)
+
+
+@main.command()
+@_problem_options
+@click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
+@click.option("--hbm-steps", help="Also the step time at each of these budgets: 2GiB,4GiB,8GiB.")
+@click.option(
+    "--solver",
+    type=click.Choice(list(SOLVERS)),
+    default="greedy-cost",
+    show_default=True,
+    help="A better one leaves smaller gaps, and takes longer.",
+)
+@click.option(
+    "--cost-model",
+    "model",
+    type=click.Choice(list(COST_MODELS)),
+    default="roofline",
+    show_default=True,
+)
+@_solve_options
+@click.option("--plot", type=_PATH, help="Picture of --hbm-steps: png, pdf or svg.")
+@_output_option  # fmt: skip
+def whatif(
+    profile_path: Path | None,
+    workload: str | None,
+    topology: str,
+    hbm: str | None,
+    dram: str | None,
+    batch_size: int,
+    dim: int | None,
+    dtype: Any,
+    optimizer: Any,
+    hbm_steps: str | None,
+    solver: str,
+    model: str,
+    time_limit: float,
+    gap: float,
+    seed: int,
+    plot: Path | None,
+    output: OutputFormat,
+) -> None:
+    """Tell what more memory, faster links or a larger batch would gain.
+
+    \b
+    placer whatif --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB
+    placer whatif --profile profile --hbm 8GiB --hbm-steps 2GiB,4GiB,8GiB --plot front.png
+    """
+    if plot is not None and hbm_steps is None:
+        raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
+    budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
+    loaded, _ = _load_profile(profile_path, workload, dim, dtype, optimizer)
+    machine = placer.Topology.parse(topology, hbm=hbm, dram=dram)
+    problem = placer.Problem(loaded, machine, batch_size)
+    with _bar("problems") as update:
+        answer = effects_of_changes(
+            problem,
+            cost_model(model),
+            solver=solver,
+            time_limit_s=time_limit,
+            gap=gap,
+            seed=seed,
+            on_solved=update,
+        )
+    if answer.base.plan is None:
+        _refuse(answer.base)
+    solved = functools.partial(
+        solve, solver=solver, cost_model=model, time_limit_s=time_limit, gap=gap, seed=seed
+    )
+    points = front(problem, budgets, solved)
+    if plot is not None:
+        report.plot_front(points, plot)
+        _note(f"picture written to {plot}")
+    _print_report(report.whatif_report(problem, answer, points, solver=solver), output)
 
 
 _DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 128, 64

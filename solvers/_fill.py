@@ -131,25 +131,57 @@ def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
     if not ladders:
         return Filling((), 0.0, 0.0, 0.0, 0.0)
     _, price = _descend(ladders, hbm_bytes)
-    whole: dict[int, Float] = {}
-    second: dict[int, Float] = {}
-    for number, piece in enumerate(ladders):
-        at = (piece.values[1] + price * piece.values[0]).min()
-        most = at + piece.split[1] + price * piece.split[0]
-        priced = ((end[1] + price * end[0], i, end) for i, end in enumerate((piece.cold, piece.full)))
-        for _, _, end in sorted(priced, key=lambda entry: entry[:2]):
-            if end[1] + price * end[0] <= most:
-                (second if number in whole else whole)[number] = end
-    # What does not fit in its tier after all goes to the other one or is split, the largest first.
+    wanted = [_better_whole(piece, price) for piece in ladders]
+    whole = {number: ends[0] for number, ends in enumerate(wanted) if ends}
+    # What does not fit in its tier after all goes to the other one or is split, largest first.
+    filling = _fill_around(ladders, whole, hbm_bytes)
     for number in sorted(whole, key=lambda n: -whole[n][0]):
-        filling = _fill_around(ladders, whole, hbm_bytes)
         if filling is not None:
-            return filling
-        if number in second and second[number][0] < whole[number][0]:
-            whole[number] = second[number]
+            break
+        smaller = [end for end in wanted[number][1:] if end[0] < whole[number][0]]
+        if smaller:
+            whole[number] = smaller[0]
         else:
             del whole[number]
-    return _fill_around(ladders, whole, hbm_bytes) or _fill_around(ladders, {}, hbm_bytes)
+        filling = _fill_around(ladders, whole, hbm_bytes)
+    if filling is None:
+        return _fill_around(ladders, {}, hbm_bytes)
+    return _with_what_is_left(ladders, whole, filling, hbm_bytes)
+
+
+def _with_what_is_left(
+    ladders: Sequence[Ladder], whole: dict[int, Float], filling: Filling, hbm_bytes: float
+) -> Filling:
+    """A filling, or one that puts the HBM that it leaves to use.
+
+    Of a piece whose rows are all alike a price tells only whether none or all are worth
+    their HBM. The one of which a part is worth most is split.
+    """
+    left = hbm_bytes - filling.hbm_bytes
+    best, most = None, 0.0
+    for number, cost in whole.items():
+        piece = ladders[number]
+        room = cost[0] + left - piece.split[0]
+        if cost is not piece.cold or room <= piece.values[0, 0]:
+            continue
+        gain = cost[1] - piece.split[1] - np.interp(room, piece.values[0], piece.values[1])
+        if gain > most:
+            best, most = number, float(gain)
+    if best is None:
+        return filling
+    others = {number: cost for number, cost in whole.items() if number != best}
+    return _fill_around(ladders, others, hbm_bytes) or filling
+
+
+def _better_whole(piece: Ladder, price: float) -> list[Float]:
+    """No row or all rows of a piece in HBM where that beats any split at a price, best first."""
+
+    def priced(cost: Float) -> float:
+        return float(cost[1] + price * cost[0])
+
+    best_split = float((piece.values[1] + price * piece.values[0]).min()) + priced(piece.split)
+    ends = sorted((piece.cold, piece.full), key=priced)
+    return [end for end in ends if priced(end) <= best_split]
 
 
 def _descend(ladders: Sequence[Ladder], hbm_bytes: float) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -15,6 +16,16 @@ _CANDIDATE_GPUS = 8
 
 _MOST_PIECES = 8
 """Finer cuts than this are left to the construction."""
+
+_Balanced = Literal["time", "buffers", "rows"]
+
+_ATTEMPTS: tuple[tuple[float, _Balanced], ...] = (
+    (0.5, "time"),
+    (1.0, "time"),
+    (1.0, "buffers"),
+    (0.25, "rows"),
+)
+"""Largest piece, as a share of a GPU's HBM, and what GPUs are balanced by."""
 
 _Change = dict[int, list[Piece]]
 """The pieces of the GPUs that a change touches, after it."""
@@ -39,8 +50,9 @@ class Packing:
     def construct(cls, instance: Instance, bound: PooledBound, target_s: float) -> "Packing | None":
         """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
 
-        Pieces of at most half a GPU's HBM pack best; where the buffers of so many pieces do
-        not fit, they may be as large as a GPU, and at last HBM is balanced instead of time.
+        Pieces with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
+        they may be as large as a GPU; then buffers are balanced instead of time; at last,
+        for hosts short of memory, tables are cut small and all their rows balanced.
         """
         cuts: list[Cut] = []
         for table in range(instance.tables):
@@ -48,44 +60,52 @@ class Packing:
             if work is None:
                 return None
             cuts.append(work.cut)
-        for largest_share, by_bytes in ((0.5, False), (1.0, False), (1.0, True)):
+        for largest_share, balanced in _ATTEMPTS:
             to_place = [
                 piece
                 for table, cut in enumerate(cuts)
                 for piece in instance.pieces(
-                    table, _cut_that_fits(instance, table, cut, largest_share)
+                    table, _cut_that_fits(instance, table, cut, largest_share, balanced == "rows")
                 )
             ]
-            packing = cls._packed(instance, to_place, bound.price_s_per_byte, by_bytes)
+            packing = cls._packed(instance, to_place, bound.price_s_per_byte, balanced)
             if packing is not None:
                 return packing
         return None
 
     @classmethod
     def _packed(
-        cls, instance: Instance, to_place: list[Piece], price: float, by_bytes: bool
+        cls, instance: Instance, to_place: list[Piece], price: float, balanced: _Balanced
     ) -> "Packing | None":
         """Put pieces on the GPUs that would be done first, or have the most HBM left."""
         rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
         estimate = {p: instance.ladder(p, instance.kinds[0]).values[:, rung] for p in to_place}
-        floors = {p: float(instance.ladder(p, instance.kinds[0]).values[0, 0]) for p in to_place}
-        to_place.sort(key=lambda p: (-(floors[p] if by_bytes else estimate[p][1]), p))
+        ladders = {p: instance.ladder(p, instance.kinds[0]) for p in to_place}
+        floors = {p: float(ladders[p].values[0, 0]) for p in to_place}
+        sizes = {
+            "time": {p: float(estimate[p][1]) for p in to_place},
+            "buffers": floors,
+            "rows": {p: float(ladders[p].full[0]) for p in to_place},
+        }[balanced]
+        to_place.sort(key=lambda p: (-sizes[p], p))
         load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
         dram = instance.dram_bytes.copy()
         hosts = np.array(instance.host_of_gpu)
         chosen: list[list[Piece]] = [[] for _ in range(instance.gpus)]
         tables_on: list[set[int]] = [set() for _ in range(instance.gpus)]
-        least = np.zeros(instance.gpus)
+        least, taken_bytes = np.zeros(instance.gpus), np.zeros(instance.gpus)
         for piece in to_place:
             hbm_bytes, gpu_s, _, dram_bytes, _ = estimate[piece]
             floor = floors[piece]
             # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
             # insist on the buffers alone.
-            allowed = (least + floor <= instance.hbm_bytes) & (dram_bytes <= dram[hosts])
+            allowed = least + floor <= instance.hbm_bytes
+            if balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+                allowed &= dram_bytes <= dram[hosts]
             taken = np.array([piece.table in s for s in tables_on])
             short = np.maximum(0.0, hbm_bytes - hbm) * price
-            balanced = least - instance.hbm_bytes if by_bytes else load + short
-            score = np.where(allowed & ~taken, balanced, np.inf)
+            filled = load + short if balanced == "time" else taken_bytes - instance.hbm_bytes
+            score = np.where(allowed & ~taken, filled, np.inf)
             gpu = int(np.argmin(score))
             if not np.isfinite(score[gpu]):
                 return None
@@ -94,6 +114,7 @@ class Packing:
             load[gpu] += gpu_s + short[gpu]
             hbm[gpu] -= hbm_bytes
             least[gpu] += floor
+            taken_bytes[gpu] += sizes[piece]
             dram[hosts[gpu]] -= dram_bytes
         return cls.of(instance, [(p, gpu) for gpu, pieces in enumerate(chosen) for p in pieces])
 
@@ -273,18 +294,20 @@ class Packing:
                 yield {slow: [*rest, back], other: [*kept, piece]}
 
 
-def _cut_that_fits(instance: Instance, table: int, cut: Cut, largest_share: float) -> Cut:
+def _cut_that_fits(
+    instance: Instance, table: int, cut: Cut, largest_share: float, with_rows: bool
+) -> Cut:
     """`cut`, or one into more row slices if a piece is too large.
 
-    That is, its buffers take more than `largest_share` of a GPU's HBM, or its cold rows fit
-    nowhere.
+    That is, its buffers (and its rows, on demand) take more than `largest_share` of a GPU's
+    HBM, or its cold rows fit nowhere.
     """
     finer = [c for c in instance.cuts_of(table) if not c.widths and c.pieces > cut.pieces]
     for more in (cut, *finer):
-        piece = Piece(table, more)
-        needed = instance.ladder(piece, instance.kinds[0]).values
-        if needed[0, 0] <= instance.hbm_bytes.max() * largest_share and (
-            needed[3, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
+        needed = instance.ladder(Piece(table, more), instance.kinds[0])
+        hbm_bytes = needed.full[0] if with_rows else needed.values[0, 0]
+        if hbm_bytes <= instance.hbm_bytes.max() * largest_share and (
+            needed.values[3, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
         ):
             return more
     return finer[-1] if finer else cut

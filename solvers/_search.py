@@ -6,10 +6,16 @@ import time
 from solvers._instance import Piece
 from solvers._packing import Packing
 
-_MEAN_WEIGHT = 0.1
+_NORM = 8
 _SHAKEN_GPUS = 3
 _PATIENCE = 400
 """Shakes without a gain after which the search starts again from the best packing."""
+
+_KICK = 6
+"""Shakes away from the best packing at which it starts again."""
+
+_RESTARTS = 8
+"""Times that it does so in a row before it ends: small problems need no more."""
 
 
 def iterated_search(
@@ -17,13 +23,15 @@ def iterated_search(
 ) -> Packing:
     """The best packing found within `deadline`, `shakes` shakes, or at `target_s` seconds.
 
+    Ends before that when it has started again a few times without a gain.
+
     Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
     deals their pieces out again in a random order, and improves the result (Lourenço et
     al. 2003, doi:10.1007/0-306-48056-5_11).
     """
     rng = random.Random(seed)
     best = current = start
-    idle = 0
+    idle = restarts = 0
     for _ in range(shakes):
         if time.monotonic() > deadline or best.step_time_s <= target_s:
             break
@@ -35,18 +43,29 @@ def iterated_search(
         if _load_key(trial) <= _load_key(current):
             current = trial
         if trial.step_time_s < best.step_time_s * (1 - 1e-9):
-            best, idle = trial, 0
+            best, idle, restarts = trial, 0, 0
         if idle > _PATIENCE:
-            current, idle = best, 0
+            current, idle, restarts = _kicked(best, rng), 0, restarts + 1
+            if restarts > _RESTARTS:
+                break
     return best
 
 
+def _kicked(packing: Packing, rng: random.Random) -> Packing:
+    """A packing some shakes away, good or bad: the way out of a valley."""
+    for _ in range(_KICK):
+        packing = _shaken(packing, rng) or packing
+    return packing
+
+
 def _load_key(packing: Packing) -> float:
-    """Smooth form of the largest time, so that a packing with fewer slow GPUs is better."""
+    """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
+
+    Their p-norm; on MLPerf DCNv2 over 8 GPUs p = 8 ended nearer to the bound than 3 to 64.
+    """
     slowest = packing.step_time_s
-    crowding = sum((filling.gpu_s / slowest) ** 64 for filling in packing.fillings)
-    mean = sum(filling.gpu_s for filling in packing.fillings) / len(packing.fillings)
-    return slowest * (1 + 1e-2 * crowding) + _MEAN_WEIGHT * mean
+    powers = sum((filling.gpu_s / slowest) ** _NORM for filling in packing.fillings)
+    return slowest * float(powers ** (1 / _NORM))
 
 
 def _shaken(packing: Packing, rng: random.Random) -> Packing | None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cli_cases import Workbench, make_workbench
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -14,3 +15,9 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real logs are not on this machine (see docs/data.md)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def workbench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """A log, a profile and a plan for the tests of the command line, which only read them."""
+    return make_workbench(tmp_path_factory.mktemp("workbench"))

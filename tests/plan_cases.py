@@ -12,7 +12,12 @@ from placer.topology.topology import Gpu, Host, Link, Topology
 
 
 def machine(
-    gpus: int = 2, hosts: int = 1, *, hbm_bytes: int = 1 << 40, dram_bytes: int = 1 << 40
+    gpus: int = 2,
+    hosts: int = 1,
+    *,
+    hbm_bytes: int = 1 << 40,
+    dram_bytes: int = 1 << 40,
+    launch_s: float = 1e-6,
 ) -> Topology:
     """`hosts` equal hosts of `gpus` equal GPUs each, of round bandwidths."""
     names = [f"host:{number}" for number in range(hosts)]
@@ -22,7 +27,7 @@ def machine(
     links += [Link(host, "network", "network", 1e10) for host in names] if hosts > 1 else []
     return Topology(
         f"{hosts}x{gpus}",
-        tuple(Gpu(gpu, host, hbm_bytes, 1e12, 1e-6) for gpu, host in ids),
+        tuple(Gpu(gpu, host, hbm_bytes, 1e12, launch_s) for gpu, host in ids),
         tuple(Host(name, dram_bytes, 1e11) for name in names),
         tuple(links),
     )

@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import strategies as st
 from plan_cases import machine
 
-from placer import AccessCdf, Feature, Problem, Profile, Table, TableProfile
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile
+from placer.plan.plan import Lookup
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Topology
 
@@ -47,14 +48,33 @@ def problem_of(
     return Problem(Profile(tables, source="test"), topology or machine(), batch_size)
 
 
-def unequal_machine(hbm_bytes: int = 1 << 40) -> Topology:
+def unequal_machine(hbm_bytes: int = 1 << 40, *, launch_s: float = 1e-6) -> Topology:
     """Two hosts of two GPUs; the second host's GPUs are smaller and slower."""
-    topology = machine(2, 2, hbm_bytes=hbm_bytes)
+    topology = machine(2, 2, hbm_bytes=hbm_bytes, launch_s=launch_s)
     slow = [
         replace(gpu, memory_bytes=gpu.memory_bytes // 3, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2)
         for gpu in topology.gpus[2:]
     ]
     return replace(topology, gpus=(*topology.gpus[:2], *slow))
+
+
+def plan_for(problem: Problem, *shards: Shard) -> Plan:
+    tables = tuple(profile.table for profile in problem.profile)
+    return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
+
+
+def whole(problem: Problem, lookup: Lookup, *devices: str, table: int = 0) -> Shard:
+    """All of a table, read in one way; a cache holds half of the rows."""
+    spec = problem.profile.tables[table].table
+    return Shard(
+        spec.name,
+        (0, spec.rows, 1),
+        (0, spec.dim),
+        devices or ("gpu:0",),
+        "hbm" if lookup == "device" else "dram",
+        lookup,
+        cache_rows=spec.rows // 2 if lookup == "cached" else 0,
+    )
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Cost models: what every one of them promises, and the roofline by hand."""
+"""Cost models: what every one of them promises."""
 
 import math
 from dataclasses import replace
@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from plan_cases import in_dram, in_hbm, machine
+from plan_cases import in_hbm
 from problem_cases import (
-    counted_table,
+    plan_for,
     problem_of,
     problems,
     table_profiles,
     unequal_machine,
+    whole,
     zipf_table,
 )
 
 from cost_models import COST_MODELS, CostModel, CostReport, Roofline, cost_model
-from cost_models.roofline import ID_BYTES, SORT_BYTES_PER_LOOKUP
-from placer import AccessCdf, Plan, Problem, Shard, TableProfile
+from placer import Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
-from placer.plan.buffers import shard_buffer_bytes, staging_buffer_bytes
+from placer.plan.buffers import staging_buffer_bytes
 from placer.plan.memory import ROW_MAP_BYTES_PER_ROW
 from placer.plan.plan import Lookup
 from placer.plan.verify import violations
@@ -29,25 +29,6 @@ from solvers._build import build_plan
 from solvers._instance import Instance, Piece, Placement
 
 LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
-
-
-def plan_for(problem: Problem, *shards: Shard) -> Plan:
-    tables = tuple(profile.table for profile in problem.profile)
-    return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
-
-
-def whole(problem: Problem, lookup: Lookup, *devices: str, table: int = 0) -> Shard:
-    """All of a table, read in one way; a cache holds half of the rows."""
-    spec = problem.profile.tables[table].table
-    return Shard(
-        spec.name,
-        (0, spec.rows, 1),
-        (0, spec.dim),
-        devices or ("gpu:0",),
-        "hbm" if lookup == "device" else "dram",
-        lookup,
-        cache_rows=spec.rows // 2 if lookup == "cached" else 0,
-    )
 
 
 def gpu_seconds(report: CostReport, gpu: int = 0) -> float:
@@ -294,195 +275,7 @@ class TestRoofline(CostModelContract):
     name = "roofline"
 
 
-# The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
-# One table of 4 rows × 16 float32 (64 bytes) with 4 bytes of state, 2 lookups per sample,
-# each row as hot as any other.
-LOOKED_UP = 16.0
-UNIQUE = 4 * (1 - (3 / 4) ** 16)
-W, ROW = 64, 68
-HBM_ROWS = LOOKED_UP * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * UNIQUE * ROW
-OUTPUT = 8 * W
-"""One pooled row per sample, written once and its gradient read once."""
-
-
-def uniform(gpus: int = 1, *, hosts: int = 1, pooling: str = "sum") -> Problem:
-    table = zipf_table("t", 4, lookups=2.0, exponent=0.0, pooling=pooling)
-    batch_size = 8 // (gpus * hosts)
-    return problem_of(table, topology=machine(gpus, hosts), batch_size=batch_size)
-
-
-def roofline(problem: Problem, *shards: Shard) -> CostReport:
-    return Roofline().evaluate(problem, plan_for(problem, *shards))
-
-
-def test_rows_in_hbm_by_hand() -> None:
-    report = roofline(uniform(), whole(uniform(), "device"))
-    (gpu,), (host,) = report.gpus, report.hosts
-    assert gpu.hbm_s == pytest.approx((HBM_ROWS + 2 * OUTPUT) / 1e12)
-    assert (gpu.link_s, gpu.communication_s, gpu.launch_s, host.dram_s) == (0, 0, 1e-6, 0)
-    assert report.bottleneck == "gpu:0 launches"
-
-
-def test_staged_rows_by_hand() -> None:
-    report = roofline(uniform(), whole(uniform(), "staged"))
-    (gpu,), (host,) = report.gpus, report.hosts
-    assert gpu.hbm_s == pytest.approx((HBM_ROWS + 2 * UNIQUE * ROW + 2 * OUTPUT) / 1e12)
-    assert gpu.link_s == pytest.approx(UNIQUE * ROW / 1e10)
-    assert host.dram_s == pytest.approx(2 * UNIQUE * ROW / 1e11)
-    assert report.hbm_lookup_share == 0
-
-
-def test_rows_read_in_place_by_hand() -> None:
-    report = roofline(uniform(), whole(uniform(), "uva"))
-    (gpu,), (host,) = report.gpus, report.hosts
-    read = LOOKED_UP * W + UNIQUE * ROW
-    own = LOOKED_UP * (ID_BYTES + W + SORT_BYTES_PER_LOOKUP) + 2 * OUTPUT
-    assert gpu.hbm_s == pytest.approx(own / 1e12)
-    assert gpu.link_s == pytest.approx(read / 1e10)
-    assert host.dram_s == pytest.approx((read + UNIQUE * ROW) / 1e11)
-
-
-def test_rows_pooled_by_the_host_by_hand() -> None:
-    by_gpu = roofline(uniform(), whole(uniform(), "host"))
-    (gpu,), (host,) = by_gpu.gpus, by_gpu.hosts
-    assert gpu.link_s == pytest.approx(OUTPUT / 1e10)
-    assert host.dram_s == pytest.approx(HBM_ROWS / 1e11)
-    # A host that serves by itself sends to each of its GPUs what that GPU's samples need.
-    pair = uniform(2)
-    by_host = roofline(pair, whole(pair, "host", "host:0"))
-    assert [g.link_s for g in by_host.gpus] == pytest.approx([OUTPUT / 2 / 1e10] * 2)
-    assert by_host.hosts[0].dram_s == pytest.approx(HBM_ROWS / 1e11)
-    assert [g.launch_s for g in by_host.gpus] == [0, 0]
-
-
-def test_a_cache_by_hand() -> None:
-    """Half of the rows in the cache: half of the lookups hit, half of the rows are staged."""
-    report = roofline(uniform(), whole(uniform(), "cached"))
-    assert report.hbm_lookup_share == pytest.approx(0.5)
-    assert report.gpus[0].link_s == pytest.approx(UNIQUE / 2 * ROW / 1e10)
-    assert report.gpus[0].hbm_s == pytest.approx((HBM_ROWS + UNIQUE * ROW + 2 * OUTPUT) / 1e12)
-
-
-def test_the_exchange_by_hand() -> None:
-    """Of what a GPU of two serves, half is another's: ids come, rows go, gradients come."""
-    pair = uniform(2)
-    report = roofline(pair, whole(pair, "device", "gpu:1"))
-    idle, busy = report.gpus
-    assert idle.total_s == 0
-    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11)
-    assert report.balance == 0.5
-
-
-def test_the_exchange_over_the_network_by_hand() -> None:
-    """Two hosts of one GPU: the network of 1e10 B/s takes what NVLink took before."""
-    pair = uniform(1, hosts=2)
-    busy = roofline(pair, whole(pair, "device", "gpu:1")).gpus[1]
-    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e10)
-
-
-def test_replicas_by_hand() -> None:
-    """Each GPU looks its own samples up; the gradients of touched rows are all-reduced."""
-    pair = uniform(2)
-    report = roofline(pair, whole(pair, "device", "gpu:0", "gpu:1"))
-    one, two = report.gpus
-    assert one == replace(two, device="gpu:0")
-    unique = 4 * (1 - (3 / 4) ** 8)
-    own = LOOKED_UP / 2 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
-    assert one.hbm_s == pytest.approx((own + OUTPUT) / 1e12)
-    assert one.communication_s == pytest.approx(2 * UNIQUE * W / 2 / 1e11)
-    assert report.hbm_lookup_share == pytest.approx(1)
-
-
-def test_without_pooling_every_lookup_is_sent() -> None:
-    pair = uniform(2, pooling="none")
-    busy = roofline(pair, whole(pair, "device")).gpus[0]
-    sent = LOOKED_UP * ID_BYTES + 2 * LOOKED_UP * W
-    assert busy.communication_s == pytest.approx(sent / 2 / 1e11)
-
-
-def test_row_slices_each_send_a_part_of_the_bag_and_shards_of_one_gpu_pool_together() -> None:
-    pair = uniform(2)
-    apart = roofline(
-        pair,
-        in_hbm("t", (0, 4, 2), (0, 16), "gpu:0"),
-        in_hbm("t", (1, 4, 2), (0, 16), "gpu:1"),
-    )
-    half = (LOOKED_UP / 2 * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
-    assert [gpu.communication_s for gpu in apart.gpus] == pytest.approx([half, half])
-    together = roofline(pair, in_hbm("t", (0, 2, 1), (0, 16)), in_dram("t", (2, 4, 1), (0, 16)))
-    whole_exchange = (LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
-    assert together.gpus[0].communication_s == pytest.approx(whole_exchange)
-    assert together.gpus[0].launch_s == 2e-6
-    assert together.hbm_lookup_share == pytest.approx(0.5)
-
-
-def test_strips_of_columns_send_their_columns() -> None:
-    pair = uniform(2)
-    report = roofline(
-        pair,
-        in_hbm("t", (0, 4, 1), (0, 4), "gpu:0"),
-        in_hbm("t", (0, 4, 1), (4, 16), "gpu:1"),
-    )
-    narrow, wide = report.gpus
-    ids = LOOKED_UP * ID_BYTES
-    assert narrow.communication_s == pytest.approx((ids + 2 * OUTPUT / 4) / 2 / 1e11)
-    assert wide.communication_s == pytest.approx((ids + 2 * OUTPUT * 3 / 4) / 2 / 1e11)
-
-
-def test_the_step_waits_for_host_memory_that_gpus_share() -> None:
-    topology = machine(4)
-    slow = replace(topology, hosts=(replace(topology.hosts[0], dram_bytes_per_s=1e7),))
-    tables = [zipf_table(f"t{n}", 500, lookups=4.0) for n in range(4)]
-    problem = problem_of(*tables, topology=slow)
-    shards = [whole(problem, "staged", f"gpu:{n}", table=n) for n in range(4)]
-    report = roofline(problem, *shards)
-    assert report.bottleneck == "host:0 dram"
-    assert report.step_time_s == report.hosts[0].dram_s > report.gpus[0].total_s
-
-
-def test_a_table_that_nobody_reads_costs_a_launch() -> None:
-    problem = problem_of(counted_table("t", [0, 0, 0], lookups=0.0))
-    report = roofline(problem, whole(problem, "device"))
-    assert report.hbm_lookup_share == 1.0
-    assert report.gpus[0].link_s == 0
-
-
-def test_staging_buffers_by_hand() -> None:
-    """Four standard deviations beyond the expected distinct rows, and in and out once more."""
-    problem = uniform()
-    profile = problem.profile.tables[0]
-    staged = (UNIQUE + 4 * math.sqrt(UNIQUE)) * ROW
-    for staging, output, expected in (
-        (True, False, staged),
-        (False, True, 2 * OUTPUT),
-        (True, True, staged + 2 * OUTPUT),
-        (False, False, 0),
-    ):
-        size = shard_buffer_bytes(
-            profile, (0, 4, 1), 16, samples=8, staged=staging, returns_bags=output
-        )
-        assert size == math.ceil(expected)
-
-
-@given(st.integers(1, 300), st.integers(1, 5), st.data())
-@settings(max_examples=60, deadline=None)
-def test_slices_share_out_all_lookups_and_rows(rows: int, ways: int, data: st.DataObject) -> None:
-    """Loads of the slices of a table add up to the table's."""
-    counts = data.draw(st.lists(st.integers(0, 50), min_size=rows, max_size=rows))
-    profile = counted_table("t", counts, lookups=3.0)
-    problem = problem_of(profile, topology=machine(1))
-    curves = [Roofline().piece_curve(problem, 0, ways, index, 16, 0) for index in range(ways)]
-    single = Roofline().piece_curve(problem, 0, 1, 0, 16, 0)
-    assert sum(int(curve.hot_rows[-1]) for curve in curves) == rows
-    assert sum(float(c.dram_s[0]) for c in curves) == pytest.approx(float(single.dram_s[0]))
-    assert sum(float(c.dram_bytes[0]) for c in curves) == float(single.dram_bytes[0])
-
-
 def test_an_unknown_model_lists_those_there_are() -> None:
     with pytest.raises(PlacerError, match="no cost model is called 'magic'; choose from roofline"):
         cost_model("magic")
     assert set(COST_MODELS) == {COST_MODELS[name]().name for name in COST_MODELS}
-
-
-def test_the_zipf_law_of_these_tests_is_uniform() -> None:
-    np.testing.assert_allclose(AccessCdf.zipf(4, 0.0).row_share, 0.25)

@@ -15,7 +15,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,17 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
         If the folder cannot be written or the disk is full.
     """
     folder = Path(path)
+    before = set(_parts_of(folder))
+    try:
+        named = _write_all(profile, folder)
+    except PlacerError:
+        _remove(part for part in _parts_of(folder) if part not in before)
+        raise
+    _remove(part for part in before if part.name not in named)
+
+
+def _write_all(profile: Profile, folder: Path) -> set[str]:
+    """Write the parts and then the JSON that names them; the names of the parts."""
     arrays: _Arrays = {}
     tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile)]
     files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
@@ -64,11 +75,17 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     }
     document["sha256"] = _document_hash(document)
     write_text(folder / JSON_NAME, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    named = {file["name"] for file in files.values()}
+    return {file["name"] for file in files.values()}
+
+
+def _parts_of(folder: Path) -> Iterator[Path]:
     for pattern in ("counts-*.safetensors", "vocabulary-*.parquet"):
-        for old in folder.glob(pattern):
-            if old.name not in named:
-                old.unlink(missing_ok=True)
+        yield from folder.glob(pattern)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str]) -> Profile:

@@ -4,11 +4,14 @@ Every function returns a `Report`, which prints nothing by itself.
 """
 
 from placer.report.compare import CompareRow, compare_report, compare_row
+from placer.report.diff import diff_report
+from placer.report.explain import explain_report
 from placer.report.plan import plan_report
 from placer.report.plot import plot_compare
 from placer.report.profile import profile_report, workloads_report
 from placer.report.section import Column, Report, Section, rows_to_csv
 from placer.report.topology import topology_report
+from placer.report.whatif import plot_front, whatif_report
 
 __all__ = [
     "Column",
@@ -17,10 +20,14 @@ __all__ = [
     "Section",
     "compare_report",
     "compare_row",
+    "diff_report",
+    "explain_report",
     "plan_report",
     "plot_compare",
+    "plot_front",
     "profile_report",
     "rows_to_csv",
     "topology_report",
+    "whatif_report",
     "workloads_report",
 ]

@@ -1,4 +1,4 @@
-"""`placer compare`: solvers × cost models × budgets on one workload."""
+"""`placer compare`: machines × budgets × cost models × solvers on one workload."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +28,14 @@ class CompareRow:
         Share of lookups that are served from HBM.
     detail : str
         What is short where there is no plan, else what the step waits for.
+    topology : str
+        Name of the machine.
+    samples_per_s : float or None
+        Over all its GPUs.
+    price_per_hour : float or None
+        Of the whole machine, in the user's currency, if given.
+    cost_per_billion_samples : float or None
+        At that price and `samples_per_s`.
     """
 
     hbm_budget_bytes: int
@@ -43,12 +51,23 @@ class CompareRow:
     balance: float | None
     hbm_lookup_share: float | None
     detail: str
+    topology: str = ""
+    samples_per_s: float | None = None
+    price_per_hour: float | None = None
+    cost_per_billion_samples: float | None = None
 
 
 def compare_row(
-    problem: Problem, solver: str, cost_model: str, result: Result, cost: Cost | None
+    problem: Problem,
+    solver: str,
+    cost_model: str,
+    result: Result,
+    cost: Cost | None,
+    *,
+    price_per_hour: float | None = None,
 ) -> CompareRow:
     """The row of a result; `cost` is the cost model's answer for its plan, None without one."""
+    samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
     end = result.termination
     gpus = problem.topology.gpus_by_id
     hbm = dram = None
@@ -73,30 +92,41 @@ def compare_row(
         balance=None if cost is None else cost.balance,
         hbm_lookup_share=None if cost is None else cost.hbm_lookup_share,
         detail=(short or end.detail) if cost is None else f"waits for {cost.bottleneck}",
+        topology=problem.topology.name,
+        samples_per_s=samples_per_s,
+        price_per_hour=price_per_hour,
+        cost_per_billion_samples=None
+        if price_per_hour is None or samples_per_s is None
+        else price_per_hour / 3600 * 1e9 / samples_per_s,
     )
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
-    """The rows, each beside the best of its budget and cost model."""
-    best: dict[tuple[int, str], float] = {}
+    """The rows, each beside the best of its machine, budget and cost model."""
+    best: dict[tuple[str, int, str], float] = {}
     for row in rows:
         if row.step_time_s is not None:
-            key = (row.hbm_budget_bytes, row.cost_model)
+            key = (row.topology, row.hbm_budget_bytes, row.cost_model)
             best[key] = min(row.step_time_s, best.get(key, row.step_time_s))
     values: list[Row] = []
     for row in rows:
-        lead = best.get((row.hbm_budget_bytes, row.cost_model))
+        lead = best.get((row.topology, row.hbm_budget_bytes, row.cost_model))
         ratio = row.step_time_s / lead if row.step_time_s is not None and lead else None
         values.append({**asdict(row), "ratio_to_best": ratio})
     models = {row.cost_model for row in rows}
     without_plan = any(row.step_time_s is None for row in rows)
+    several = len({row.topology for row in rows}) > 1
+    priced = any(row.price_per_hour is not None for row in rows)
     columns = [
+        *([Column("topology", "machine")] if several else []),
         Column("hbm_budget_bytes", "HBM/GPU", form.size),
         Column("solver", "solver"),
         *([Column("cost_model", "cost model")] if len(models) > 1 else []),
         Column("status", "status"),
         Column("step_time_s", "step", form.seconds),
         Column("ratio_to_best", "vs best", form.times, spare=True),
+        *([Column("samples_per_s", "samples/s", form.count)] if several or priced else []),
+        Column("cost_per_billion_samples", "cost/1G", form.number),
         Column("gap", "gap", form.share),
         Column("solve_s", "solve", form.seconds),
         Column("hbm_used_bytes", "HBM", form.size, spare=True),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
@@ -13,6 +14,7 @@ from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _FORMATS = ("png", "pdf", "svg")
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
@@ -22,7 +24,7 @@ _FIGURES = ("step time", "gap", "from HBM", "solved in")
 
 
 def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
-    """Draw the step time of each solver and its bound, one panel per budget and cost model.
+    """Draw the step time of each solver and its bound, one panel per machine, budget and model.
 
     The file's ending picks the format: png, pdf or svg.
 
@@ -33,26 +35,19 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
     PlacerError
         If no row has a plan, the ending is another one, or the file cannot be written.
     """
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix not in _FORMATS:
-        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
+    suffix = image_format(path)
     if all(row.step_time_s is None for row in rows):
         raise PlacerError("there is nothing to draw: no solver found a plan")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BackendError(
-            "--plot needs matplotlib; install it with: pip install 'embedding-placer[report]'"
-        ) from error
-    # A figure of its own canvas: neither a display nor pyplot's global state is touched.
-    from matplotlib.figure import Figure
-
-    panels: dict[tuple[int, str], list[CompareRow]] = {}
+    matplotlib, new_figure = drawing()
+    several = len({row.topology for row in rows}) > 1
+    panels: dict[tuple[str, ...], list[CompareRow]] = {}
     for row in rows:
-        panels.setdefault((row.hbm_budget_bytes, row.cost_model), []).append(row)
+        machine = (row.topology,) if several else ()
+        budget = f"{format_bytes(row.hbm_budget_bytes)} of HBM per GPU"
+        panels.setdefault((*machine, budget, row.cost_model), []).append(row)
     heights = [len(members) for members in panels.values()]
     with matplotlib.rc_context({"font.size": 10, "font.family": "DejaVu Sans"}):
-        figure = Figure(
+        figure = new_figure(
             figsize=(10, 0.9 + sum(0.42 * height + 0.75 for height in heights)),
             layout="constrained",
         )
@@ -79,6 +74,38 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
             figure.savefig(temporary, format=suffix, dpi=160)
 
 
+def image_format(path: str | os.PathLike[str]) -> str:
+    """The format that a file's ending asks for.
+
+    Raises
+    ------
+    PlacerError
+        If it is none that can be drawn.
+    """
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in _FORMATS:
+        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
+    return suffix
+
+
+def drawing() -> "tuple[ModuleType, type[Figure]]":
+    """Matplotlib, and figures of their own canvas: neither a display nor pyplot is touched.
+
+    Raises
+    ------
+    BackendError
+        If matplotlib is missing.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendError(
+            "--plot needs matplotlib; install it with: pip install 'embedding-placer[report]'"
+        ) from error
+    return matplotlib, Figure
+
+
 def _unit(longest_s: float) -> tuple[float, str]:
     for scale, unit in ((1.0, "s"), (1e3, "ms")):
         if longest_s * scale >= 1:
@@ -87,9 +114,8 @@ def _unit(longest_s: float) -> tuple[float, str]:
 
 
 def _draw_bars(
-    axis: "Axes", key: tuple[int, str], members: Sequence[CompareRow], scale: float
+    axis: "Axes", key: tuple[str, ...], members: Sequence[CompareRow], scale: float
 ) -> None:
-    budget, cost_model = key
     reached = [row.step_time_s for row in members if row.step_time_s is not None]
     best = min(reached, default=None)
     for place, row in enumerate(members):
@@ -114,7 +140,7 @@ def _draw_bars(
     axis.set_yticks(range(len(members)), [row.solver for row in members], color=_INK)
     axis.invert_yaxis()
     axis.set_title(
-        f"{format_bytes(budget)} of HBM per GPU · {cost_model}",
+        " · ".join(key),
         loc="left",
         fontsize=11,
         fontweight="bold",

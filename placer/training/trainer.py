@@ -91,7 +91,7 @@ class Trainer:
         DataError
             If the batch has no labels, or one that is not within 0 to 1.
         """
-        labels = torch.from_numpy(labels_of(chunk)).to(self.device)
+        labels = torch.tensor(labels_of(chunk), device=self.device)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss: Tensor = self._loss(self._logits(chunk), labels)

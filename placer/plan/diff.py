@@ -1,0 +1,329 @@
+"""What moves when one plan follows another: rows × columns by where they are served and stored.
+
+A row is known by its id, so that plans whose row orders differ compare as they should. Ids
+that neither row order lists follow in id order in both, with constant offsets between
+neighbouring listed ids: slices of them meet in arithmetic progressions, which are counted
+without listing rows (Chinese remainder theorem).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import PlanError
+from placer.plan.plan import Memory, Plan, Shard
+
+Int = npt.NDArray[np.int64]
+
+TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
+MoveKind = Literal[
+    "HBM to HBM", "HBM to DRAM", "DRAM to HBM", "DRAM to DRAM", "served elsewhere", "dropped"
+]
+
+_BLOCK_IDS = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Home:
+    """A GPU (or host) that serves rows, and the tier that they are in."""
+
+    device: str
+    memory: Memory
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.memory}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Rows × columns of a table that get a new home, or lose one of several.
+
+    Attributes
+    ----------
+    kind : str
+        From which tier to which; ``served elsewhere`` where the bytes stay in one host's
+        memory and another GPU reads them; ``dropped`` where only a replica goes.
+    source : Home
+        Where the bytes come from; of a dropped replica, what is dropped.
+    target : Home or None
+        None for a dropped replica.
+    cells : int
+        Rows × columns.
+    moved_bytes : int
+        Weights and optimizer state that must be copied to other memory.
+    """
+
+    table: str
+    kind: MoveKind
+    source: Home
+    target: Home | None
+    cells: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """What becomes of one table.
+
+    Attributes
+    ----------
+    status : str
+        ``reshaped``: rows, dim, dtype or optimizer differ, and nothing else is compared.
+    cells : int
+        Rows × columns of the table in the newer plan, of a removed one in the older.
+    changed_cells : int
+        Those whose set of homes, (device, tier), is another one.
+    moved_bytes : int
+        Weights and optimizer state to copy, over all moves.
+    detail : str
+        What differs, for a table that is reshaped.
+    """
+
+    table: str
+    status: TableStatus
+    cells: int
+    changed_cells: int = 0
+    moved_bytes: int = 0
+    moves: tuple[Move, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class PlanDiff:
+    """What moves from an older plan to a newer one."""
+
+    old: Plan
+    new: Plan
+    tables: tuple[TableDiff, ...]
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Moves of all tables."""
+        return tuple(move for table in self.tables for move in table.moves)
+
+    @cached_property
+    def changed_cells(self) -> int:
+        """Rows × columns with other homes, of tables that both plans have."""
+        return sum(table.changed_cells for table in self.tables)
+
+    @cached_property
+    def compared_cells(self) -> int:
+        """Rows × columns of the tables that both plans have in one shape."""
+        return sum(table.cells for table in self.tables if table.status in ("same", "moved"))
+
+    @cached_property
+    def moved_bytes(self) -> int:
+        """Weights and optimizer state to copy."""
+        return sum(table.moved_bytes for table in self.tables)
+
+
+def diff(old: Plan, new: Plan) -> PlanDiff:
+    """What moves from `old` to `new`, table by table; devices are known by their id.
+
+    A part of a row that gets a new home brings its weights and its optimizer state; of
+    row-wise Adagrad, the one scalar that its strip of columns keeps.
+
+    Raises
+    ------
+    PlanError
+        If a plan does not cover a table exactly once.
+    """
+    names = dict.fromkeys((*old.tables_by_name, *new.tables_by_name))
+    return PlanDiff(old, new, tuple(_table_diff(old, new, name) for name in names))
+
+
+def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
+    before, after = old.tables_by_name.get(name), new.tables_by_name.get(name)
+    if after is None:
+        assert before is not None, "the name is of one of both"
+        return TableDiff(name, "removed", before.rows * before.dim)
+    cells = after.rows * after.dim
+    if before is None:
+        return TableDiff(name, "added", cells)
+    shape = [
+        f"{what} {getattr(before, what)} → {getattr(after, what)}"
+        for what in ("rows", "dim", "dtype", "optimizer")
+        if getattr(before, what) != getattr(after, what)
+    ]
+    if shape:
+        return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
+    old_shards, new_shards = old.shards_by_table[name], new.shards_by_table[name]
+    common = _common_rows(
+        after.rows, old_shards, new_shards, _listed_ids(old, name), _listed_ids(new, name)
+    )
+    covered = changed = 0
+    moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
+    for i, j in zip(*np.nonzero(common), strict=True):
+        source, target, rows = old_shards[i], new_shards[j], int(common[i, j])
+        width = _shared_columns(source, target)
+        covered += rows * width
+        was, now = _homes(source), _homes(target)
+        if set(was) == set(now):
+            continue
+        changed += rows * width
+        for kind, home, to in _steps(old, new, was, now):
+            copied = to is not None and kind != "served elsewhere"
+            total = moves.setdefault((kind, home, to), [0, 0])
+            total[0] += rows * width
+            total[1] += rows * after.bytes_per_row(width) if copied else 0
+    if covered != cells:
+        raise PlanError(
+            f"one of the plans does not cover table {name!r} exactly once: {covered} of {cells} "
+            "cells are in both; `placer verify` says which and where"
+        )
+    listed = tuple(
+        Move(name, *key, *total) for key, total in sorted(moves.items(), key=lambda m: str(m[0]))
+    )
+    return TableDiff(
+        name,
+        "moved" if changed else "same",
+        cells,
+        changed,
+        sum(move.moved_bytes for move in listed),
+        listed,
+    )
+
+
+def _homes(shard: Shard) -> tuple[Home, ...]:
+    return tuple(Home(device, shard.memory) for device in shard.devices)
+
+
+def _location(plan: Plan, home: Home) -> str:
+    """The device whose memory the bytes are in."""
+    gpu = plan.topology.gpus_by_id.get(home.device)
+    return home.device if gpu is None or home.memory == "hbm" else gpu.host
+
+
+def _host(plan: Plan, home: Home) -> str:
+    gpu = plan.topology.gpus_by_id.get(home.device)
+    return home.device if gpu is None else gpu.host
+
+
+def _steps(
+    old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
+) -> list[tuple[MoveKind, Home, Home | None]]:
+    """How a part of a row gets from its homes to its new ones."""
+    added = [home for home in now if home not in was]
+    if not added:
+        return [("dropped", home, None) for home in was if home not in now]
+    steps: list[tuple[MoveKind, Home, Home | None]] = []
+    for home in added:
+        place, host = _location(new, home), _host(new, home)
+        # The nearest copy: in the same memory, else on the same host.
+        near = min(was, key=lambda w: (_location(old, w) != place, _host(old, w) != host))
+        kind: MoveKind
+        if _location(old, near) == place:
+            kind = "served elsewhere"
+        elif near.memory == "hbm":
+            kind = "HBM to HBM" if home.memory == "hbm" else "HBM to DRAM"
+        else:
+            kind = "DRAM to HBM" if home.memory == "hbm" else "DRAM to DRAM"
+        steps.append((kind, near, home))
+    return steps
+
+
+def _listed_ids(plan: Plan, table: str) -> Int:
+    """The ids that a table's row order lists, hottest first."""
+    if plan.order_of(table).kind == "id":
+        return np.zeros(0, dtype=np.int64)
+    return plan.hot_ids[table]
+
+
+def _shared_columns(one: Shard, other: Shard) -> int:
+    return max(0, min(one.cols[1], other.cols[1]) - max(one.cols[0], other.cols[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """A row order: ranks of ids, by the ids that it lists."""
+
+    listed: Int
+    ascending: Int
+    rank_of_ascending: Int
+
+    @classmethod
+    def of(cls, listed: Int) -> "_Order":
+        order = np.argsort(listed, kind="stable")
+        return cls(listed, listed[order], order.astype(np.int64))
+
+    def ranks(self, ids: Int) -> Int:
+        """Ranks of `ids`, listed or not, shape (n,)."""
+        below = np.searchsorted(self.ascending, ids)
+        ranks = ids + self.listed.size - below
+        if self.listed.size:
+            at = np.minimum(below, self.listed.size - 1)
+            known = self.ascending[at] == ids
+            ranks[known] = self.rank_of_ascending[at[known]]
+        return ranks
+
+    def offsets(self, ids: Int) -> Int:
+        """Rank − id of ids that are not listed, shape (n,)."""
+        offset: Int = self.listed.size - np.searchsorted(self.ascending, ids)
+        return offset.astype(np.int64)
+
+
+def _common_rows(
+    rows: int, old: Sequence[Shard], new: Sequence[Shard], old_ids: Int, new_ids: Int
+) -> Int:
+    """Rows that each pair of an older and a newer shard with columns in common shares."""
+    orders = _Order.of(old_ids), _Order.of(new_ids)
+    common = np.zeros((len(old), len(new)), dtype=np.int64)
+    listed = np.union1d(old_ids, new_ids)
+    for start in range(0, listed.size, _BLOCK_IDS):
+        ids = listed[start : start + _BLOCK_IDS]
+        members = [
+            np.stack([_is_member(order.ranks(ids), shard.rows) for shard in shards])
+            for order, shards in zip(orders, (old, new), strict=True)
+        ]
+        # In float32, for BLAS; a block is too short for a count to be rounded.
+        counts = members[0].astype(np.float32) @ members[1].astype(np.float32).T
+        common += counts.astype(np.int64)
+    starts = np.concatenate(([0], listed + 1))
+    stops = np.concatenate((listed, [rows]))
+    run = starts < stops
+    starts, stops = starts[run], stops[run]
+    offsets = [order.offsets(starts) for order in orders]
+    for i, source in enumerate(old):
+        if source.rows[1] <= old_ids.size:
+            continue  # It holds listed rows alone.
+        for j, target in enumerate(new):
+            if target.rows[1] > new_ids.size and _shared_columns(source, target):
+                common[i, j] += _meeting(starts, stops, offsets, (source.rows, target.rows))
+    for i, source in enumerate(old):
+        for j, target in enumerate(new):
+            if not _shared_columns(source, target):
+                common[i, j] = 0
+    return common
+
+
+def _is_member(ranks: Int, rows: tuple[int, int, int]) -> npt.NDArray[np.bool_]:
+    start, stop, step = rows
+    inside: npt.NDArray[np.bool_] = (
+        (ranks >= start) & (ranks < stop) & ((ranks - start) % step == 0)
+    )
+    return inside
+
+
+def _meeting(
+    starts: Int,
+    stops: Int,
+    offsets: Sequence[Int],
+    slices: tuple[tuple[int, int, int], tuple[int, int, int]],
+) -> int:
+    """Ids within runs starts..stops whose ranks, id + offset, are in both slices."""
+    (start, stop, step), (other_start, other_stop, other_step) = slices
+    low = np.maximum(np.maximum(starts, start - offsets[0]), other_start - offsets[1])
+    high = np.minimum(np.minimum(stops, stop - offsets[0]), other_stop - offsets[1])
+    first, second = (start - offsets[0]) % step, (other_start - offsets[1]) % other_step
+    divisor = math.gcd(step, other_step)
+    rest, period = other_step // divisor, step // divisor * other_step
+    apart = second - first
+    turns = apart // divisor * pow(step // divisor, -1, rest) % rest if rest > 1 else 0
+    meets = first + step * turns
+    members = -((meets - high) // period) + ((meets - low) // period)
+    return int(members[(apart % divisor == 0) & (low < high)].sum())

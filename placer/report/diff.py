@@ -1,0 +1,161 @@
+"""`placer diff`: what moves from one plan to the next."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from placer.plan.diff import Move, PlanDiff, TableDiff
+from placer.plan.plan import Plan
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
+
+MOST_ROWS = 20
+"""Tables and moves that a table shows."""
+
+
+def diff_report(found: PlanDiff) -> Report:
+    """Kinds of moves, tables and moves from device to device, most bytes first."""
+    old, new = found.old, found.new
+    share = found.changed_cells / found.compared_cells if found.compared_cells else 0.0
+    statuses: dict[str, int] = defaultdict(int)
+    for table in found.tables:
+        statuses[table.status] += 1
+    facts: Row = {
+        "old_topology": old.topology.name,
+        "new_topology": new.topology.name,
+        "old_batch_size": old.batch_size,
+        "new_batch_size": new.batch_size,
+        "old_step_time_s": old.solver.step_time_s,
+        "new_step_time_s": new.solver.step_time_s,
+        "old_cost_model": old.solver.cost_model,
+        "new_cost_model": new.solver.cost_model,
+        "compared_cells": found.compared_cells,
+        "changed_cells": found.changed_cells,
+        "changed_share": share,
+        "moved_bytes": found.moved_bytes,
+        **{f"{status}_tables": count for status, count in sorted(statuses.items())},
+    }
+    words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    headline = (
+        f"{form.share(share)} of rows × columns get another device or tier; "
+        f"{format_bytes(found.moved_bytes)} to move, optimizer state included",
+        f"tables: {words}",
+        f"step time {_time(old)} → {_time(new)}, as the plans record",
+    )
+    return Report(
+        f"From a plan on {old.topology.name} to one on {new.topology.name}",
+        (_tables(found.tables), _kinds(found), _moves(found.moves)),
+        facts,
+        headline,
+    )
+
+
+def _time(plan: Plan) -> str:
+    step_time_s = plan.solver.step_time_s
+    return "unknown" if step_time_s is None else format_seconds(step_time_s)
+
+
+def _tables(tables: Iterable[TableDiff]) -> Section:
+    rows: list[Row] = [
+        {
+            "table": table.table,
+            "status": table.status,
+            "cells": table.cells,
+            "changed_cells": table.changed_cells,
+            "changed_share": table.changed_cells / table.cells if table.cells else 0.0,
+            "moved_bytes": table.moved_bytes,
+            "detail": table.detail or "; ".join(_kinds_in_words(table.moves)),
+        }
+        for table in tables
+    ]
+    # What cannot be compared first: it is what nobody should overlook.
+    first = {"reshaped": 0, "removed": 1, "added": 2}
+    rows.sort(key=lambda row: (first.get(row["status"], 3), -row["moved_bytes"]))
+    return Section(
+        "tables",
+        "Tables",
+        (
+            Column("table", "table"),
+            Column("status", "status"),
+            Column("changed_share", "changed", form.share),
+            Column("moved_bytes", "to move", form.size),
+            Column("detail", "what", wraps=True),
+        ),
+        tuple(rows),
+        shown=MOST_ROWS,
+        order="most bytes first",
+    )
+
+
+def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
+    totals: dict[str, int] = defaultdict(int)
+    for move in moves:
+        totals[move.kind] += move.moved_bytes
+    return [
+        f"{kind} {format_bytes(total)}" if total else kind for kind, total in sorted(totals.items())
+    ]
+
+
+def _kinds(found: PlanDiff) -> Section:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for move in found.moves:
+        totals[move.kind][0] += move.cells
+        totals[move.kind][1] += move.moved_bytes
+    rows: list[Row] = [
+        {
+            "kind": kind,
+            "cells": cells,
+            "cells_share": cells / found.compared_cells,
+            "moved_bytes": moved_bytes,
+        }
+        for kind, (cells, moved_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])
+    ]
+    return Section(
+        "kinds",
+        "Moves by kind",
+        (
+            Column("kind", "kind"),
+            Column("cells_share", "of all cells", form.share),
+            Column("moved_bytes", "to move", form.size),
+        ),
+        tuple(rows),
+    )
+
+
+def _moves(moves: Iterable[Move]) -> Section:
+    totals: dict[tuple[str, str, str | None], list[Any]] = {}
+    for move in moves:
+        key = (move.kind, str(move.source), None if move.target is None else str(move.target))
+        total = totals.setdefault(key, [set(), 0, 0])
+        total[0].add(move.table)
+        total[1] += move.cells
+        total[2] += move.moved_bytes
+    rows: list[Row] = [
+        {
+            "kind": kind,
+            "from": source,
+            "to": target,
+            "tables": len(names),
+            "cells": cells,
+            "moved_bytes": moved_bytes,
+        }
+        for (kind, source, target), (names, cells, moved_bytes) in sorted(
+            totals.items(), key=lambda item: (-item[1][2], item[0][1], item[0][2] or "")
+        )
+    ]
+    return Section(
+        "moves",
+        "Moves by device",
+        (
+            Column("from", "from"),
+            Column("to", "to"),
+            Column("kind", "kind", spare=True),
+            Column("tables", "tables", form.count),
+            Column("cells", "rows × columns", form.count),
+            Column("moved_bytes", "to move", form.size),
+        ),
+        tuple(rows),
+        shown=MOST_ROWS,
+        order="most bytes first",
+    )

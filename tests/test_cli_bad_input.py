@@ -1,0 +1,344 @@
+"""Bad input ends in one clear line that names it, a non-zero exit, and nothing half-written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cli_cases import Workbench, fail, files_of, invoke, succeed
+
+import placer
+
+
+def profile_of(tmp_path: Path, log: Path, *options: str) -> str:
+    """Profile a log that cannot be profiled: the error line, nothing being written."""
+    before = files_of(tmp_path)
+    line = fail("profile", log, *options, "-o", tmp_path / "out" / "profile")
+    assert files_of(tmp_path) == before
+    return line
+
+
+# Logs
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    for name in ("day_0.tsv", "day_0.parquet", "day_0.pt"):
+        line = profile_of(tmp_path, tmp_path / name)
+        assert f"cannot open {tmp_path / name}: no such file" in line.lower().replace(
+            str(tmp_path).lower(), str(tmp_path)
+        )
+
+
+@pytest.mark.parametrize("name", ["log.tsv", "log.parquet"])
+def test_an_empty_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    line = profile_of(tmp_path, tmp_path / name)
+    assert str(tmp_path / name) in line
+    assert "empty" in line or "0 bytes" in line
+
+
+def test_a_parquet_file_without_samples(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"item": pa.array([], pa.int64())}), tmp_path / "log.parquet")
+    line = profile_of(tmp_path, tmp_path / "log.parquet")
+    assert line == (f"placer: {tmp_path / 'log.parquet'} is empty; a log needs at least one sample")
+
+
+def test_a_ragged_line(workbench: Workbench, tmp_path: Path) -> None:
+    lines = workbench.log.read_text().splitlines(keepends=True)
+    lines[700] = lines[700].replace("\t", " ", 2)
+    (tmp_path / "log.tsv").write_text("".join(lines))
+    line = profile_of(tmp_path, tmp_path / "log.tsv")
+    assert f"{tmp_path / 'log.tsv'}, line 701: 38 fields, expected 40" in line
+    assert line.endswith("repair or remove the line")
+
+
+def test_a_missing_column(workbench: Workbench, tmp_path: Path) -> None:
+    table = pq.read_table(workbench.parquet)
+    pq.write_table(table.drop_columns(["C7"]), tmp_path / "other.parquet")
+    line = fail("train", "--plan", workbench.plan, "--data", tmp_path / "other.parquet")
+    assert f"{tmp_path / 'other.parquet'} has no" in line
+    assert "'C7'; it has " in line
+
+
+def test_a_second_file_without_a_column_of_the_first(workbench: Workbench, tmp_path: Path) -> None:
+    table = pq.read_table(workbench.parquet)
+    (tmp_path / "log").mkdir()
+    pq.write_table(table, tmp_path / "log" / "0.parquet")
+    pq.write_table(table.drop_columns(["C7"]), tmp_path / "log" / "1.parquet")
+    line = profile_of(tmp_path, tmp_path / "log", "--format", "parquet")
+    assert f"{tmp_path / 'log' / '1.parquet'} has no column 'C7'" in line
+
+
+@pytest.mark.parametrize("option", ["--label", "--ignore"])
+def test_a_column_that_is_not_there(workbench: Workbench, tmp_path: Path, option: str) -> None:
+    line = profile_of(tmp_path, workbench.parquet, option, "sold")
+    assert f"{workbench.parquet} has no column 'sold'; it has label, " in line
+    line = profile_of(tmp_path, workbench.log, option, "sold")
+    assert f"{workbench.log} is read as criteo, whose columns have no names" in line
+
+
+def test_an_id_out_of_range(tmp_path: Path) -> None:
+    log = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"click": [0, 1, 0], "item": [3, 9, 5]}), log)
+    line = profile_of(tmp_path, log, "--rows", "6")
+    assert f"{log}, row 1: feature 'item' has id 9, but table 'item' has rows 0..5" in line
+    assert "give it more rows, or map ids with" in line
+
+
+def test_hashing_without_rows(workbench: Workbench, tmp_path: Path) -> None:
+    line = profile_of(tmp_path, workbench.log, "--id-mapping", "hash")
+    assert "a hash needs the number of rows of table 'C1'" in line
+
+
+def test_a_log_without_labels_cannot_be_trained_on(workbench: Workbench, tmp_path: Path) -> None:
+    lines = workbench.log.read_text().splitlines()
+    (tmp_path / "test.tsv").write_text("".join(line.split("\t", 1)[1] + "\n" for line in lines))
+    line = fail("train", "--plan", workbench.plan, "--data", tmp_path / "test.tsv")
+    assert "no labels to train on" in line
+    arguments = ("train", "--plan", workbench.plan, "--data", workbench.log)
+    line = fail(*arguments, "--eval-data", tmp_path / "test.tsv")
+    assert "the evaluation log has no label column" in line
+
+
+# Topologies and budgets
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [('b: "host:0"', 'b: "host:9"', "host:9"), ('a: "gpu:[0-1]"', 'a: "gpu:7"', "gpu:7")],
+)
+def test_an_unknown_link_end(
+    workbench: Workbench, tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    text = (workbench.folder / "machine.yaml").read_text()
+    assert old in text
+    machine = tmp_path / "broken.yaml"
+    machine.write_text(text.replace(old, new))
+    for command in (
+        ("topology", machine),
+        ("plan", "--profile", workbench.profile, "--topology", machine, "-o", tmp_path / "p.json"),
+    ):
+        line = fail(*command)
+        assert str(machine) in line
+        assert named in line
+        assert "host:0" in line  # one of those that there are
+    assert list(files_of(tmp_path)) == ["broken.yaml"]
+
+
+@pytest.mark.parametrize("size", ["8Gi", "-1GiB", "much"])
+def test_a_budget_that_is_no_size(workbench: Workbench, tmp_path: Path, size: str) -> None:
+    problem = ("plan", "--profile", workbench.profile, "--topology", "2xt4")
+    line = fail(*problem, f"--hbm={size}", "-o", tmp_path / "plan.json")
+    assert line == f"placer: not a size in bytes: {size!r}; write it like 8GiB, 24GB or 512MiB"
+    assert files_of(tmp_path) == {}
+
+
+@pytest.mark.parametrize("solver", ["auto", "greedy-size", "greedy-cost", "ilp"])
+def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver: str) -> None:
+    problem = ("plan", "--profile", workbench.profile, "--topology", "2xt4", "--solver", solver)
+    line = fail(*problem, "--hbm", "1KiB", "-o", tmp_path / "plan.json", exit_code=3)
+    assert line.startswith("placer: no plan (infeasible): ")
+    assert "2 KiB together" in line
+    assert " bytes) of HBM" in line
+    assert "Lower --batch-size or raise --hbm" in line
+    line = fail(*problem, "--hbm", "60MiB", "--dram", "1KiB", "--dim", "100000", "-o",
+                tmp_path / "plan.json", exit_code=3)  # fmt: skip
+    assert "short" in line
+    assert files_of(tmp_path) == {}
+
+
+def test_comparing_where_nothing_fits_ends_with_3(workbench: Workbench) -> None:
+    problem = ("--profile", workbench.profile, "--topology", "2xt4", "--hbm", "1KiB")
+    result = invoke("compare", *problem, "--solvers", "greedy-size", "--format", "json")
+    assert result.exit_code == 3
+    [row] = json.loads(result.stdout)["comparison"]
+    assert row["status"] == "infeasible"
+    assert row["step_time_s"] is None
+
+
+# Plans
+
+
+@pytest.fixture
+def copy(workbench: Workbench, tmp_path: Path) -> Workbench:
+    """A workbench of the test's own, to damage."""
+    shutil.copytree(workbench.folder, tmp_path / "copy")
+    return Workbench(tmp_path / "copy")
+
+
+def damaged(plan: Path, change: Callable[[str], str]) -> Path:
+    plan.write_text(change(plan.read_text()))
+    return plan
+
+
+def changed_json(change: Callable[[dict], None]) -> Callable[[str], str]:
+    def apply(text: str) -> str:
+        document = json.loads(text)
+        change(document)
+        return json.dumps(document)
+
+    return apply
+
+
+def drop_a_shard(document: dict) -> None:
+    del document["shards"][0]
+
+
+def make_newer(document: dict) -> None:
+    document["schema_version"] = 99
+
+
+def misspell(document: dict) -> None:
+    document["shards"][0]["memory"] = "hbn"
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "train"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "cut short"),
+        (lambda text: "", "cut short"),
+        (changed_json(make_newer), "99"),
+        (changed_json(misspell), "hbn"),
+    ],
+)
+def test_a_plan_that_cannot_be_read(
+    copy: Workbench, command: str, change: Callable[[str], str], message: str
+) -> None:
+    plan = damaged(copy.plan, change)
+    options = ("--plan", plan, "--data", copy.log) if command == "train" else (plan,)
+    line = fail(command, *options)
+    assert str(plan) in line
+    assert message in line
+
+
+def test_an_edited_plan_that_is_unsound(copy: Workbench) -> None:
+    lost = json.loads(copy.plan.read_text())["shards"][0]["table"]
+    damaged(copy.plan, changed_json(drop_a_shard))
+    result = invoke("verify", copy.plan, "--format", "json")
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert not report["sound"]
+    assert any(lost in violation["message"] for violation in report["violations"])
+    as_text = invoke("verify", copy.plan)
+    assert as_text.exit_code == 1
+    assert len(as_text.stdout.splitlines()) == len(report["violations"])
+    before = files_of(copy.folder)
+    line = fail("train", "--plan", copy.plan, "--data", copy.log, "--checkpoints",
+                copy.folder / "checkpoints")  # fmt: skip
+    assert lost in line
+    assert files_of(copy.folder) == before
+
+
+def test_a_plan_whose_row_order_is_lost_or_cut(copy: Workbench) -> None:
+    [file] = {order["file"] for order in json.loads(copy.plan.read_text())["row_order"].values()}
+    orders = copy.folder / file
+    orders.write_bytes(orders.read_bytes()[:-3])
+    assert file in fail("verify", copy.plan)
+    orders.unlink()
+    assert file in fail("verify", copy.plan)
+
+
+def test_a_plan_of_another_profile(copy: Workbench, tmp_path: Path) -> None:
+    log = tmp_path / "items.parquet"
+    pq.write_table(pa.table({"click": [0, 1], "item": [3, 1]}), log)
+    succeed("profile", log, "-o", tmp_path / "items")
+    for command in (("show", copy.plan), ("train", "--plan", copy.plan, "--data", copy.log)):
+        line = fail(*command, "--profile", tmp_path / "items")
+        assert "the profile has no table 'C1' of the plan; it has item; give" in line
+    succeed("profile", copy.log, "--id-mapping", "hash", "--rows", "77", "-o", tmp_path / "hash")
+    rows = placer.Plan.load(copy.plan).tables[0].rows
+    for command in (("show", copy.plan), ("train", "--plan", copy.plan, "--data", copy.log)):
+        line = fail(*command, "--profile", tmp_path / "hash")
+        assert f"table 'C1' has 77 rows in the profile and {rows} in the plan; give" in line
+
+
+def test_training_needs_the_id_mapping(copy: Workbench) -> None:
+    shutil.rmtree(copy.profile)
+    line = fail("train", "--plan", copy.plan, "--data", copy.log)
+    assert "training needs the id mapping" in line
+    assert line.endswith("give --profile")
+
+
+def test_a_damaged_profile(copy: Workbench, tmp_path: Path) -> None:
+    [counts] = copy.profile.glob("counts-*")
+    content = counts.read_bytes()
+    for damage, message in (
+        (content[:-1], f"has {len(content) - 1} bytes instead of {len(content)}"),
+        (content[:-1] + bytes([content[-1] ^ 1]), "was altered"),
+    ):
+        counts.write_bytes(damage)
+        line = fail(
+            "plan", "--profile", copy.profile, *copy.machine(), "-o", tmp_path / "plan.json"
+        )
+        assert f"{counts} {message}" in line
+    assert not (tmp_path / "plan.json").exists()
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_cut_short(workbench: Workbench, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    command = (*workbench.training(), "--checkpoints", folder)
+    succeed(*command, "--steps", "5")
+    [part] = folder.glob("step-*/embeddings.safetensors")
+    part.write_bytes(part.read_bytes()[:-10])
+    before = files_of(folder)
+    line = fail(*command, "--steps", "9", "--resume")
+    assert f"no checkpoint in {folder} is complete: {part} is cut short or altered" in line
+    assert files_of(folder) == before
+
+
+def test_a_checkpoint_of_other_settings(workbench: Workbench, tmp_path: Path) -> None:
+    command = (*workbench.training(), "--checkpoints", tmp_path, "--steps", "3")
+    succeed(*command)
+    line = fail(*command, "--resume", "--lr", "0.5")
+    assert "the checkpoint is of another run: lr was 0.01 and is 0.5" in line
+    line = fail(*command)
+    assert f"{tmp_path} holds checkpoints of an earlier run; resume from it" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "cuda:99"), "device 'cuda:99' cannot be used here: "),
+        (("--device", "abacus"), "device 'abacus' cannot be used here: "),
+        (("--backend", "magic"), "no backend 'magic'; there are "),
+        (("--lr", "0"), "learning rates must be positive"),
+        (("--lr", "nan"), "learning rates must be positive"),
+    ],
+)
+def test_training_that_cannot_be(
+    workbench: Workbench, options: tuple[str, ...], message: str
+) -> None:
+    assert message in fail(*workbench.training(), *options)
+
+
+# Outputs
+
+
+def test_outputs_that_cannot_be_written(workbench: Workbench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    inside = tmp_path / "file" / "out"
+    before = files_of(tmp_path)
+    plan = ("plan", *workbench.problem(), "--solver", "greedy-cost")
+    for command in (
+        ("profile", workbench.log, "-o", inside),
+        (*plan, "-o", inside),
+        (*workbench.training(), "--steps", "2", "--checkpoints", inside),
+        ("topology", "2xt4", "-o", inside / "machine.yaml"),
+    ):
+        line = fail(*command)
+        assert "cannot write" in line
+        assert str(inside) in line
+    assert files_of(tmp_path) == before
+
+
+def test_help_is_not_needed_to_see_which_formats_there_are(tmp_path: Path) -> None:
+    (tmp_path / "log.parquet").write_text("no Parquet")
+    line = profile_of(tmp_path, tmp_path / "log.parquet")
+    assert f"cannot read {tmp_path / 'log.parquet'} as Parquet" in line

@@ -1,0 +1,247 @@
+"""Each command does what its help says, prints results to stdout and the rest to stderr."""
+
+import csv
+import io
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_cases import COMMANDS, Workbench, invoke, succeed
+
+import placer
+from placer.plan.plan import Provenance
+from placer.plan.verify import violations
+from placer.workloads import named_workload
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert all(None not in row and None not in row.values() for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_words_and_an_example(command: str) -> None:
+    for flag in ("--help", "-h"):
+        text = succeed(command, flag).stdout
+        assert re.search(rf"^  placer {command} ?", text, re.MULTILINE)
+
+
+def test_the_program_names_its_commands_and_version() -> None:
+    text = succeed("--help").stdout
+    assert all(re.search(rf"^  {command} ", text, re.MULTILINE) for command in COMMANDS)
+    assert succeed("--version").stdout.strip() == f"placer, version {placer.__version__}"
+
+
+def test_profile(workbench: Workbench, tmp_path: Path) -> None:
+    result = succeed("profile", workbench.log, "--dim", "4", "-o", tmp_path / "p")
+    assert "Profile of 26 tables" in result.stdout
+    assert result.stderr == f"profile written to {tmp_path / 'p'}\n"
+    loaded = placer.Profile.load(tmp_path / "p")
+    assert loaded.samples == 1500
+    assert {profile.table.dim for profile in loaded} == {4}
+
+
+def test_a_profile_of_parquet_is_that_of_the_text(workbench: Workbench, tmp_path: Path) -> None:
+    result = succeed("profile", workbench.parquet, "--report", "csv", "-o", tmp_path / "p")
+    rows = rows_of(result.stdout)
+    assert [row["table"] for row in rows] == [f"C{number}" for number in range(1, 27)]
+    by_text = placer.Profile.load(workbench.profile)
+    assert [int(row["rows"]) for row in rows] == [profile.table.rows for profile in by_text]
+
+
+def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(workbench.parquet, columns=["label", "C1", "C2"])
+    renamed = table.rename_columns(["bought", "C1", "sample_id"])
+    pq.write_table(renamed, tmp_path / "own.parquet")
+    succeed("profile", tmp_path / "own.parquet", "--label", "bought", "--ignore", "sample_id",
+            "--dim", "4", "-o", tmp_path / "p")  # fmt: skip
+    loaded = placer.Profile.load(tmp_path / "p")
+    assert [profile.name for profile in loaded] == ["C1"]
+    succeed("plan", "--profile", tmp_path / "p", *workbench.machine(), "-o", tmp_path / "plan.json")
+    trained = succeed("train", "--plan", tmp_path / "plan.json", "--data",
+                      tmp_path / "own.parquet", "--format", "json")  # fmt: skip
+    assert json.loads(trained.stdout)["auc"] is not None
+
+
+def test_counts_made_elsewhere_become_a_profile(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    counts = {"table": ["a", "a", "b"], "id": [0, 3, 1], "count": [5, 2, 9]}
+    pq.write_table(pa.table(counts), tmp_path / "counts.parquet")
+    arguments = ("profile", tmp_path / "counts.parquet", "--format", "counts")
+    refused = invoke(*arguments, "-o", tmp_path / "p")
+    assert refused.exit_code == 2
+    assert "--format counts needs --samples" in refused.stderr
+    succeed(*arguments, "--samples", "9", "-o", tmp_path / "p")
+    assert [profile.table.rows for profile in placer.Profile.load(tmp_path / "p")] == [4, 2]
+
+
+def test_merged_profiles_are_that_of_the_whole_log(workbench: Workbench, tmp_path: Path) -> None:
+    lines = workbench.log.read_text().splitlines(keepends=True)
+    hashed = ("--id-mapping", "hash", "--rows", "500", "--report", "csv")
+    for name, part in {"a": lines[:600], "b": lines[600:], "all": lines}.items():
+        (tmp_path / f"{name}.tsv").write_text("".join(part))
+        whole = succeed("profile", tmp_path / f"{name}.tsv", *hashed, "-o", tmp_path / name)
+    merged = succeed("merge", tmp_path / "a", tmp_path / "b", "--format", "csv",
+                     "-o", tmp_path / "merged")  # fmt: skip
+    assert merged.stdout == whole.stdout
+
+
+def test_plan(workbench: Workbench, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "plan.json"
+    result = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
+    assert "hot/cold" in result.stdout
+    assert re.fullmatch(
+        r"step .* above the best possible, found in .*; plan written to .*plan\.json\n",
+        result.stderr,
+    )
+    made = placer.Plan.load(file)
+    assert not violations(made)
+    assert {shard.memory for shard in made.shards} == {"hbm", "dram"}
+
+
+def test_a_plan_finds_its_profile_from_its_own_folder(
+    workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("profile", workbench.log, "--dim", "8", "-o", tmp_path / "a" / "profile")
+    problem = ("--profile", tmp_path / "a" / "profile", *workbench.machine())
+    succeed("plan", *problem, "--solver", "greedy-cost", "-o", tmp_path / "a" / "plan.json")
+    (tmp_path / "a").rename(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    result = succeed("show", "b/plan.json")
+    assert "step time" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("solver", ["greedy-size", "greedy-lookup", "ilp"])
+def test_plans_of_a_seed_are_equal(workbench: Workbench, tmp_path: Path, solver: str) -> None:
+    for name in ("a", "b"):
+        result = invoke("plan", *workbench.problem(), "--hbm", "1MiB", "--solver", solver,
+                        "--time-limit", "5", "-o", tmp_path / f"{name}.json")  # fmt: skip
+        assert result.exit_code == 0, result.output
+    one, two = (placer.Plan.load(tmp_path / f"{name}.json") for name in "ab")
+    assert one.shards == two.shards
+
+
+def test_compare(workbench: Workbench, tmp_path: Path) -> None:
+    result = succeed("compare", *workbench.problem(), "--hbm", "100KiB,1MiB",
+                     "--solvers", "greedy-size, greedy-cost", "--format", "csv",
+                     "--plot", tmp_path / "c.png")  # fmt: skip
+    rows = rows_of(result.stdout)
+    assert [(row["hbm_budget_bytes"], row["solver"]) for row in rows] == [
+        (str(budget), solver)
+        for budget in (100 * 2**10, 2**20)
+        for solver in ("greedy-size", "greedy-cost")
+    ]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert result.stderr == f"picture written to {tmp_path / 'c.png'}\n"
+
+
+def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    made = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file,
+                   "--format", "json")  # fmt: skip
+    shown = succeed("show", file, "--format", "json")
+    assert json.loads(shown.stdout) == json.loads(made.stdout)
+    assert shown.stderr == ""
+
+
+def test_show_a_profile(workbench: Workbench) -> None:
+    by_folder = succeed("show", workbench.profile, "--format", "csv").stdout
+    assert (
+        by_folder == succeed("show", workbench.profile / "profile.json", "--format", "csv").stdout
+    )
+    assert len(rows_of(by_folder)) == 26
+
+
+def test_show_without_its_profile_tells_what_is_missing(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    for file in workbench.folder.glob("plan*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    result = succeed("show", tmp_path / "plan.json")
+    assert result.stderr == "times need the profile: give --profile\n"
+    assert "hot/cold" in result.stdout
+    given = succeed("show", tmp_path / "plan.json", "--profile", workbench.profile)
+    assert "step time" in given.stdout
+
+
+def test_show_is_readable_at_26_and_at_856_tables(workbench: Workbench, tmp_path: Path) -> None:
+    few = succeed("show", workbench.plan).stdout.splitlines()
+    assert sum(line.startswith("C") for line in few) == 26
+    file = tmp_path / "many.json"
+    table_wise_plan("meta-t856", "2x8xh100").save(file)
+    many = succeed("show", file, "--top", "12").stdout.splitlines()
+    assert "856 tables" in many[0]
+    assert len(many) < 80
+    assert max(map(len, many)) <= 160
+    assert many[-1].startswith("12 of 856")
+    everything = json.loads(succeed("show", file, "--format", "json").stdout)
+    assert len(everything["tables"]) == 856
+
+
+def table_wise_plan(workload: str, machine: str) -> placer.Plan:
+    """Every table whole on one GPU, in turn: a plan of many tables without a search for it."""
+    tables = tuple(profile.table for profile in named_workload(workload))
+    topology = placer.Topology.parse(machine)
+    shards = tuple(
+        placer.Shard(table.name, (0, table.rows, 1), (0, table.dim), (gpu.id,), "hbm", "device")
+        for table, gpu in zip(tables, itertools.cycle(topology.gpus), strict=False)
+    )
+    return placer.Plan(tables, topology, shards, provenance=Provenance(profile=workload))
+
+
+def test_verify(workbench: Workbench) -> None:
+    assert "is sound: " in succeed("verify", workbench.plan).stdout
+    as_json = succeed("verify", workbench.plan, "--format", "json").stdout
+    assert json.loads(as_json) == {"sound": True, "violations": []}
+    assert succeed("verify", workbench.plan, "--format", "csv").stdout == "rule,where,message\n"
+
+
+def test_workloads() -> None:
+    names = [row["name"] for row in rows_of(succeed("workloads", "--format", "csv").stdout)]
+    assert {"mlperf-dcnv2", "criteo-kaggle", "meta-t856"} <= set(names)
+    tables = json.loads(succeed("workloads", "criteo-kaggle", "--format", "json").stdout)
+    assert len(tables["tables"]) == 26
+    assert "mlperf-dcnv2" in succeed("workloads").stdout
+
+
+def test_topology(tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    result = succeed("topology", "2xt4", "--hbm", "8GiB", "-o", file, "--format", "json")
+    assert result.stderr == f"topology written to {file}\n"
+    devices = json.loads(result.stdout)["devices"]
+    assert [device["memory_bytes"] for device in devices if device["device"] == "gpu:0"] == [
+        8 << 30
+    ]
+    again = json.loads(succeed("topology", file, "--format", "json").stdout)
+    assert again["devices"] == devices
+    assert "gpu:1" in succeed("topology", "2xt4").stdout
+    assert len(rows_of(succeed("topology", "2xt4", "--format", "csv").stdout)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("plan", "-o", "x"), "give either --profile or --workload"),
+        (("plan", "--workload", "avazu"), "Missing option '-o'"),
+        (("plan", "--workload", "avazu", "--solver", "magic", "-o", "x"), "'magic' is not one of"),
+        (("plan", "--workload", "avazu", "--batch-size", "0", "-o", "x"), "0 is not in the range"),
+        (("compare", "--workload", "avazu", "--solvers", "magic"), "no solver is called 'magic'"),
+        (("train", "--plan", "p", "--data", "d", "--resume"), "--resume needs --checkpoints"),
+        (("train", "--data", "d"), "Missing option '--plan'"),
+        (("profile", "-o", "x"), "Missing argument 'LOGS...'"),
+        (("fly",), "No such command 'fly'"),
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,52 @@
+"""The examples of docs/cli.md run as they stand, and the page has every command and option."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from cli_cases import COMMANDS, succeed
+
+from cli import main
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def examples() -> list[str]:
+    blocks = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("placer ") and "COMMAND" not in line]
+
+
+def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for example in examples():
+        assert succeed(*shlex.split(example)[1:]).stdout, example
+    assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "compare.png", "runs"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_section_with_its_options(command: str) -> None:
+    assert any(example.split()[1] == command for example in examples())
+    section = re.search(rf"^## {command}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    options = {option for option in main.commands[command].params if is_option(option)}
+    # What a command shares with `plan` is explained there, and --format at the top of the page.
+    elsewhere = set() if command == "plan" else names_of(main.commands["plan"])
+    for option in options:
+        told = any(re.search(rf"{name}\b", section[1]) for name in option.opts)
+        assert told or "--format" in option.opts or elsewhere & set(option.opts), option.opts
+
+
+def is_option(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option)
+
+
+def names_of(command: click.Command) -> set[str]:
+    return {name for option in command.params if is_option(option) for name in option.opts}
+
+
+def test_the_page_names_every_exit_code() -> None:
+    codes = re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)
+    assert codes == ["0", "1", "2", "3", "4", "130"]

@@ -1,0 +1,162 @@
+"""The command and the package as processes: exit codes, full disks, what is imported."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_cases import Workbench, command_line, files_of, run_process, succeed
+
+import placer
+
+HEAVY = ("solvers", "cost_models", "ortools", "click", "torch", "matplotlib", "numba", "cli")
+
+
+def test_exit_codes(workbench: Workbench, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    good = ("--topology", workbench.folder / "machine.yaml", "--hbm", "100KiB")
+    cases = {
+        0: ("plan", *workbench.problem(), "--solver", "greedy-size", "-o", file),
+        1: ("plan", "--profile", tmp_path / "none", *good, "-o", file),
+        2: ("plan", *good, "-o", file),
+        3: ("plan", "--profile", workbench.profile, *good, "--hbm", "1KiB", "-o", file),
+    }
+    for code, command in cases.items():
+        file.unlink(missing_ok=True)
+        result = run_process(*command)
+        assert result.returncode == code, result.stderr
+        assert file.exists() == (code == 0)
+        assert bool(result.stdout) == (code == 0)
+        assert "Traceback" not in result.stderr
+
+
+def test_results_can_be_piped_away(workbench: Workbench) -> None:
+    """A reader that stops early, as `head` does, is no error worth a traceback."""
+    process = subprocess.Popen(
+        command_line("show", workbench.plan, "--format", "json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    notes = process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert "Traceback" not in notes
+
+
+def test_a_full_disk_leaves_the_old_profile(workbench: Workbench, tmp_path: Path) -> None:
+    command = ("profile", workbench.log, "-o", tmp_path / "profile")
+    for file_limit_bytes in (100, 20_000):  # in the first file, in a later one
+        result = run_process(*command, file_limit_bytes=file_limit_bytes)
+        check_full_disk(result, tmp_path / "profile")
+        assert files_of(tmp_path) == {}
+    succeed(*command, "--dim", "16")
+    before = files_of(tmp_path)
+    other = run_process("profile", workbench.log, "-o", tmp_path / "profile", file_limit_bytes=100)
+    check_full_disk(other, tmp_path / "profile")
+    assert files_of(tmp_path) == before
+    assert placer.Profile.load(tmp_path / "profile").samples == 1500
+
+
+def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    command = ("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
+    check_full_disk(run_process(*command, file_limit_bytes=100), tmp_path)
+    assert not file.exists()
+    assert not hidden_files(tmp_path)
+    succeed(*command)
+    made = placer.Plan.load(file)
+    check_full_disk(run_process(*command, "--hbm", "1MiB", file_limit_bytes=100), tmp_path)
+    assert placer.Plan.load(file).shards == made.shards
+    assert not hidden_files(tmp_path)
+
+
+def test_a_full_disk_leaves_the_old_checkpoints(workbench: Workbench, tmp_path: Path) -> None:
+    command = (*workbench.training(), "--checkpoints", tmp_path / "c", "--resume")
+    succeed(*command, "--steps", "2")
+    before = files_of(tmp_path)
+    check_full_disk(run_process(*command, "--steps", "4", file_limit_bytes=5000), tmp_path / "c")
+    assert files_of(tmp_path) == before
+    assert "auc" in succeed(*command, "--steps", "4").stdout
+
+
+def test_a_full_disk_leaves_no_picture(workbench: Workbench, tmp_path: Path) -> None:
+    result = run_process("compare", *workbench.problem(), "--solvers", "greedy-size",
+                         "--plot", tmp_path / "c.png", file_limit_bytes=1000)  # fmt: skip
+    check_full_disk(result, tmp_path)
+    assert files_of(tmp_path) == {}
+
+
+def check_full_disk(result: subprocess.CompletedProcess[str], named: Path) -> None:
+    assert result.returncode == 1, result.stderr
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("placer: ")]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "cannot write" in lines[0]
+    assert str(named) in lines[0]
+    assert "File too large" in lines[0]
+
+
+def hidden_files(folder: Path) -> list[str]:
+    return [name for name in files_of(folder) if Path(name).name.startswith(".")]
+
+
+def test_the_runtime_alone_is_imported() -> None:
+    code = f"import placer, sys; print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == []
+
+
+def test_a_trainer_needs_no_solver() -> None:
+    code = (
+        "import placer.training, placer.executor, sys;"
+        f"print(*(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["torch"]
+
+
+@pytest.mark.skipif(not Path(sys.executable).with_name("placer").exists(), reason="not installed")
+def test_a_folder_of_ones_own_called_solvers_is_not_in_the_way(tmp_path: Path) -> None:
+    for name in ("solvers", "cost_models", "cli"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the wrong one')\n")
+    runtime = subprocess.run(
+        [sys.executable, "-c", "import placer; print(placer.__version__)"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert runtime.stdout.strip() == placer.__version__
+    script = Path(sys.executable).with_name("placer")
+    for arguments in (["--help"], ["plan", "--workload", "taobao", "--topology", "8xh100",
+                                   "--solver", "greedy-size", "-o", "plan.json"]):  # fmt: skip
+        result = subprocess.run(
+            [script, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> None:
+    fifo = tmp_path / "log.tsv"
+    os.mkfifo(fifo)
+    process = subprocess.Popen(
+        command_line("profile", fifo, "-o", tmp_path / "profile"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    # Opening a pipe waits for its reader, so that the command is at its log from here on.
+    with fifo.open("w"):
+        process.send_signal(signal.SIGINT)
+        output, notes = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert (output, notes.strip()) == ("", "Aborted!")
+    assert not (tmp_path / "profile").exists()

@@ -1,0 +1,91 @@
+"""`placer diff`, `whatif`, `show --explain`, and `compare` over machines with prices."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import Workbench, fail, invoke, succeed
+
+import placer
+
+
+def test_diff(workbench: Workbench, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    succeed("plan", *workbench.problem(), "--solver", "greedy-size", "-o", other)
+    found = json.loads(succeed("diff", workbench.plan, other, "--format", "json").stdout)
+    assert 0 < found["changed_cells"] <= found["compared_cells"]
+    assert found["moved_bytes"] == sum(row["moved_bytes"] for row in found["tables"])
+    assert found["moved_bytes"] == sum(row["moved_bytes"] for row in found["moves"])
+    assert found["new_step_time_s"] == placer.Plan.load(other).solver.step_time_s
+    text = succeed("diff", workbench.plan, workbench.plan).stdout
+    assert "0 B to move" in text
+    assert "tables: 26 same" in text
+    assert "cut short" in fail("diff", workbench.plan, workbench.log)
+
+
+def test_whatif(workbench: Workbench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "front.png"
+    result = succeed(
+        "whatif", *workbench.problem(), "--hbm-steps", "100KiB,1MiB", "--plot", picture,
+        "--format", "json",
+    )  # fmt: skip
+    found = json.loads(result.stdout)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert found["effects"][0]["change"] == "+1 GiB of HBM per GPU"
+    assert [row["hbm_bytes"] for row in found["front"]] == [100 * 2**10, 2**20]
+    assert found["front"][0]["step_time_s"] == found["step_time_s"]
+
+
+def test_whatif_without_a_plan_or_with_bad_options(workbench: Workbench) -> None:
+    nothing_fits = ("--profile", workbench.profile, "--topology", "1xt4", "--hbm", "1KiB")
+    assert "no plan (infeasible)" in fail("whatif", *nothing_fits, exit_code=3)
+    assert "--hbm-steps" in invoke("whatif", *nothing_fits, "--plot", "x.png").stderr
+    assert "not a size" in fail("whatif", *nothing_fits, "--hbm-steps", "much")
+
+
+def test_explain(workbench: Workbench, tmp_path: Path) -> None:
+    text = succeed("show", workbench.plan, "--explain", "C3").stdout
+    assert "Why table C3 is where it is" in text
+    assert "What binds it" in text
+    found = json.loads(
+        succeed("show", workbench.plan, "--explain", "C3", "--format", "json").stdout
+    )
+    plan = placer.Plan.load(workbench.plan)
+    assert found["step_time_s"] == pytest.approx(plan.solver.step_time_s)
+    assert "no table 'C99'" in fail("show", workbench.plan, "--explain", "C99")
+    assert invoke("show", workbench.profile, "--explain", "C3").exit_code == 2
+    orphan = tmp_path / "plan.json"
+    plan.save(orphan)
+    assert "give --profile" in fail("show", orphan, "--explain", "C3")
+
+
+def test_compare_over_priced_machines(workbench: Workbench) -> None:
+    arguments = (
+        "compare", "--profile", workbench.profile, "--topology", "1xt4,2xt4,8xh100",
+        "--solvers", "greedy-cost", "--batch-size", "64",
+    )  # fmt: skip
+    result = succeed(*arguments, "--price", "1xt4=0.5,2xt4=1.0", "--format", "json")
+    rows = {row["topology"]: row for row in json.loads(result.stdout)["comparison"]}
+    assert list(rows) == ["1xt4", "2xt4", "8xh100"]
+    row = rows["2xt4"]
+    assert row["samples_per_s"] == pytest.approx(128 / row["step_time_s"])
+    assert row["cost_per_billion_samples"] == pytest.approx(1.0 * 1e9 / row["samples_per_s"] / 3600)
+    assert rows["8xh100"]["cost_per_billion_samples"] is None
+    assert {row["ratio_to_best"] for row in rows.values()} == {1}
+    for price in ("2xt4", "2xt4=much", "9xt4=1", "2xt4=-1"):
+        wrong = invoke(*arguments, "--price", price)
+        assert wrong.exit_code == 2
+        assert "--price" in wrong.stderr
+    assert wrong.stdout == ""
+
+
+def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
+    result = succeed(
+        "compare", "--workload", "mlperf-dcnv2", "--topology", "1xt4,8xh100",
+        "--solvers", "greedy-cost", "--format", "json",
+    )  # fmt: skip
+    rows = {row["topology"]: row for row in json.loads(result.stdout)["comparison"]}
+    assert rows["1xt4"]["step_time_s"] is None
+    assert "lacks" in rows["1xt4"]["detail"]
+    assert rows["8xh100"]["step_time_s"] > 0

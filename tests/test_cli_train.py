@@ -1,0 +1,145 @@
+"""`placer train`: its result, samples without a label, Ctrl-C and resuming."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Workbench, command_line, files_of, succeed
+
+from placer.data.reader import open_log
+
+
+def trained(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON result of a run."""
+    result: dict[str, Any] = json.loads(succeed(*arguments, "--format", "json").stdout)
+    return result
+
+
+def test_the_result_says_what_was_trained(workbench: Workbench, tmp_path: Path) -> None:
+    result = trained(*workbench.training(), "--checkpoints", tmp_path)
+    # 24 batches of 64, of which two are held out; the last one is smaller.
+    assert result["steps"] == len(result["losses"]) == 22
+    assert result["held_out_samples"] == 2 * 64
+    assert result["samples"] == 1500 - 2 * 64
+    assert result["unlabelled_samples"] == 0
+    assert 0 < result["auc"] <= 1
+    assert result["log_loss"] > 0
+    assert result["samples_per_s"] > 0
+    assert result["first_loss"] == result["losses"][0][1]
+    assert result["last_loss"] == result["losses"][-1][1]
+    assert result["interrupted"] is False
+    assert result["checkpoint"] == str(tmp_path / "step-000000000022")
+
+
+def test_the_result_is_readable(workbench: Workbench) -> None:
+    result = succeed(*workbench.training(), "--steps", "3")
+    lines = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines())
+    assert lines["steps"] == "3"
+    assert lines["samples"] == "192"
+    assert 0 <= float(lines["auc"]) <= 1
+    assert "checkpoint" not in lines
+    assert result.stderr == ""
+
+
+def test_options_reach_the_training(workbench: Workbench) -> None:
+    quick = (*workbench.training(), "--steps", "4")
+    usual = trained(*quick)
+    assert trained(*quick)["losses"] == usual["losses"]
+    for option in (("--seed", "1"), ("--lr", "0.1"), ("--embedding-lr", "0.1"),
+                   ("--dense-optimizer", "sgd"), ("--batch-size", "50")):  # fmt: skip
+        assert trained(*quick, *option)["losses"] != usual["losses"]
+    whole = trained(*workbench.training(), "--epochs", "2", "--eval-data", workbench.log)
+    assert whole["steps"] == 2 * 24
+    assert whole["held_out_samples"] == 1500
+
+
+def test_several_logs_are_one(workbench: Workbench, tmp_path: Path) -> None:
+    lines = workbench.log.read_text().splitlines(keepends=True)
+    (tmp_path / "0.tsv").write_text("".join(lines[:701]))
+    (tmp_path / "1.tsv").write_text("".join(lines[701:]))
+    parts = ("train", "--plan", workbench.plan, "--data", tmp_path / "0.tsv",
+             "--data", tmp_path / "1.tsv")  # fmt: skip
+    whole = trained(*workbench.training())
+    assert trained(*parts)["losses"] == whole["losses"]
+    parquet = ("train", "--plan", workbench.plan, "--data", workbench.parquet)
+    assert trained(*parquet)["losses"] == whole["losses"]
+
+
+def test_a_run_resumed_is_equal_to_one_in_a_piece(workbench: Workbench, tmp_path: Path) -> None:
+    run = (*workbench.training(), "--epochs", "2")
+    whole = trained(*run)
+    resumed = (*run, "--checkpoints", tmp_path, "--resume")
+    first = succeed(*resumed, "--steps", "25", "--format", "json")
+    assert first.stderr == f"no checkpoint in {tmp_path} yet: the run starts from its beginning\n"
+    rest = trained(*resumed)
+    assert json.loads(first.stdout)["losses"] + rest["losses"] == whole["losses"]
+    assert (rest["auc"], rest["log_loss"]) == (whole["auc"], whole["log_loss"])
+    again = trained(*resumed)
+    assert (again["steps"], again["losses"], again["auc"]) == (44, [], whole["auc"])
+
+
+def test_samples_without_a_label_are_left_out(workbench: Workbench, tmp_path: Path) -> None:
+    lines = workbench.log.read_text().splitlines()
+    bare = [line if number % 3 else line[1:] for number, line in enumerate(lines)]
+    (tmp_path / "log.tsv").write_text("".join(f"{line}\n" for line in bare))
+    run = ("train", "--plan", workbench.plan, "--data", tmp_path / "log.tsv")
+    result = trained(*run)
+    assert result["unlabelled_samples"] == 500
+    assert result["samples"] + result["held_out_samples"] == 1000
+    assert "unlabelled samples  500" in succeed(*run).stdout
+
+
+def test_an_interrupted_run_is_saved_and_goes_on_exactly(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    run = (*workbench.training(), "--checkpoints", folder, "--format", "json")
+    process = subprocess.Popen(
+        command_line(*run, "--epochs", "100000", "--every", "10"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, notes = process.communicate(timeout=60)
+    assert process.returncode == 130, notes
+    result = json.loads(output)
+    steps = result["steps"]
+    assert notes == f"interrupted after step {steps}; --resume goes on from {folder}\n"
+    assert result["interrupted"] is True
+    assert result["checkpoint"] == str(folder / f"step-{steps:012d}")
+    assert not [name for name in files_of(folder) if name.startswith(".")]
+
+    goal = ("--epochs", "100000", "--steps", str(steps + 30))
+    rest = trained(*run, *goal, "--resume")
+    whole = trained(*workbench.training(), *goal)
+    assert result["losses"] + rest["losses"] == whole["losses"]
+
+
+@pytest.mark.real
+def test_the_unlabelled_half_of_a_real_log_is_left_out(real_data: Path, tmp_path: Path) -> None:
+    log = real_data / "criteo_20k.parquet"
+    succeed("profile", log, "--dim", "8", "-o", tmp_path / "profile")
+    problem = ("--topology", "2xt4", "--hbm", "2MiB", "--batch-size", "100")
+    succeed("plan", "--profile", tmp_path / "profile", *problem, "--solver", "greedy-lookup",
+            "-o", tmp_path / "plan.json")  # fmt: skip
+    result = trained("train", "--plan", tmp_path / "plan.json", "--data", log)
+    assert result["unlabelled_samples"] == 10_000
+    assert result["samples"] == 9000
+    assert result["held_out_samples"] == 1000
+    assert result["auc"] > 0.65
+
+
+@pytest.mark.real
+def test_avazus_label_is_found(real_data: Path) -> None:
+    log = open_log(real_data / "avazu_10k.parquet", ignore=("id",), id_mapping="hash", rows=1000)
+    assert log.encoding.label == "click"
+    assert "id" not in log.feature_tables
+    assert "click" not in log.feature_tables

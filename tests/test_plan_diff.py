@@ -1,0 +1,198 @@
+"""Differences of plans: against brute force over cells, and in cases known by hand."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
+
+from placer import Plan, Table
+from placer.errors import PlanError
+from placer.plan.diff import Home, PlanDiff, diff
+from placer.plan.plan import RowOrder
+from placer.report.diff import diff_report
+
+TABLE = Table("t", 100, 8, optimizer="sgd")
+
+
+@st.composite
+def successive_plans(draw: st.DrawFn) -> tuple[Plan, Plan]:
+    """Two sound placements of one table on one machine, each with a row order of its own."""
+    table = draw(tables())
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    plans = []
+    for _ in range(2):
+        listed = draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))]
+        ordered = draw(st.booleans())
+        plans.append(
+            Plan(
+                (table,),
+                topology,
+                tuple(draw(covers(table, topology))),
+                {"t": RowOrder("profile")} if ordered else {},
+                {"t": np.array(listed, dtype=np.int64)} if ordered else {},
+            )
+        )
+    return plans[0], plans[1]
+
+
+def homes_by_cell(plan: Plan) -> dict[tuple[int, int], frozenset[Home]]:
+    (table,) = plan.tables
+    listed = plan.hot_ids["t"].tolist() if plan.order_of("t").kind == "profile" else []
+    ids = [*listed, *(row for row in range(table.rows) if row not in set(listed))]
+    return {
+        (ids[rank], column): frozenset(Home(device, shard.memory) for device in shard.devices)
+        for shard in plan.shards
+        for rank in range(*shard.rows)
+        for column in range(*shard.cols)
+    }
+
+
+@given(successive_plans())
+def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
+    old, new = plans
+    hosts = {gpu.id: gpu.host for gpu in new.topology.gpus}
+    before, after = homes_by_cell(old), homes_by_cell(new)
+
+    def place(home: Home) -> str:
+        return home.device if home.memory == "hbm" else hosts.get(home.device, home.device)
+
+    arrivals: Counter[Home | None] = Counter()
+    weight_cells = 0
+    for cell, homes in after.items():
+        arrivals.update(homes - before[cell])
+        if not homes - before[cell]:
+            arrivals[None] += len(before[cell] - homes)
+        weight_cells += sum(
+            place(home) not in {place(was) for was in before[cell]} for home in homes - before[cell]
+        )
+    found = diff(old, new)
+    assert found.changed_cells == sum(after[cell] != before[cell] for cell in after)
+    assert found.compared_cells == len(after)
+    assert Counter(home for move in found.moves for home in [move.target] * move.cells) == arrivals
+    (table,) = new.tables
+    if table.optimizer != "rowwise_adagrad":  # Its scalar moves with each part of a row.
+        bytes_per_cell = table.element_bytes + (4 if table.optimizer == "adagrad" else 0)
+        assert found.moved_bytes == weight_cells * bytes_per_cell
+    assert all(
+        move.source in {h for homes in before.values() for h in homes} for move in found.moves
+    )
+
+
+@given(successive_plans())
+def test_a_plan_does_not_differ_from_itself(plans: tuple[Plan, Plan]) -> None:
+    for plan in plans:
+        same = diff(plan, plan)
+        assert (same.changed_cells, same.moved_bytes, same.moves) == (0, 0, ())
+        assert [table.status for table in same.tables] == ["same"]
+
+
+def changed(table: Table, old: list[object], new: list[object]) -> PlanDiff:
+    return diff(plan_of(table, *old), plan_of(table, *new))  # type: ignore[arg-type]
+
+
+def test_kinds_and_bytes_of_moves() -> None:
+    old = plan_of(TABLE, in_hbm("t", (0, 40, 1), (0, 8)), in_dram("t", (40, 100, 1), (0, 8)))
+    new = plan_of(
+        TABLE,
+        in_hbm("t", (0, 10, 1), (0, 8)),
+        in_hbm("t", (10, 30, 1), (0, 8), "gpu:1"),
+        in_dram("t", (30, 50, 1), (0, 8)),
+        in_dram("t", (50, 100, 1), (0, 8), "gpu:1"),
+    )
+    found = diff(old, new)
+    assert {
+        (m.kind, str(m.source), str(m.target), m.cells, m.moved_bytes) for m in found.moves
+    } == {
+        ("HBM to HBM", "gpu:0 hbm", "gpu:1 hbm", 160, 640),
+        ("HBM to DRAM", "gpu:0 hbm", "gpu:0 dram", 80, 320),
+        ("served elsewhere", "gpu:0 dram", "gpu:1 dram", 400, 0),
+    }
+    assert found.changed_cells == 640
+    assert found.moved_bytes == 960
+
+
+def test_a_moved_part_of_a_row_brings_its_state() -> None:
+    for optimizer, row_bytes in (("sgd", 16), ("adagrad", 32), ("rowwise_adagrad", 20)):
+        table = replace(TABLE, optimizer=optimizer)
+        old = plan_of(table, in_hbm("t", (0, 100, 1), (0, 8)))
+        new = plan_of(
+            table,
+            in_hbm("t", (0, 100, 1), (0, 4)),
+            in_hbm("t", (0, 100, 1), (4, 8), "gpu:1"),
+        )
+        assert diff(old, new).moved_bytes == 100 * row_bytes
+
+
+def test_replicas_come_and_go() -> None:
+    one = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8)))
+    both = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), "gpu:0", "gpu:1"))
+    copied, dropped = diff(one, both), diff(both, one)
+    assert [move.kind for move in copied.moves] == ["HBM to HBM"]
+    assert copied.moved_bytes == 3200
+    assert [(move.kind, move.target) for move in dropped.moves] == [("dropped", None)]
+    assert (dropped.changed_cells, dropped.moved_bytes) == (800, 0)
+
+
+def test_other_hot_rows_move_though_the_slices_are_equal() -> None:
+    shards = in_hbm("t", (0, 2, 1), (0, 8)), in_dram("t", (2, 100, 1), (0, 8))
+    order = {"t": RowOrder("profile")}
+    old = replace(plan_of(TABLE, *shards), row_order=order, hot_ids={"t": np.array([7, 3])})
+    new = replace(plan_of(TABLE, *shards), row_order=order, hot_ids={"t": np.array([3, 50])})
+    moves = {move.kind: move.cells for move in diff(old, new).moves}
+    assert moves == {"HBM to DRAM": 8, "DRAM to HBM": 8}
+
+
+def test_tables_that_cannot_be_compared_are_named() -> None:
+    kept, gone, come = TABLE, replace(TABLE, name="gone"), replace(TABLE, name="come")
+    wide = replace(TABLE, name="wide")
+    wider = replace(wide, dim=16, optimizer="adagrad")
+
+    def whole(*tables: Table) -> Plan:
+        shards = tuple(in_hbm(t.name, (0, t.rows, 1), (0, t.dim)) for t in tables)
+        return Plan(tables, machine(), shards)
+
+    found = diff(whole(kept, gone, wide), whole(kept, wider, come))
+    statuses = {table.table: (table.status, table.detail) for table in found.tables}
+    assert statuses == {
+        "t": ("same", ""),
+        "gone": ("removed", ""),
+        "wide": ("reshaped", "dim 8 → 16, optimizer sgd → adagrad"),
+        "come": ("added", ""),
+    }
+    assert found.compared_cells == 800
+
+
+def test_forty_million_rows_are_not_listed() -> None:
+    rows = 40_000_000
+    table = Table("t", rows, 4, optimizer="sgd")
+    old = plan_of(table, *(in_hbm("t", (n, rows, 6), (0, 4), "gpu:0") for n in range(6)))
+    new = plan_of(table, *(in_hbm("t", (n, rows, 4), (0, 4), f"gpu:{n % 2}") for n in range(4)))
+    listed = np.arange(rows - 1, 0, -997)
+    new = replace(new, row_order={"t": RowOrder("profile")}, hot_ids={"t": listed})
+    # Half of all ranks, whatever their order, go to the second GPU.
+    assert diff(old, new).changed_cells == rows // 2 * 4
+
+
+def test_a_plan_with_a_hole_is_refused() -> None:
+    whole = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8)))
+    holed = plan_of(TABLE, in_hbm("t", (0, 99, 1), (0, 8)))
+    with pytest.raises(PlanError, match="'t' exactly once: 792 of 800 cells"):
+        diff(whole, holed)
+
+
+def test_report() -> None:
+    old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8))).with_solver(step_time_s=2e-3)
+    new = plan_of(TABLE, in_dram("t", (0, 100, 1), (0, 8))).with_solver(step_time_s=1e-3)
+    shown = diff_report(diff(old, new)).to_json()
+    assert shown["moved_bytes"] == 3200
+    assert (shown["old_step_time_s"], shown["new_step_time_s"]) == (2e-3, 1e-3)
+    assert [row["moved_bytes"] for row in shown["tables"]] == [3200]
+    assert shown["moves"][0]["from"] == "gpu:0 hbm"
+    assert shown["moves"][0]["to"] == "gpu:0 dram"
+    assert shown["kinds"] == [
+        {"kind": "HBM to DRAM", "cells": 800, "cells_share": 1.0, "moved_bytes": 3200}
+    ]

@@ -1,0 +1,49 @@
+"""The worked example of docs/plan-format.md is a plan, and the numbers beside it are right."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+from conftest import REPOSITORY
+from safetensors.numpy import save_file
+
+from placer import Plan
+from placer.files import sha256_file
+from placer.plan.memory import device_memory
+from placer.plan.schema import json_schema
+from placer.plan.verify import verify
+
+TEXT = (REPOSITORY / "docs" / "plan-format.md").read_text(encoding="utf-8")
+
+
+def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
+    example = re.search(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    assert example is not None
+    document = json.loads(example[1])
+    jsonschema.validate(document, json_schema())
+    order = document["row_order"]["C1"]
+    ids = re.search(r"lists the ids (\d+), (\d+) and (\d+) for `C1`", TEXT)
+    assert ids is not None
+    hot_ids = np.array(ids.groups(), dtype=np.int64)
+    save_file({"C1": hot_ids}, tmp_path / order["file"])
+    assert sha256_file(tmp_path / order["file"]) == order["sha256"]
+    (tmp_path / "plan.json").write_text(example[1])
+    plan = Plan.load(tmp_path / "plan.json")
+    verify(plan)
+    assert plan.hot_ids["C1"].tolist() == [7, 1, 4]
+    for use in device_memory(plan).values():
+        row = (use.weight_bytes, use.state_bytes, use.row_map_bytes, use.buffer_bytes)
+        cells = " | ".join(str(size) for size in (*row, use.total_bytes))
+        assert f"| `{use.device}` | {cells} |" in TEXT
+
+
+def test_every_key_of_the_format_is_explained() -> None:
+    schema = json_schema()
+    keys = set(schema["properties"])
+    for model in schema["$defs"].values():
+        keys |= set(model["properties"])
+    # Of links, words say what their ends and latency are.
+    unexplained = {key for key in keys if f"`{key}`" not in TEXT and f".{key}`" not in TEXT}
+    assert unexplained <= {"a", "b", "bytes_per_s", "latency_s"}

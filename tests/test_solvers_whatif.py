@@ -1,0 +1,132 @@
+"""Effects of changed machines: prices, solutions and proofs that check one another."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from problem_cases import problem_of, problems, zipf_table
+
+from cost_models import Roofline
+from placer import Problem, Topology
+from placer.errors import PlacerError
+from placer.report.whatif import plot_front, whatif_report
+from placer.workloads import named_workload
+from solvers import solve
+from solvers._bound import pooled_bound
+from solvers._instance import Instance
+from solvers.whatif import HBM_STEP_BYTES, Effect, WhatIf, front, whatif
+
+MODEL = Roofline()
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm="2GiB"), 512)
+
+
+@pytest.fixture(scope="module")
+def answer(problem: Problem) -> WhatIf:
+    return whatif(problem, MODEL)
+
+
+def effect(answer: WhatIf, words: str) -> Effect:
+    (found,) = [one for one in answer.effects if words in one.change]
+    return found
+
+
+def test_effects_are_those_of_solving_anew(problem: Problem, answer: WhatIf) -> None:
+    base = solve(problem, "greedy-cost")
+    double = solve(replace(problem, batch_size=1024), "greedy-cost")
+    assert base.step_time_s is not None
+    assert double.step_time_s is not None
+    found = effect(answer, "batch")
+    assert answer.base.step_time_s == base.step_time_s
+    assert found.step_time_s == double.step_time_s
+    assert found.gain == pytest.approx(2 * base.step_time_s / double.step_time_s - 1)
+    roomy = problem.topology.with_memory(hbm=2 * 2**30 + HBM_STEP_BYTES)
+    more = solve(replace(problem, topology=roomy), "greedy-cost")
+    assert effect(answer, "GiB of HBM").step_time_s == more.step_time_s
+
+
+def test_what_is_proven_holds_for_the_solutions(answer: WhatIf) -> None:
+    for one in answer.effects:
+        assert one.least_gain is not None
+        assert one.gain is not None
+        assert one.most_gain is not None
+        assert one.least_gain <= one.gain <= one.most_gain
+        # Every change but a larger batch makes the machine better.
+        assert one.most_gain >= 0
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "proven"),
+    [(0.01, 0.02, True), (-0.01, 0.02, False), (-0.02, -0.01, True), (None, 0.1, False)],
+)
+def test_an_effect_within_the_gap_is_not_proven(
+    least: float | None, most: float | None, proven: bool
+) -> None:
+    one = Effect("x", 1.0, 1.0, 0.0, 0.0, None, least, most)
+    assert one.is_proven == proven
+    shown = whatif_report(
+        problem_of(zipf_table("t", 10)),
+        WhatIf(solve(problem_of(zipf_table("t", 10)), "greedy-cost"), 0.0, (one,)),
+        solver="greedy-cost",
+    ).to_json()
+    expected = "no bound" if least is None else "proven" if proven else "within the gap"
+    assert shown["effects"][0]["verdict"] == expected
+
+
+def test_the_price_is_the_slope_of_the_bound(problem: Problem, answer: WhatIf) -> None:
+    step = 2**26
+    more = replace(problem, topology=problem.topology.with_memory(hbm=2**31 + step))
+    bounds = [pooled_bound(Instance(p, MODEL)).step_time_s for p in (problem, more)]
+    assert bounds[0] - bounds[1] == pytest.approx(answer.price_s_per_byte * step, rel=0.3)
+    found = effect(answer, "GiB of HBM")
+    assert found.priced_gain is not None
+    assert found.gain is not None
+    assert found.priced_gain >= found.gain * 0.5 > 0
+
+
+def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
+    words = " ".join(one.change for one in answer.effects)
+    assert "peer" in words
+    assert "network" not in words
+    two = problem_of(zipf_table("t", 1000), topology=Topology.parse("2x1xh100"))
+    assert effect(whatif(two, MODEL), "network").gain is not None
+
+
+def test_a_problem_without_a_plan_has_no_effects() -> None:
+    tight = problem_of(zipf_table("t", 1000), topology=Topology.parse("1xt4", hbm=0))
+    answer = whatif(tight, MODEL)
+    assert answer.effects == ()
+    assert answer.base.termination.reason == "infeasible"
+
+
+@settings(max_examples=25)
+@given(problems(hbm_bytes=1 << 13))
+def test_more_memory_is_never_slower(problem: Problem) -> None:
+    budgets = [1 << 16, 1 << 11, 1 << 13, 1 << 11]
+    points = front(problem, budgets, lambda changed: solve(changed, "greedy-cost"))
+    assert [point.hbm_bytes for point in points] == sorted(set(budgets))
+    solved = [point for point in points if point.step_time_s is not None]
+    times = [point.step_time_s or 0.0 for point in solved]
+    assert times == sorted(times, reverse=True)
+    for point in solved:
+        assert point.bound_s is not None
+        assert point.bound_s <= (point.step_time_s or 0.0) * (1 + 1e-6)
+    for point in points[: len(points) - len(solved)]:
+        assert point.step_time_s is None
+        assert point.detail
+
+
+def test_pictures_of_the_front(problem: Problem, tmp_path: Path) -> None:
+
+    folder = tmp_path
+    pytest.importorskip("matplotlib")
+    points = front(problem, [0, 2**30, 2**31], lambda p: solve(p, "greedy-cost"))
+    plot_front(points, folder / "front.svg")
+    assert "<!-- proven bound" in (folder / "front.svg").read_text()
+    with pytest.raises(PlacerError, match="no budget has a plan"):
+        plot_front(points[:1], folder / "none.png")
+    assert [path.name for path in folder.iterdir()] == ["front.svg"]

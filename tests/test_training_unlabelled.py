@@ -1,0 +1,125 @@
+"""Samples without a label are neither trained on nor evaluated, and positions stay exact."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_cases import QUICK, ArrayLog, plan_for, small_log
+
+from placer.data.log import Bags, Chunk
+from placer.errors import DataError
+from placer.training.batches import concatenate, cut, labelled
+from placer.training.checkpoint import load
+from placer.training.config import CheckpointPolicy
+from placer.training.loop import train
+from placer.training.parity import compare_training
+
+LOG = small_log(1600)
+PLAN = plan_for(LOG, "split")
+
+
+def without_labels(log: ArrayLog, unlabelled: np.ndarray) -> ArrayLog:
+    labels = np.where(unlabelled, np.float32(np.nan), log.chunk.labels)
+    return replace(log, chunk=replace(log.chunk, labels=labels))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.booleans(), min_size=40, max_size=40), st.booleans())
+def test_the_labelled_samples_are_kept_as_they_are(known: list[bool], weighted: bool) -> None:
+    chunk = cut(LOG.chunk, 0, 40)
+    if weighted:
+        weights = {
+            name: np.arange(bags.ids.size, dtype=np.float32)
+            for name, bags in chunk.features.items()
+        }
+        features = {
+            name: Bags(bags.ids, bags.offsets, weights[name])
+            for name, bags in chunk.features.items()
+        }
+        chunk = replace(chunk, features=features)
+    assert chunk.labels is not None
+    labels = np.where(known, chunk.labels, np.float32(np.nan))
+    kept = labelled(replace(chunk, labels=labels))
+    assert kept.samples == sum(known)
+    if not any(known):
+        return
+    one_by_one = concatenate([cut(chunk, i, i + 1) for i in range(40) if known[i]])
+    np.testing.assert_array_equal(kept.labels, one_by_one.labels)
+    np.testing.assert_array_equal(kept.dense, one_by_one.dense)
+    for name, bags in one_by_one.features.items():
+        assert kept.features[name].samples == sum(known)
+        for part in ("ids", "offsets", "weights"):
+            np.testing.assert_array_equal(
+                getattr(kept.features[name], part), getattr(bags, part), err_msg=f"{name} {part}"
+            )
+
+
+def test_a_batch_with_all_labels_is_not_copied() -> None:
+    assert labelled(LOG.chunk) is LOG.chunk
+    bare = Chunk(LOG.chunk.samples, LOG.chunk.features, LOG.chunk.dense)
+    assert labelled(bare) is bare
+
+
+def test_samples_without_a_label_have_no_influence(tmp_path: Path) -> None:
+    # Whole batches without a label: the others are trained on as if these were not there.
+    batch = np.arange(1600) // 32
+    bare = np.isin(batch, [0, 7, 8, 49])
+    result = train(PLAN, without_labels(LOG, bare), replace(QUICK, holdout_every=0))
+    kept = [cut(LOG.chunk, 32 * b, 32 * b + 32) for b in range(50) if b not in (0, 7, 8, 49)]
+    alone = train(PLAN, replace(LOG, chunk=concatenate(kept)), replace(QUICK, holdout_every=0))
+    assert result.losses == alone.losses
+    assert (result.steps, result.samples, result.unlabelled_samples) == (46, 46 * 32, 4 * 32)
+    assert alone.unlabelled_samples == 0
+
+
+def test_they_are_not_evaluated() -> None:
+    bare = np.arange(1600) % 4 == 0
+    result = train(PLAN, without_labels(LOG, bare), QUICK)
+    assert result.samples == 45 * 24
+    assert result.eval_samples == 5 * 24
+    assert result.unlabelled_samples == 400
+    assert result.auc is not None
+    twice = train(PLAN, without_labels(LOG, bare), replace(QUICK, epochs=2), eval_log=LOG)
+    assert twice.unlabelled_samples == 800
+    assert twice.eval_samples == 1600
+
+
+@pytest.mark.parametrize("stop", [1, 7, 20, 33])
+def test_a_resumed_run_is_equal(tmp_path: Path, stop: int) -> None:
+    rng = np.random.default_rng(5)
+    log = without_labels(LOG, (rng.random(1600) < 0.3) | (np.arange(1600) // 32 % 6 == 2))
+    whole = train(PLAN, log, replace(QUICK, epochs=2))
+    first = train(
+        PLAN, log, replace(QUICK, epochs=2, max_steps=stop), checkpoints=CheckpointPolicy(tmp_path)
+    )
+    assert load(tmp_path).position.samples % 32 == 0
+    rest = train(PLAN, log, replace(QUICK, epochs=2), resume=tmp_path)
+    assert first.losses + rest.losses == whole.losses
+    assert rest.auc == whole.auc
+    assert first.unlabelled_samples + rest.unlabelled_samples == whole.unlabelled_samples
+
+
+def test_placed_and_unplaced_leave_out_the_same() -> None:
+    bare = np.arange(1600) >= 800
+    result = compare_training(PLAN, without_labels(LOG, bare), replace(QUICK, epochs=2))
+    assert result.equal
+    assert result.steps == 2 * 23
+    assert result.samples == result.steps * 32
+    assert result.unlabelled_samples == 1600
+    assert result.eval_samples == 2 * 32
+    assert result.placed_auc == pytest.approx(result.unplaced_auc, abs=1e-3)
+
+
+def test_a_log_without_any_label_is_refused() -> None:
+    bare = without_labels(LOG, np.full(1600, True))
+    for run in (train, compare_training):
+        with pytest.raises(DataError, match="none of the 1600 samples of the log has a label"):
+            run(PLAN, bare, replace(QUICK, epochs=3))
+    with pytest.raises(DataError, match="no sample of the evaluation log has a label"):
+        train(PLAN, LOG, replace(QUICK, max_steps=1), eval_log=bare)
+    column = replace(LOG, chunk=replace(LOG.chunk, labels=None))
+    with pytest.raises(DataError, match="the evaluation log has no label column"):
+        train(PLAN, LOG, replace(QUICK, max_steps=1), eval_log=column)
