@@ -27,7 +27,7 @@ def build_plan(instance: Instance, placements: Sequence[Placement]) -> Plan:
     listed: dict[str, int] = {}
     for placed in sorted(placements, key=lambda p: p.piece):
         profile = problem.profile.tables[placed.piece.table]
-        table, ways, index = profile.table, placed.piece.cut.ways, placed.piece.index
+        table, ways, index = profile.table, placed.piece.cut.ways, placed.piece.offset
         cols = instance.columns(placed.piece)
         edge = min(table.rows, index + placed.hot_rows * ways)
         hot = (index, max(index, edge), ways)

@@ -131,7 +131,7 @@ def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
     if not ladders:
         return Filling((), 0.0, 0.0, 0.0, 0.0)
     _, price = _descend(ladders, hbm_bytes)
-    wanted = [_better_whole(piece, price) for piece in ladders]
+    wanted = _better_whole(ladders, price)
     whole = {number: ends[0] for number, ends in enumerate(wanted) if ends}
     # What does not fit in its tier after all goes to the other one or is split, largest first.
     filling = _fill_around(ladders, whole, hbm_bytes)
@@ -173,20 +173,26 @@ def _with_what_is_left(
     return _fill_around(ladders, others, hbm_bytes) or filling
 
 
-def _better_whole(piece: Ladder, price: float) -> list[Float]:
-    """No row or all rows of a piece in HBM where that beats any split at a price, best first."""
-
-    def priced(cost: Float) -> float:
-        return float(cost[1] + price * cost[0])
-
-    best_split = float((piece.values[1] + price * piece.values[0]).min()) + priced(piece.split)
-    ends = sorted((piece.cold, piece.full), key=priced)
-    return [end for end in ends if priced(end) <= best_split]
+def _better_whole(ladders: Sequence[Ladder], price: float) -> list[list[Float]]:
+    """No row or all rows of each piece in HBM where that beats any split at a price, best first."""
+    values = np.array([piece.values[:2] for piece in ladders])
+    splits = np.array([piece.split[:2] for piece in ladders])
+    best_split = (values[:, 1] + price * values[:, 0]).min(axis=1)
+    best_split += splits[:, 1] + price * splits[:, 0]
+    wanted = []
+    for piece, limit in zip(ladders, best_split.tolist(), strict=True):
+        cold = float(piece.cold[1]) + price * float(piece.cold[0])
+        full = float(piece.full[1]) + price * float(piece.full[0])
+        ends = [piece.cold] if cold <= limit else []
+        if full <= limit:
+            ends.insert(0 if full < cold else len(ends), piece.full)
+        wanted.append(ends)
+    return wanted
 
 
 def _descend(ladders: Sequence[Ladder], hbm_bytes: float) -> tuple[float, float]:
     """The rung, in fractions, where HBM is full, and the price of HBM there."""
-    bytes_ = sum((piece.values[0] for piece in ladders[1:]), start=ladders[0].values[0])
+    bytes_ = np.add.reduce([piece.values[0] for piece in ladders])
     rung = int(np.searchsorted(bytes_, hbm_bytes, side="right")) - 1
     if rung < 0 or rung + 1 >= bytes_.size:
         return float(rung), 0.0

@@ -8,6 +8,7 @@ the DRAM of the GPU's host.
 
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,7 @@ _MOST_PRICES = 250
 _STRIP_COLUMNS = 16
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Cut:
+class Cut(NamedTuple):
     """How a table is cut: into `ways` strided row slices, or strips of these `widths`.
 
     No widths mean one strip of all columns.
@@ -43,13 +43,12 @@ class Cut:
 WHOLE = Cut()
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Piece:
-    """Row slice `index` and column strip `strip` of table number `table`."""
+class Piece(NamedTuple):
+    """Strip `strip` of columns of the row slice of table `table` that starts at rank `offset`."""
 
     table: int
     cut: Cut = WHOLE
-    index: int = 0
+    offset: int = 0
     strip: int = 0
 
 
@@ -99,6 +98,7 @@ class Instance:
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         # Caches of this instance alone: they go when it goes.
         self._curve = cache(partial(cost_model.piece_curve, problem))
+        self._least_s: dict[tuple[Piece, int], float] = {}
         self._ladder = cache(lambda *kind: ladder(self._curve(*kind), self.prices))
 
     @cached_property
@@ -163,11 +163,18 @@ class Instance:
         """Cost of a piece on a GPU at each of `prices`."""
         return self._ladder(*self._kind_of_piece(piece, gpu))
 
+    def least_s(self, piece: Piece, gpu: int) -> float:
+        """GPU time of a piece with all rows in HBM that are worth any."""
+        key = piece, self.kind_of_gpu[gpu]
+        if key not in self._least_s:
+            self._least_s[key] = float(self.ladder(piece, gpu).values[1].min())
+        return self._least_s[key]
+
     def _kind_of_piece(self, piece: Piece, gpu: int) -> tuple[int, int, int, int, int]:
         """What the cost of a piece depends on: strips of equal width cost the same."""
         first, last = self.columns(piece)
         kind = self.kinds[self.kind_of_gpu[gpu]]
-        return piece.table, piece.cut.ways, piece.index, last - first, kind
+        return piece.table, piece.cut.ways, piece.offset, last - first, kind
 
     @property
     def search_space(self) -> str:

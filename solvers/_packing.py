@@ -234,7 +234,7 @@ class Packing:
         by_time = sorted(range(self.instance.gpus), key=lambda gpu: self.fillings[gpu].gpu_s)
         best: tuple[float, _Change] | None = None
         for other in by_time[:_CANDIDATE_GPUS]:
-            for change in self._exchanges(slow, other) if other != slow else ():
+            for change in self._exchanges(slow, other, slow_s) if other != slow else ():
                 if time.monotonic() > deadline:
                     break
                 worst = self._time_after(change, slow_s)
@@ -279,19 +279,30 @@ class Packing:
             load[gpu] = np.inf  # One piece of a table on a GPU.
         return change
 
-    def _exchanges(self, slow: int, other: int) -> Iterator[_Change]:
-        """Every single move from `slow` to `other`, and every swap of two of their pieces."""
+    def _exchanges(self, slow: int, other: int, below_s: float) -> Iterator[_Change]:
+        """Moves of a piece from `slow` to `other`, and swaps of two of their pieces.
+
+        Those are left out that take one of the GPUs `below_s` or more even if all its rows
+        were in HBM: most of them.
+        """
         mine, theirs = self.pieces[slow], self.pieces[other]
-        there = {piece.table for piece in theirs}
+        here, there = ({piece.table for piece in pieces} for pieces in (mine, theirs))
+        least = self.instance.least_s
+        in_s = [least(piece, other) for piece in mine]
+        back_s = [least(piece, slow) for piece in theirs]
+        room = below_s - sum(least(piece, other) for piece in theirs)
+        slow_room = below_s - sum(least(piece, slow) for piece in mine)
         for i, piece in enumerate(mine):
             rest = mine[:i] + mine[i + 1 :]
-            if piece.table not in there:
+            if piece.table not in there and in_s[i] < room:
                 yield {slow: rest, other: [*theirs, piece]}
+            out_s = least(piece, slow)
             for j, back in enumerate(theirs):
-                kept = theirs[:j] + theirs[j + 1 :]
-                if piece.table in {p.table for p in kept} or back.table in {p.table for p in rest}:
+                if in_s[i] - least(back, other) >= room or back_s[j] - out_s >= slow_room:
                     continue
-                yield {slow: [*rest, back], other: [*kept, piece]}
+                if piece.table != back.table and (piece.table in there or back.table in here):
+                    continue
+                yield {slow: [*rest, back], other: [*theirs[:j], *theirs[j + 1 :], piece]}
 
 
 def _cut_that_fits(

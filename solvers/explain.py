@@ -13,13 +13,14 @@ import numpy as np
 
 from cost_models import CostModel, CostReport, PieceCurve
 from placer.errors import PlacerError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.units import format_bytes
 from solvers._bound import pooled_bound
 from solvers._build import build_plan, overfull
 from solvers._fill import fill
 from solvers._instance import Cut, Instance, Piece, Placement
+from solvers._placements import placements_of
 
 Constraint = Literal["hbm", "dram", "hottest row", "work"]
 
@@ -222,43 +223,6 @@ class _Question:
         return plan
 
 
-def placements_of(instance: Instance, plan: Plan, table: str) -> list[Placement] | None:
-    """The placements that a table's shards are; None if they are outside of the search space."""
-    number = instance.problem.profile.table_names.index(table)
-    spec = instance.problem.profile.tables[number].table
-    gpus = {gpu.id: at for at, gpu in enumerate(instance.problem.topology.gpus)}
-    shards = [s for s in plan.shards_by_table[table] if s.row_count or not spec.rows]
-    if any(
-        len(s.devices) != 1 or s.devices[0] not in gpus or s.lookup not in ("device", "staged")
-        for s in shards
-    ):
-        return None
-    strips = sorted({shard.cols for shard in shards})
-    ways = max((shard.rows[2] for shard in shards), default=1)
-    cut = Cut(ways, tuple(last - first for first, last in strips) if len(strips) > 1 else ())
-    parts: dict[tuple[int, int], list[Shard]] = {}
-    for shard in shards:
-        parts.setdefault((shard.rows[0] % ways, strips.index(shard.cols)), []).append(shard)
-    placements = []
-    for (index, strip), members in sorted(parts.items()):
-        hot = [s for s in members if s.lookup == "device"]
-        cold = [s for s in members if s.lookup == "staged"]
-        piece = Piece(number, cut, index, strip)
-        edge = index + sum(s.row_count for s in hot) * ways
-        expected = [
-            range(*rows)
-            for rows in ((index, min(edge, spec.rows), ways), (edge, spec.rows, ways))
-            if len(range(*rows))
-        ]
-        same_gpu = len({shard.devices for shard in members}) == 1
-        if not same_gpu or [range(*s.rows) for s in (*hot, *cold) if s.row_count] != expected:
-            return None
-        placements.append(
-            Placement(piece, gpus[members[0].devices[0]], sum(s.row_count for s in hot))
-        )
-    return placements if len(placements) == cut.pieces else None
-
-
 def _margin(asked: _Question, placed: Placement, gpu_price: float | None) -> PieceMargin:
     curve = asked.instance.curve(placed.piece, placed.gpu)
     return PieceMargin(
@@ -308,7 +272,7 @@ def _other_splits(asked: _Question) -> Iterator[Alternative]:
     instance, placed = asked.instance, asked.placements
     rows = [int(instance.curve(p.piece, p.gpu).hot_rows[-1]) for p in placed]
     for name, counts in (("all rows in HBM", rows), ("all rows in DRAM", [0] * len(rows))):
-        moved = [replace(p, hot_rows=n) for p, n in zip(placed, counts, strict=True)]
+        moved = [Placement(p.piece, p.gpu, n) for p, n in zip(placed, counts, strict=True)]
         if moved != placed:
             yield asked.answer(name, asked.with_placements(moved))
 
@@ -392,7 +356,7 @@ def _hottest_row(asked: _Question) -> Iterator[Binding]:
     top = float(profile.cdf.share(1))
     if cut.ways > 1 and top * cut.ways > 0.5:
         device = asked.problem.topology.gpus[
-            next(p.gpu for p in asked.placements if p.piece.index == 0)
+            next(p.gpu for p in asked.placements if p.piece.offset == 0)
         ].id
         yield Binding(
             "hottest row",
@@ -420,9 +384,10 @@ def _work(asked: _Question, cost: CostReport) -> Binding:
     most = max(parts, key=lambda part: parts[part])
     share = parts[most] / mine.total_s if mine.total_s else 0.0
     behind = 1 - slowest.total_s / cost.step_time_s if cost.step_time_s else 0.0
+    slowest_of_all = cost.bottleneck.rsplit(" ", 1)[0]
     place = (
         "the slowest device"
         if behind < 1e-9
-        else f"{behind:.2%} faster than the slowest device, {cost.bottleneck.split()[0]}"
+        else f"{behind:.2%} faster than the slowest device, {slowest_of_all}"
     )
     return Binding("work", slowest.device, f"{most} is {share:.0%} of its time there; {place}")

@@ -51,7 +51,7 @@ def choices_of(problem: Problem, model: CostModel, table: int) -> Choices:
     found: list[tuple[list[float], ...]] = []
     for cut in instance.cuts_of(table):
         pieces = instance.pieces(table, cut)
-        hots = product(*(range(len(range(p.index, rows, cut.ways)) + 1) for p in pieces))
+        hots = product(*(range(len(range(p.offset, rows, cut.ways)) + 1) for p in pieces))
         for hot, gpus in product(hots, permutations(range(instance.gpus), len(pieces))):
             placed = [Placement(p, g, h) for p, g, h in zip(pieces, gpus, hot, strict=True)]
             report = model.evaluate(problem, build_plan(instance, placed))

@@ -89,3 +89,15 @@ def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
     assert rows["1xt4"]["step_time_s"] is None
     assert "lacks" in rows["1xt4"]["detail"]
     assert rows["8xh100"]["step_time_s"] > 0
+
+
+def test_the_picture_of_several_machines_names_them(workbench: Workbench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "machines.svg"
+    succeed(
+        "compare", "--profile", workbench.profile, "--topology", "1xt4,2xt4", "--hbm", "1GiB",
+        "--solvers", "greedy-cost", "--plot", picture,
+    )  # fmt: skip
+    text = picture.read_text()
+    for name in ("1xt4", "2xt4"):
+        assert f"<!-- {name} · 1 GiB of HBM per GPU · roofline" in text

@@ -45,7 +45,7 @@ def placed(draw: st.DrawFn) -> tuple[Problem, list[Placement]]:
         cut = draw(st.sampled_from(instance.cuts_of(table)))
         gpus = draw(st.permutations(range(instance.gpus)))
         for piece, gpu in zip(instance.pieces(table, cut), gpus, strict=False):
-            rows = len(range(piece.index, problem.profile.tables[table].table.rows, cut.ways))
+            rows = len(range(piece.offset, problem.profile.tables[table].table.rows, cut.ways))
             placements.append(Placement(piece, gpu, draw(st.integers(0, rows))))
     return problem, placements
 
@@ -137,7 +137,7 @@ class CostModelContract:
                 assert hot[0] == 0
                 assert (np.diff(hot) > 0).all()
                 assert hot[-1] == len(
-                    range(piece.index, problem.profile.tables[table].table.rows, cut.ways)
+                    range(piece.offset, problem.profile.tables[table].table.rows, cut.ways)
                 )
                 for times in (curve.gpu_s, curve.dram_s):
                     scale = 1e-12 * (1 + times[0])

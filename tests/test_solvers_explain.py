@@ -16,8 +16,9 @@ from placer.report.explain import explain_report
 from placer.workloads import named_workload
 from solvers import solve
 from solvers._build import build_plan, overfull
-from solvers._instance import Instance
-from solvers.explain import Explanation, explain, placements_of
+from solvers._instance import Instance, Placement
+from solvers._placements import placements_of
+from solvers.explain import Explanation, explain
 
 MODEL = Roofline()
 
@@ -93,7 +94,7 @@ def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: P
         instance = Instance(problem, MODEL)
         (placed,) = placements_of(instance, plan, profile.name) or ()
         step = max(1, placed.hot_rows // 10_000)
-        more = build_plan(instance, [replace(placed, hot_rows=placed.hot_rows + step)])
+        more = build_plan(instance, [Placement(placed.piece, placed.gpu, placed.hot_rows + step)])
         now = build_plan(instance, [placed])
         costs = [MODEL.evaluate(problem, one) for one in (now, more)]
         saved = sum(g.total_s for g in costs[0].gpus) - sum(g.total_s for g in costs[1].gpus)

@@ -17,6 +17,9 @@ from placer.units import format_bytes, format_seconds
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _TIME, _BOUND = "#0f766e", "#b45309"
 
+_NO_GAIN = 5e-6
+"""Rounding of a solver, which no one means."""
+
 
 class Effect(Protocol):
     """See `solvers.whatif.Effect`."""
@@ -141,6 +144,8 @@ def _verdict(effect: Effect) -> str:
 
 def gain(value: float) -> str:
     """A relative gain with its sign: ``+1.2%``, ``-0.4%``."""
+    if abs(value) < _NO_GAIN:
+        return "0%"
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 
 
