@@ -9,11 +9,9 @@ pooled rows are given, so that nothing but the embedding work is timed. The plac
 keeps the hottest 10% of each table's rows in (emulated) HBM and the rest in DRAM.
 
 All contenders start from the same weights, are compared with each other first, and then
-take turns, step by step, in one process; what counts is the median of the ratios of
-neighbouring steps. Where other work shares the machine, OMP_WAIT_POLICY=passive keeps
-the waiting threads of PyTorch and FBGEMM from taking the cores of whoever's turn it is, and
-the CPU time tells more than the clock. Results go to benchmarks/results/ with the machine
-and the raw times.
+take turns of ten steps in one process, so that each is timed with its own threads awake and
+nobody else's; what counts is the median of the ratios of steps of the same number. Results
+go to benchmarks/results/ with the machine and the raw times.
 """
 
 import argparse
@@ -49,6 +47,7 @@ ROWS = (
 LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
 LR, EPS = 0.01, 1e-8
+TURN, SETTLING, PAUSE_S = 10, 3, 0.05
 HBM_SHARE = 0.1
 BATCHES = 8
 """Batches that the steps cycle through: enough that a step does not find its rows in cache."""
@@ -226,18 +225,25 @@ class Timing:
 
 
 def race(contenders: list[Contender], task: Task, steps: int) -> dict[str, list[Timing]]:
-    """Times of each step of each contender, who take turns."""
+    """Times of each step of each contender, who take turns, several steps at a time.
+
+    The first steps of a turn are not counted: caches and threads are then still the last
+    contender's. OpenMP's threads spin for a while after their work, on cores that are no longer
+    theirs, so everyone waits until those of the one before sleep.
+    """
     timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
-    for number in range(-2, steps):
-        batch = task.batches[number % len(task.batches)]
+    for number in range(-1, -(-steps // TURN)):
         # The order rotates, so that nobody always runs behind the same neighbour.
         turn = number % len(contenders)
         for contender in contenders[turn:] + contenders[:turn]:
-            start, start_cpu = time.perf_counter(), time.process_time()
-            contender.step(batch, task.gradients)
-            timing = Timing(time.perf_counter() - start, time.process_time() - start_cpu)
-            if number >= 0:
-                timings[contender.name].append(timing)
+            time.sleep(PAUSE_S)
+            for step in range(-SETTLING, TURN):
+                batch = task.batches[step % len(task.batches)]
+                start, start_cpu = time.perf_counter(), time.process_time()
+                contender.step(batch, task.gradients)
+                timing = Timing(time.perf_counter() - start, time.process_time() - start_cpu)
+                if number >= 0 and step >= 0:
+                    timings[contender.name].append(timing)
     return timings
 
 
