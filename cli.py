@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -104,6 +104,66 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return decorate
 
 
+def _bundled(kind: type[Any], name: str) -> Callable[[Any], Any]:
+    """Hand a command some of its options as one value of a dataclass."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_value(**options: Any) -> None:
+            value = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+            command(**{name: value}, **options)
+
+        return with_value
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options of `_problem_options`: what is to be placed, and where."""
+
+    profile_path: Path | None
+    workload: str | None
+    topology: str
+    dram: str | None
+    batch_size: int
+    dim: int | None
+    dtype: Any
+    optimizer: Any
+
+    def profile(self) -> placer.Profile:
+        """The profile or workload, with the tables that were asked for."""
+        if (self.profile_path is None) == (self.workload is None):
+            raise click.UsageError("give either --profile or --workload")
+        if self.profile_path is not None:
+            loaded = placer.Profile.load(self.profile_path)
+        else:
+            loaded = named_workload(str(self.workload))
+        return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+
+    def problem(
+        self, profile: placer.Profile, hbm: str | None, topology: str | None = None
+    ) -> placer.Problem:
+        """The problem at a budget, on the machine asked for or on another one."""
+        machine = placer.Topology.parse(topology or self.topology, hbm=hbm, dram=self.dram)
+        return placer.Problem(profile, machine, self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """The options of `_solve_options`: how long and how well a solver is to search."""
+
+    time_limit: float = 20.0
+    gap: float = 1e-3
+    seed: int = 0
+
+    def solve(self, problem: placer.Problem, solver: str, model: str) -> SolveResult:
+        """What a solver makes of a problem."""
+        return solve(
+            problem, solver, model, time_limit_s=self.time_limit, gap=self.gap, seed=self.seed
+        )
+
+
 _PATH = click.Path(path_type=Path)
 _OUTPUTS = click.Choice(["table", "json", "csv"])
 _output_option = click.option("--format", "output", type=_OUTPUTS, default="table",
@@ -141,6 +201,7 @@ _problem_options = _options(
     click.option("--batch-size", type=click.IntRange(1), default=8192, show_default=True,
                  help="Samples per GPU and step."),
     _table_options,
+    _bundled(_Asked, "asked"),
 )  # fmt: skip
 _solve_options = _options(
     click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=20.0,
@@ -148,6 +209,7 @@ _solve_options = _options(
     click.option("--gap", type=click.FloatRange(0), default=1e-3, show_default=True,
                  help="Stop when proven this close to the best possible."),
     click.option("--seed", type=int, default=0, show_default=True),
+    _bundled(_Effort, "effort"),
 )  # fmt: skip
 
 
@@ -292,23 +354,6 @@ def topology(
     _print_report(report.topology_report(parsed), output)
 
 
-def _load_profile(
-    profile_path: Path | None,
-    workload: str | None,
-    dim: int | None,
-    dtype: Any,
-    optimizer: Any,
-) -> tuple[placer.Profile, str]:
-    """The profile that the options name, and what a plan calls it."""
-    if (profile_path is None) == (workload is None):
-        raise click.UsageError("give either --profile or --workload")
-    if profile_path is not None:
-        loaded, name = placer.Profile.load(profile_path), str(profile_path)
-    else:
-        loaded, name = named_workload(str(workload)), str(workload)
-    return loaded.with_tables(dim=dim, dtype=dtype, optimizer=optimizer), name
-
-
 @main.command()
 @_problem_options
 @click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
@@ -319,20 +364,11 @@ def _load_profile(
 @click.option("-o", "--output", "file", type=_PATH, required=True, help="Plan file to write.")
 @_output_option
 def plan(
-    profile_path: Path | None,
-    workload: str | None,
-    topology: str,
+    asked: _Asked,
     hbm: str | None,
-    dram: str | None,
-    batch_size: int,
-    dim: int | None,
-    dtype: Any,
-    optimizer: Any,
     solver: str,
     model: str,
-    time_limit: float,
-    gap: float,
-    seed: int,
+    effort: _Effort,
     file: Path,
     output: OutputFormat,
 ) -> None:
@@ -342,15 +378,15 @@ def plan(
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
     """
-    loaded, name = _load_profile(profile_path, workload, dim, dtype, optimizer)
-    machine = placer.Topology.parse(topology, hbm=hbm, dram=dram)
-    problem = placer.Problem(loaded, machine, batch_size)
-    result = solve(problem, solver, model, time_limit_s=time_limit, gap=gap, seed=seed)
+    problem = asked.problem(asked.profile(), hbm)
+    result = effort.solve(problem, solver, model)
     if result.plan is None:
         _refuse(result)
     found = result.plan
-    relative = name if profile_path is None else _relative(profile_path, file)
-    found = replace(found, provenance=replace(found.provenance, profile=relative))
+    name = str(asked.workload)
+    if asked.profile_path is not None:
+        name = _relative(asked.profile_path, file)
+    found = replace(found, provenance=replace(found.provenance, profile=name))
     found.save(file)
     evaluate = functools.partial(cost_model(model).evaluate, problem)
     _print_report(report.plan_report(found, evaluate), output)
@@ -406,20 +442,11 @@ def _verdict(result: SolveResult) -> str:
 @click.option("--plot", type=_PATH, help="Write a picture: png, pdf or svg.")
 @_output_option  # fmt: skip
 def compare(
-    profile_path: Path | None,
-    workload: str | None,
-    topology: str,
+    asked: _Asked,
     hbm: str | None,
-    dram: str | None,
-    batch_size: int,
-    dim: int | None,
-    dtype: Any,
-    optimizer: Any,
     names: str,
     models: str,
-    time_limit: float,
-    gap: float,
-    seed: int,
+    effort: _Effort,
     price_text: str | None,
     plot: Path | None,
     output: OutputFormat,
@@ -431,21 +458,19 @@ def compare(
     placer compare --profile profile --hbm 2GiB --solvers greedy-size,ilp --plot compare.png
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
-    loaded, _ = _load_profile(profile_path, workload, dim, dtype, optimizer)
+    loaded = asked.profile()
     solvers, cost_models = _names(names, SOLVERS, "solver"), _names(models, COST_MODELS, "model")
-    machines = [name.strip() for name in topology.split(",") if name.strip()]
+    machines = [name.strip() for name in asked.topology.split(",") if name.strip()]
     prices = _prices(price_text, machines)
     rows = []
     for name, budget in itertools.product(machines, hbm.split(",") if hbm else [None]):
-        machine = placer.Topology.parse(name, hbm=budget, dram=dram)
-        problem = placer.Problem(loaded, machine, batch_size)
-        rows += _compared(
-            [problem], solvers, cost_models, time_limit, gap, seed, prices.get(name)
-        )  # fmt: skip
+        problem = asked.problem(loaded, budget, name)
+        rows += _compared(problem, solvers, cost_models, effort, prices.get(name))
     if plot is not None:
         report.plot_compare(rows, plot)
         _note(f"picture written to {plot}")
-    _print_report(report.compare_report(rows, f"{len(loaded)} tables on {topology}"), output)
+    title = f"{len(loaded)} tables on {asked.topology}"
+    _print_report(report.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_EXIT_NO_PLACEMENT)
 
@@ -477,30 +502,26 @@ def _names(text: str, known: dict[str, Any], what: str) -> list[str]:
 
 
 def _compared(
-    problems: list[placer.Problem],
+    problem: placer.Problem,
     solvers: list[str],
     models: list[str],
-    time_limit: float,
-    gap: float,
-    seed: int,
+    effort: _Effort,
     price_per_hour: float | None = None,
 ) -> list[report.CompareRow]:
-    """A row for each problem, cost model and solver; one bound for a problem's solvers.
+    """A row for each cost model and solver; one bound for all solvers.
 
     All solvers search parts of one space, so the best bound that one of them proves holds
     for all.
     """
     rows: list[report.CompareRow] = []
     with _bar("solvers") as update:
-        total = len(problems) * len(models) * len(solvers)
-        for problem, model in itertools.product(problems, models):
-            group = []
+        for model in models:
+            results: list[SolveResult] = []
             for name in solvers:
-                result = solve(problem, name, model, time_limit_s=time_limit, gap=gap, seed=seed)
-                group.append((name, result))
-                update(len(rows) + len(group), total)
-            bound = max((r.bound_s for _, r in group if r.bound_s is not None), default=None)
-            for name, result in group:
+                results.append(effort.solve(problem, name, model))
+                update(len(rows) + len(results), len(models) * len(solvers))
+            bound = max((r.bound_s for r in results if r.bound_s is not None), default=None)
+            for name, result in zip(solvers, results, strict=True):
                 cost = cost_model(model).evaluate(problem, result.plan) if result.plan else None
                 shared = replace(result, bound_s=bound)
                 rows.append(
@@ -863,21 +884,12 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
 @click.option("--plot", type=_PATH, help="Picture of --hbm-steps: png, pdf or svg.")
 @_output_option  # fmt: skip
 def whatif(
-    profile_path: Path | None,
-    workload: str | None,
-    topology: str,
+    asked: _Asked,
     hbm: str | None,
-    dram: str | None,
-    batch_size: int,
-    dim: int | None,
-    dtype: Any,
-    optimizer: Any,
     hbm_steps: str | None,
     solver: str,
     model: str,
-    time_limit: float,
-    gap: float,
-    seed: int,
+    effort: _Effort,
     plot: Path | None,
     output: OutputFormat,
 ) -> None:
@@ -890,25 +902,20 @@ def whatif(
     if plot is not None and hbm_steps is None:
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
     budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
-    loaded, _ = _load_profile(profile_path, workload, dim, dtype, optimizer)
-    machine = placer.Topology.parse(topology, hbm=hbm, dram=dram)
-    problem = placer.Problem(loaded, machine, batch_size)
+    problem = asked.problem(asked.profile(), hbm)
     with _bar("problems") as update:
         answer = effects_of_changes(
             problem,
             cost_model(model),
             solver=solver,
-            time_limit_s=time_limit,
-            gap=gap,
-            seed=seed,
+            time_limit_s=effort.time_limit,
+            gap=effort.gap,
+            seed=effort.seed,
             on_solved=update,
         )
     if answer.base.plan is None:
         _refuse(answer.base)
-    solved = functools.partial(
-        solve, solver=solver, cost_model=model, time_limit_s=time_limit, gap=gap, seed=seed
-    )
-    points = front(problem, budgets, solved)
+    points = front(problem, budgets, lambda at: effort.solve(at, solver, model))
     if plot is not None:
         report.plot_front(points, plot)
         _note(f"picture written to {plot}")
@@ -1008,9 +1015,7 @@ def demo(
 
     click.secho("\n3. Compare: which strategy places the tables best?", bold=True)
     problem = _demo_problem(profiled)
-    rows = _compared(
-        [problem], [*_CLASSIC, "greedy-cost", "ilp"], ["roofline"], time_limit, 1e-3, 0
-    )
+    rows = _compared(problem, [*_CLASSIC, "greedy-cost", "ilp"], ["roofline"], _Effort(time_limit))
     try:
         report.plot_compare(rows, folder / "compare.png")
     except BackendError as error:
@@ -1018,7 +1023,7 @@ def demo(
     _print_report(report.compare_report(rows, f"The log's tables on {_DEMO_MACHINE}"), "table")
 
     click.secho("\n4. Plan", bold=True)
-    result = solve(problem, "auto", time_limit_s=time_limit)
+    result = _Effort(time_limit).solve(problem, "auto", "roofline")
     if result.plan is None:
         _refuse(result)
     found = replace(
