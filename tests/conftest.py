@@ -1,9 +1,17 @@
 """Fixtures that several test files share."""
 
+import os
 from pathlib import Path
 
 import pytest
 from cli_cases import Workbench, make_workbench
+from hypothesis import settings
+
+# A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
+# looks at new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

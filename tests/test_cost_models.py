@@ -122,7 +122,8 @@ class CostModelContract:
                 split = curve.split_hbm_bytes if 0 < hot < curve.hot_rows[-1] else 0.0
                 gpu = problem.topology.gpus[placement.gpu]
                 expected = curve.hbm_bytes[point] + split
-                assert expected - 1e-3 <= used[gpu.id].total_bytes < expected + 2
+                # Buffers of the hot and of the cold shard are rounded up to bytes, each by itself.
+                assert expected - 1e-3 <= used[gpu.id].total_bytes <= expected + 2
                 assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
 
     @given(problems(), st.data())
