@@ -164,8 +164,9 @@ class CostModelContract:
             report = self.model.evaluate(problem, plan)
             costs.append((gpu_seconds(report) - report.gpus[0].launch_s, report.hosts[0].dram_s))
             assert report.gpus[0].launch_s >= problem.topology.gpus[0].launch_s
-        assert costs[1][0] <= costs[0][0] * (1 + 1e-12)
-        assert costs[1][1] <= costs[0][1] * (1 + 1e-12)
+        # Taking the launch off leaves the rounding of a much larger number.
+        assert costs[1][0] <= costs[0][0] * (1 + 1e-12) + 1e-18
+        assert costs[1][1] <= costs[0][1] * (1 + 1e-12) + 1e-18
 
     @given(placed(), st.floats(1.0, 10.0))
     @settings(max_examples=40, deadline=None)
@@ -187,9 +188,9 @@ class CostModelContract:
             replace(topology, hosts=hosts),
         ):
             after = self.model.evaluate(replace(problem, topology=faster), plan)
-            assert after.step_time_s <= before.step_time_s * (1 + 1e-12)
+            assert after.step_time_s <= before.step_time_s * (1 + 1e-12) + 1e-18
             for one, two in zip(after.gpus, before.gpus, strict=True):
-                assert one.link_s <= two.link_s * (1 + 1e-12)
+                assert one.link_s <= two.link_s * (1 + 1e-12) + 1e-18
 
     @given(
         st.integers(1, 5000),
