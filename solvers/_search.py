@@ -61,7 +61,8 @@ def _kicked(packing: Packing, rng: random.Random) -> Packing:
 def _load_key(packing: Packing) -> float:
     """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
 
-    Their p-norm; on MLPerf DCNv2 over 8 GPUs p = 8 ended nearer to the bound than 3 to 64.
+    Their p-norm: the maximum alone would not tell a packing with one slow GPU from one with
+    several, and see no way out of a tie.
     """
     slowest = packing.step_time_s
     powers = sum((filling.gpu_s / slowest) ** _NORM for filling in packing.fillings)

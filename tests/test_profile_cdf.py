@@ -54,14 +54,6 @@ def test_unique_rows_are_no_more_than_rows_or_lookups(cdf: AccessCdf, lookups: f
     assert halves == pytest.approx(unique, abs=1e-6)
 
 
-@given(ANY_CDF, st.integers(2, 30))
-def test_a_coarser_cdf_never_lies_above(cdf: AccessCdf, segments: int) -> None:
-    coarse = cdf.coarsened(segments)
-    assert (coarse.share(cdf.ranks) <= cdf.shares + 1e-9).all()
-    assert coarse.rows == cdf.rows
-    assert coarse.ranks.size <= 2 * segments + 4
-
-
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 1.3])
 @pytest.mark.parametrize("shift", [0.0, 10.0])
 def test_a_zipf_cdf_is_that_of_the_sum(exponent: float, shift: float) -> None:

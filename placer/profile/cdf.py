@@ -158,21 +158,6 @@ class AccessCdf:
         low, high = np.interp(ends, self.ranks, self.unique_at_ranks(lookups))
         return float(high - low)
 
-    def coarsened(self, segments: int) -> "AccessCdf":
-        """A CDF of at most about `segments` segments that never lies above this one.
-
-        Keeps points that are spread evenly both over the logarithm of the rank and over
-        the share, which is where a hot/cold split can fall with any effect.
-        """
-        if self.ranks.size - 1 <= segments:
-            return self
-        half = max(1, segments // 2)
-        by_rank = np.searchsorted(self.ranks, np.geomspace(1, self.rows, half))
-        by_share = np.searchsorted(self.shares, np.linspace(0, self.shares[-1], half + 1))
-        last = self.ranks.size - 1
-        keep = np.unique(np.clip(np.concatenate(([0, last], by_rank, by_share)), 0, last))
-        return AccessCdf(self.ranks[keep], self.shares[keep])
-
 
 def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     """The distinct positive `counts`, ascending, and how many rows have each."""
