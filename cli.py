@@ -23,6 +23,7 @@ from rich.progress import Progress as Bar
 import placer
 from cost_models import COST_MODELS, cost_model
 from placer import report
+from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
 from placer.plan.buffers import exchange_buffer_bytes
@@ -130,6 +131,7 @@ class _Asked:
     dim: int | None
     dtype: Any
     optimizer: Any
+    constraints_path: Path | None
 
     def profile(self) -> placer.Profile:
         """The profile or workload, with the tables that were asked for."""
@@ -146,7 +148,13 @@ class _Asked:
     ) -> placer.Problem:
         """The problem at a budget, on the machine asked for or on another one."""
         machine = placer.Topology.parse(topology or self.topology, hbm=hbm, dram=self.dram)
-        return placer.Problem(profile, machine, self.batch_size)
+        return placer.Problem(profile, machine, self.batch_size, self.constraints())
+
+    def constraints(self) -> placer.Constraints:
+        """What is asked of tables and devices; nothing, where no file is given."""
+        if self.constraints_path is None:
+            return placer.Constraints()
+        return placer.Constraints.load(self.constraints_path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,9 @@ _PATH = click.Path(path_type=Path)
 _OUTPUTS = click.Choice(["table", "json", "csv"])
 _output_option = click.option("--format", "output", type=_OUTPUTS, default="table",
                               show_default=True, help="How the result is printed.")  # fmt: skip
+_constraints_option = click.option(
+    "--constraints", "constraints_path", type=_PATH, metavar="FILE",
+    help="Pins, tiers and groups of tables, memory to keep free: YAML or TOML.")  # fmt: skip
 _table_options = _options(
     click.option("--dim", type=click.IntRange(1), help="Columns of every table."),
     click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
@@ -201,6 +212,7 @@ _problem_options = _options(
     click.option("--batch-size", type=click.IntRange(1), default=8192, show_default=True,
                  help="Samples per GPU and step."),
     _table_options,
+    _constraints_option,
     _bundled(_Asked, "asked"),
 )  # fmt: skip
 _solve_options = _options(
@@ -555,6 +567,7 @@ def _compared(
     help="Tables listed of a plan of many.",
 )
 @click.option("--explain", "explained", metavar="TABLE", help="Say what decided its placement.")
+@_constraints_option
 @_output_option
 def show(
     path: Path,
@@ -562,13 +575,14 @@ def show(
     model: str,
     top: int,
     explained: str | None,
+    constraints_path: Path | None,
     output: OutputFormat,
 ) -> None:
     """Show a plan: memory and time of each device, placement of each table; or a profile.
 
     \b
     placer show plan.json
-    placer show plan.json --explain C10
+    placer show plan.json --explain C10 --constraints rules.yaml
     placer show profile
     """
     if path.is_dir() or path.name == "profile.json":
@@ -587,9 +601,13 @@ def show(
             )
         _note("times need the profile: give --profile")
     else:
-        problem = placer.Problem(known, loaded.topology, loaded.batch_size)
+        asked = placer.Constraints()
+        if constraints_path is not None:
+            # What is to be kept free is not in the plan's machine any more.
+            asked = replace(placer.Constraints.load(constraints_path), reserve=())
+        problem = placer.Problem(known, loaded.topology, loaded.batch_size, asked)
         if problem.sha256 != loaded.provenance.problem_sha256:
-            _note("the profile or machine is not the one that the plan was made for")
+            _note("the profile, machine or constraints are not those that the plan was made for")
         if explained is not None:
             found = explain(problem, loaded, explained, cost_model(model))
             _print_report(report.explain_report(found), output)
@@ -643,15 +661,24 @@ def _profile_of(plan: placer.Plan, path: Path, profile_path: Path | None) -> pla
 
 @main.command()
 @click.argument("path", type=_PATH)
+@_constraints_option
 @_output_option
-def verify(path: Path, output: OutputFormat) -> None:
+def verify(path: Path, constraints_path: Path | None, output: OutputFormat) -> None:
     """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
 
     \b
     placer verify plan.json
+    placer verify plan.json --constraints rules.yaml
     """
     loaded = placer.Plan.load(path)
     found = violations(loaded)
+    if constraints_path is not None:
+        constraints = placer.Constraints.load(constraints_path)
+        if constraints.reserve:
+            _note("reserve is not checked: a plan tells the memory that was left, not what was")
+        # Of malformed shards, nobody can tell how they place a table.
+        if not any(violation.rule == "shard" for violation in found):
+            found += unmet(loaded, constraints)
     if output == "table":
         for violation in found:
             click.echo(f"{violation.rule}: {violation.message}")
@@ -659,6 +686,7 @@ def verify(path: Path, output: OutputFormat) -> None:
             click.echo(
                 f"{path} is sound: {len(loaded.shards)} shards cover {len(loaded.tables)} tables "
                 "exactly once, and every device holds no more than it has"
+                + ("" if constraints_path is None else f"; it meets {constraints_path}")
             )
     else:
         rows = [{"rule": v.rule, "where": v.where, "message": v.message} for v in found]
@@ -902,7 +930,8 @@ def whatif(
     if plot is not None and hbm_steps is None:
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
     budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
-    problem = asked.problem(asked.profile(), hbm)
+    loaded = asked.profile()
+    problem = asked.problem(loaded, hbm)
     with _bar("problems") as update:
         answer = effects_of_changes(
             problem,
@@ -915,7 +944,11 @@ def whatif(
         )
     if answer.base.plan is None:
         _refuse(answer.base)
-    points = front(problem, budgets, lambda at: effort.solve(at, solver, model))
+    points = front(
+        lambda budget: asked.problem(loaded, str(budget)),
+        budgets,
+        lambda at: effort.solve(at, solver, model),
+    )
     if plot is not None:
         report.plot_front(points, plot)
         _note(f"picture written to {plot}")

@@ -1,22 +1,43 @@
 """What a placement costs in time and memory. One model per file."""
 
-from cost_models._base import CostModel, CostReport, GpuCost, HostCost, PieceCurve
+from collections.abc import Callable
+from functools import partial
+
+from cost_models._base import (
+    WHOLE,
+    CostModel,
+    CostReport,
+    Cut,
+    GpuCost,
+    HostCost,
+    Piece,
+    PieceCurve,
+    pieces_of,
+)
 from cost_models.roofline import Roofline
+from cost_models.torchrec import TorchRec
 from placer.errors import PlacerError
 
-COST_MODELS: dict[str, type[CostModel]] = {
+COST_MODELS: dict[str, Callable[[], CostModel]] = {
     "roofline": Roofline,
+    "torchrec": TorchRec,
+    "torchrec-prefetch": partial(TorchRec, prefetch_pipeline=True),
 }
 
 __all__ = [
     "COST_MODELS",
+    "WHOLE",
     "CostModel",
     "CostReport",
+    "Cut",
     "GpuCost",
     "HostCost",
+    "Piece",
     "PieceCurve",
     "Roofline",
+    "TorchRec",
     "cost_model",
+    "pieces_of",
 ]
 
 

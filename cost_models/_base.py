@@ -1,15 +1,21 @@
 """What a cost model is asked and what it answers."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanMismatchError
 from placer.plan.memory import MemoryUse
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Shard
 from placer.problem import Problem
+
+Cold = Literal["staged", "uva", "host", "cached"]
+"""How rows in DRAM are read; see docs/plan-format.md."""
+
+REPLICA = -1
+"""Strip of the piece that stands for a table's replicated rows."""
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -95,26 +101,105 @@ class CostReport:
         return sum(times) / len(times) / max(times) if max(times) > 0 else 1.0
 
 
+class Cut(NamedTuple):
+    """How a table is placed, but for which GPU serves what and how much of it is in HBM.
+
+    Attributes
+    ----------
+    ways : int
+        Row slices of the ranks that are not replicated: strided ones, unless `blocked`.
+    widths : tuple of int
+        Strips of columns, by their widths; none for one strip of all columns. Row slices
+        and strips together make a grid.
+    head : int
+        So many of the hottest rows are replicated in the HBM of every GPU. All rows: the
+        table is data-parallel, and there are no pieces.
+    cold : {"staged", "uva", "host", "cached"}
+        How rows in DRAM are read. ``cached`` pieces have all rows in DRAM and a cache in HBM.
+    blocked : bool
+        Row slices are contiguous blocks of equally many rows.
+    """
+
+    ways: int = 1
+    widths: tuple[int, ...] = ()
+    head: int = 0
+    cold: Cold = "staged"
+    blocked: bool = False
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces, replicas aside; meaningless if all rows are replicated."""
+        return self.ways * max(1, len(self.widths))
+
+
+WHOLE = Cut()
+
+
+class Piece(NamedTuple):
+    """Strip `strip` of columns of row slice `offset` of table number `table`.
+
+    With strip `REPLICA`: the replicated rows, as every GPU holds them.
+    """
+
+    table: int
+    cut: Cut = WHOLE
+    offset: int = 0
+    strip: int = 0
+
+    def rows(self, table_rows: int) -> tuple[int, int, int]:
+        """The ranks of the piece as a slice."""
+        cut = self.cut
+        if self.strip == REPLICA:
+            return 0, cut.head, 1
+        if cut.blocked:
+            block = -(-(table_rows - cut.head) // cut.ways)
+            start = min(table_rows, cut.head + self.offset * block)
+            return start, min(table_rows, start + block), 1
+        return min(table_rows, cut.head + self.offset), table_rows, cut.ways
+
+    def columns(self, dim: int) -> tuple[int, int]:
+        """The range of columns of the piece."""
+        if self.strip == REPLICA or not self.cut.widths:
+            return 0, dim
+        first = sum(self.cut.widths[: self.strip])
+        return first, first + self.cut.widths[self.strip]
+
+
+def pieces_of(table: int, cut: Cut, table_rows: int) -> list[Piece]:
+    """The pieces of a table that is cut in this way, replicas aside."""
+    if table_rows and cut.head >= table_rows:
+        return []
+    strips = range(max(1, len(cut.widths)))
+    return [Piece(table, cut, offset, strip) for strip in strips for offset in range(cut.ways)]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceCurve:
-    """Cost of one piece of a table on one GPU, as a function of how many rows are in HBM.
+    """Cost of one piece of a table on one GPU, as a function of how many of its rows are in HBM.
 
-    A piece is a strided slice ``[index, rows, ways]`` of a table's ranks, `width` columns
-    wide. Its hottest rows are in HBM and the rest in DRAM; all arrays have shape (m,) over
-    `hot_rows`, and linear in between.
+    The piece's hottest rows are in HBM and the rest in DRAM; of a ``cached`` piece, the cache
+    holds the hottest rows, and no cache means rows read in place, a cache of all rows just
+    rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in between, where times
+    are exact and bytes may be understated: buffers are concave.
+
+    Where cold rows are ``staged`` or read in place (``uva``), over links that are not nearly as
+    fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` pieces
+    may jump between none and one row in HBM, and between all but one and all, so they have
+    points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
+    more rows take fewer bytes of HBM, as they save more buffers, they take no more time.
 
     Attributes
     ----------
     hot_rows : int64
-        Rows of the piece in HBM: from 0 to all, strictly increasing.
+        Rows of the piece in HBM: from 0 to all, strictly increasing. Of replicas: all.
     gpu_s : float64
-        Time of the GPU, convex and not increasing; without `split_s`.
+        Time of the GPU; without `split_s`.
     dram_s : float64
         Time of the host's memory.
     hbm_bytes, dram_bytes : float64
         Memory on the GPU and on its host; without `split_hbm_bytes`.
     split_s, split_hbm_bytes : float
-        What is added when the piece has rows in both tiers: one more shard, a row map.
+        What is added between none and all rows in HBM: one more shard, a row map.
     """
 
     hot_rows: Int
@@ -128,9 +213,34 @@ class PieceCurve:
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Time and memory of placements. Stateless: the same question has the same answer."""
+    """Time and memory of placements. Stateless: the same question has the same answer.
+
+    Attributes
+    ----------
+    name : str
+    """
 
     name: str
+
+    def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
+        """The cuts of table number `table` that are searched: the model's search space."""
+        ...
+
+    def extra_cut_s(self, problem: Problem) -> float | None:
+        """GPU seconds that cutting a table adds at least, or None where it may save some.
+
+        At any price of a byte of HBM, the pieces of a cut together, each on the kind of GPU
+        that is best for it, cost at least this more than the one piece of the cut that has
+        the same replicas and the same `cold` but neither row slices nor strips: seconds plus
+        price × bytes, its rows in HBM as is best, split costs of both aside. The pieces take
+        as much time of hosts at least, and their fewest bytes in HBM, and in HBM and DRAM,
+        are no fewer either. Bounds then need finer cuts only of tables for which one GPU is
+        not enough.
+
+        Nothing is promised of the times of ``cached`` cuts: of their pieces one may be read
+        through a cache, another in place, and a third be in HBM.
+        """
+        ...
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan: what is reported and compared.
@@ -138,23 +248,26 @@ class CostModel(Protocol):
         Raises
         ------
         PlanMismatchError
-            If the plan's shards are of tables or on devices that the problem does not have.
+            If the plan's shards are of tables or on devices that the problem does not have,
+            or of a kind that the model does not know.
         """
         ...
 
-    def piece_curve(
-        self,
-        problem: Problem,
-        table: int,
-        ways: int,
-        index: int,
-        width: int,
-        gpu: int,
-    ) -> PieceCurve:
-        """Cost of slice `index` of `ways` of table number `table`, on GPU number `gpu`.
+    def piece_curve(self, problem: Problem, piece: Piece, gpu: int) -> PieceCurve:
+        """Cost of a piece on GPU number `gpu`.
 
-        The piece has `width` of the table's columns. Summed over the pieces of a GPU it
-        equals `evaluate` of the same placement.
+        Summed over the pieces of a GPU, and the replicas that every GPU holds, it equals
+        `evaluate` of the same placement. The curve of replicas has one point.
+        """
+        ...
+
+    def buffer_bytes(
+        self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
+    ) -> int:
+        """HBM that a shard of table number `table` takes on each GPU besides rows and maps.
+
+        `returns_bags` charges the pooled output of all of a table's shards with the same
+        columns on a GPU to this one of them.
         """
         ...
 

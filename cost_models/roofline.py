@@ -21,18 +21,31 @@ TorchRec's estimators and HugeCTR's planner are special cases.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models._base import CostReport, GpuCost, HostCost, PieceCurve, require_match
+from cost_models._base import (
+    REPLICA,
+    Cold,
+    CostReport,
+    Cut,
+    GpuCost,
+    HostCost,
+    Piece,
+    PieceCurve,
+    require_match,
+)
+from cost_models._space import standard_cuts
 from placer.plan.buffers import (
     exchange_buffer_bytes,
     output_vectors,
+    shard_buffer_bytes,
     slice_members,
     staging_buffer_bytes,
 )
-from placer.plan.memory import device_memory, row_map_bytes
+from placer.plan.memory import CACHE_ENTRY_BYTES, device_memory, row_map_bytes
 from placer.plan.plan import Plan, Shard
 from placer.problem import Problem
 from placer.profile.profile import TableProfile
@@ -47,7 +60,6 @@ SORT_BYTES_PER_LOOKUP = 112
 """HBM bytes to sort one (row, bag) pair of 12 bytes: four radix passes that read and write
 it, 96, and a histogram pass with its ids, 16."""
 
-
 @dataclass(frozen=True, slots=True)
 class _Traffic:
     """Bytes that a step moves: in HBM, over the link in its busier direction, in host DRAM."""
@@ -55,6 +67,11 @@ class _Traffic:
     hbm: Float
     link: Float
     dram: Float
+
+    @property
+    def parts(self) -> tuple[Float, Float, Float]:
+        """The three, in order."""
+        return self.hbm, self.link, self.dram
 
     def __add__(self, other: "_Traffic") -> "_Traffic":
         return _Traffic(self.hbm + other.hbm, self.link + other.link, self.dram + other.dram)
@@ -79,8 +96,10 @@ def _in_place(table: Table, width: int, lookups: Float, unique: Float) -> _Traff
     return _Traffic(hbm, read, read + unique * row)
 
 
-def _by_host(table: Table, width: int, lookups: Float, unique: Float, vectors: float) -> _Traffic:
-    output = np.full_like(lookups, vectors * table.weight_bytes_per_row(width))
+def _by_host(
+    table: Table, width: int, lookups: Float, unique: Float, vectors: Float | float
+) -> _Traffic:
+    output = np.zeros_like(lookups) + vectors * table.weight_bytes_per_row(width)
     return _Traffic(2 * output, output, _in_hbm(table, width, lookups, unique).hbm)
 
 
@@ -88,6 +107,50 @@ class Roofline:
     """The cost model of this module's docstring; see `cost_models.CostModel`."""
 
     name = "roofline"
+
+    def extra_cut_s(self, problem: Problem) -> float | None:
+        """A further launch; what pieces return and sort is never less. See `CostModel`.
+
+        None where no GPU is the fastest at everything: hot rows may then be best on one kind
+        of GPU and cold ones on another, which a whole table cannot have.
+        """
+        topology = problem.topology
+        speeds = {
+            (
+                gpu.hbm_bytes_per_s,
+                topology.host_link_bytes_per_s(gpu.id),
+                -topology.exchange_s(gpu.id, 1.0),
+            )
+            for gpu in topology.gpus
+        }
+        if tuple(map(max, zip(*speeds, strict=True))) not in speeds:
+            return None
+        return min(gpu.launch_s for gpu in topology.gpus)
+
+    def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
+        """The cuts that are searched. See `CostModel.cuts` and `standard_cuts`."""
+        return standard_cuts(problem, table, self._colds(problem, table))
+
+    def buffer_bytes(
+        self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
+    ) -> int:
+        """Staged copies and exchange buffers. See `CostModel.buffer_bytes`."""
+        profile = problem.profile.tables[table]
+        samples = problem.global_batch_size // len(shard.devices)
+        hits, others = _cache_slices(shard)
+        size = shard_buffer_bytes(
+            profile,
+            others,
+            shard.width,
+            samples=samples,
+            staged=shard.lookup in ("staged", "cached"),
+            returns_bags=returns_bags,
+        )
+        if len(range(*hits)):  # They are not staged.
+            size += shard_buffer_bytes(
+                profile, hits, shard.width, samples=samples, staged=False, returns_bags=False
+            )
+        return size
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""
@@ -153,53 +216,119 @@ class Roofline:
             hot_lookups / all_lookups if all_lookups else 1.0,
         )
 
-    def piece_curve(
-        self,
-        problem: Problem,
-        table: int,
-        ways: int,
-        index: int,
-        width: int,
-        gpu: int,
-    ) -> PieceCurve:
-        """Cost of one strided slice over its hot rows. See `CostModel.piece_curve`."""
-        profile, device = problem.profile.tables[table], problem.topology.gpus[gpu]
-        spec = profile.table
+    def piece_curve(self, problem: Problem, piece: Piece, gpu: int) -> PieceCurve:
+        """Cost of a piece over its hot rows. See `CostModel.piece_curve`."""
+        profile, device = problem.profile.tables[piece.table], problem.topology.gpus[gpu]
+        if piece.strip == REPLICA:
+            return self._replica_curve(problem, profile, piece.cut.head, gpu)
+        spec, topology, cold = profile.table, problem.topology, piece.cut.cold
+        first, last = piece.columns(spec.dim)
+        width, rows = last - first, piece.rows(spec.rows)
         samples = problem.global_batch_size
         step_lookups = samples * spec.lookups_per_sample
-        hot, lookups, unique = _cumulative_load(profile, ways, index, step_lookups)
-        topology = problem.topology
-        rows = int(hot[-1])
-        cold_unique = unique[-1] - unique
-        traffic = _in_hbm(spec, width, lookups, unique) + _staged(
-            spec, width, lookups[-1] - lookups, cold_unique
-        )
-        output = output_vectors(spec, samples, float(lookups[-1])) * spec.weight_bytes_per_row(
-            width
-        )
+        hot, lookups, unique = _cumulative_load(profile, rows, step_lookups)
+        if cold in ("host", "cached"):  # Their costs jump beside none and all.
+            hot, lookups, unique = _with_steps_at_ends(hot, lookups, unique)
+        cold_lookups, cold_unique = lookups[-1] - lookups, unique[-1] - unique
+        members, row_bytes = int(hot[-1]), spec.bytes_per_row(width)
+        vectors = output_vectors(spec, samples, float(lookups[-1]))
+        traffic = _in_hbm(spec, width, lookups, unique)
+        buffers = np.full(hot.size, exchange_buffer_bytes(spec, samples, float(lookups[-1]), width))
+        if cold in ("staged", "cached"):
+            traffic += _staged(spec, width, cold_lookups, cold_unique)
+            buffers += staging_buffer_bytes(spec, cold_unique, width)
+        elif cold == "uva":
+            traffic += _in_place(spec, width, cold_lookups, cold_unique)
+        else:
+            bags = output_vectors(spec, samples, 0.0)
+            cold_vectors = bags + (vectors - bags) * _share_of_last(cold_lookups)
+            by_host = _by_host(spec, width, cold_lookups, cold_unique, cold_vectors)
+            # With all rows in HBM there is nothing for the host to send.
+            traffic += _Traffic(*(np.where(hot < members, part, 0.0) for part in by_host.parts))
+        in_dram = (members - hot) * row_bytes * 1.0
+        if cold == "cached":
+            in_dram = np.where(hot < members, members * row_bytes, 0.0)
+            in_place = _in_place(spec, width, lookups[-1:], unique[-1:])
+            for part, alone in zip(traffic.parts, in_place.parts, strict=True):
+                part[0] = alone[0]
+            buffers[0] -= float(staging_buffer_bytes(spec, float(unique[-1]), width))
+            buffers += np.where(hot < members, hot * CACHE_ENTRY_BYTES, 0)
+        output = vectors * spec.weight_bytes_per_row(width)
         fixed_s = (
             device.launch_s
             + 2 * output / device.hbm_bytes_per_s
             + 2 * topology.exchange_s(device.id, output)
             + topology.exchange_s(device.id, float(lookups[-1]) * ID_BYTES)
         )
-        ordered = profile.counts is not None
-        map_bytes = row_map_bytes(spec) if ordered else 0
-        buffers = exchange_buffer_bytes(spec, samples, float(lookups[-1]), width)
+        # Ranks differ from ids, and so need a map, where they decide what is read where. With
+        # a replicated head every GPU has that map anyway.
+        map_bytes = row_map_bytes(spec) if profile.counts and not piece.cut.head else 0
+        by_rank = piece.cut.ways > 1 and not piece.cut.blocked
         return PieceCurve(
             hot_rows=hot,
             gpu_s=fixed_s
             + traffic.hbm / device.hbm_bytes_per_s
             + traffic.link / topology.host_link_bytes_per_s(device.id),
             dram_s=traffic.dram / topology.hosts_by_id[device.host].dram_bytes_per_s,
-            hbm_bytes=hot * spec.bytes_per_row(width)
-            + staging_buffer_bytes(spec, cold_unique, width)
-            + buffers
-            + (map_bytes if ways > 1 else 0),
-            dram_bytes=np.asarray(rows - hot, np.float64) * spec.bytes_per_row(width),
-            split_s=device.launch_s,
-            split_hbm_bytes=0.0 if ways > 1 else float(map_bytes),
+            hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
+            dram_bytes=in_dram,
+            # A cache and the rows behind it are one shard, and know their rows by id.
+            split_s=0.0 if cold == "cached" else device.launch_s,
+            split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
         )
+
+    def _replica_curve(
+        self, problem: Problem, profile: TableProfile, head: int, gpu: int
+    ) -> PieceCurve:
+        """Cost on one GPU of rows that every GPU holds, for its own samples."""
+        spec, topology = profile.table, problem.topology
+        device = topology.gpus[gpu]
+        samples = problem.global_batch_size // len(topology.gpus)
+        rows, width_bytes = (0, head, 1), spec.weight_bytes_per_row()
+        lookups, unique = _slice_load(profile, rows, samples * spec.lookups_per_sample)
+        touched = _slice_load(profile, rows, problem.global_batch_size * spec.lookups_per_sample)[1]
+        traffic = _in_hbm(spec, spec.dim, np.array([lookups]), np.array([unique]))
+        output = output_vectors(spec, samples, lookups) * width_bytes
+        ordered = profile.counts is not None and head < spec.rows
+        return PieceCurve(
+            hot_rows=np.array([head]),
+            gpu_s=device.launch_s
+            + (traffic.hbm + 2 * output) / device.hbm_bytes_per_s
+            + topology.exchange_s(device.id, 2 * touched * width_bytes),
+            dram_s=np.zeros(1),
+            hbm_bytes=np.array([float(head * spec.bytes_per_row())])
+            + exchange_buffer_bytes(spec, samples, lookups, spec.dim)
+            + (row_map_bytes(spec) if ordered else 0),
+            dram_bytes=np.zeros(1),
+            split_s=0.0,
+            split_hbm_bytes=0.0,
+        )
+
+    def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
+        """Ways to read the cold rows of a table that may pay, the usual one first.
+
+        Staging beats reading in place wherever its buffers fit, but they may not. A host that pools saves link
+        time where bags are large and hardly repeat rows. A cache needs no map of a split's
+        rows, which pays where it is small.
+        """
+        profile, gpu = problem.profile.tables[table], problem.topology.gpus[0]
+        spec, samples = profile.table, problem.global_batch_size
+        lookups = np.array([samples * spec.lookups_per_sample])
+        unique = np.array([profile.cdf.unique(float(lookups[0]))])
+        vectors = output_vectors(spec, samples, float(lookups[0]))
+        staged = _staged(spec, spec.dim, lookups, unique)
+        host = _by_host(spec, spec.dim, lookups, unique, vectors)
+        link = problem.topology.host_link_bytes_per_s(gpu.id)
+        dram = problem.topology.hosts_by_id[gpu.host].dram_bytes_per_s
+        colds: list[Cold] = ["staged", "uva"]
+        in_step = staged.hbm[0] / gpu.hbm_bytes_per_s + staged.link[0] / link
+        # The host's memory has to do this for all its GPUs in the same time.
+        peers = len(problem.topology.gpus_of(gpu.host))
+        if max(host.link[0] / link, host.dram[0] * peers / dram) < in_step:
+            colds.append("host")
+        if profile.counts is not None and spec.rows > 1:
+            colds.append("cached")
+        return tuple(colds)
 
     def _shard_traffic(
         self, profile: TableProfile, shard: Shard, step_lookups: float, vectors: float
@@ -216,14 +345,21 @@ class Roofline:
                 _by_host(table, width, np.asarray(lookups), np.asarray(unique), vectors),
                 0.0,
             )
-        # A cache filled by frequency holds the shard's hottest rows; without one, none.
-        start, stop, step = shard.rows
-        edge = min(stop, start + shard.cache_rows * step)
-        hits, hit_rows = _slice_load(profile, (start, edge, step), step_lookups)
+        hits, hit_rows = _slice_load(profile, _cache_slices(shard)[0], step_lookups)
         traffic = _in_hbm(table, width, np.asarray(hits), np.asarray(hit_rows)) + _staged(
             table, width, np.asarray(lookups - hits), np.asarray(unique - hit_rows)
         )
         return traffic, hits
+
+
+def _cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The ranks of a shard that its cache holds, and the others.
+
+    A cache filled by frequency holds the shard's hottest rows; without one, none.
+    """
+    start, stop, step = shard.rows
+    edge = min(stop, start + shard.cache_rows * step)
+    return (start, edge, step), (edge, stop, step)
 
 
 def _slice_load(
@@ -232,21 +368,45 @@ def _slice_load(
     """Lookups and expected distinct rows of a slice of ranks in a step."""
     cdf = profile.cdf
     members = slice_members(cdf.ranks, rows)
-    touched = np.diff(cdf.unique_at_ranks(step_lookups)) / np.diff(cdf.ranks)
+    touched = _row_load(profile, step_lookups)
     return float(members @ cdf.row_share) * step_lookups, float(members @ touched)
 
 
+@lru_cache(maxsize=32)
+def _row_load(profile: TableProfile, step_lookups: float) -> Float:
+    """Probability that a step touches a row of each segment of the CDF, shape (m,)."""
+    touched: Float = np.diff(profile.cdf.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
+    return touched
+
+
+@lru_cache(maxsize=32)
 def _cumulative_load(
-    profile: TableProfile, ways: int, index: int, step_lookups: float
+    profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
 ) -> tuple[npt.NDArray[np.int64], Float, Float]:
-    """Hot rows of a piece, and the lookups and distinct rows that fall in them, shape (m,)."""
-    cdf = profile.cdf
-    piece = (index, cdf.rows, ways)
-    members = slice_members(cdf.ranks, piece)
-    touched = np.diff(cdf.unique_at_ranks(step_lookups)) / np.diff(cdf.ranks)
+    """Hot rows of a slice, and the lookups and distinct rows that fall in them, shape (m,).
+
+    Cached, as a solver asks for all strips of columns of a slice in a row.
+    """
+    members = slice_members(profile.cdf.ranks, rows)
+    touched = _row_load(profile, step_lookups)
     hot = np.concatenate(([0.0], np.cumsum(members)))
-    lookups = np.concatenate(([0.0], np.cumsum(members * cdf.row_share))) * step_lookups
+    lookups = np.concatenate(([0.0], np.cumsum(members * profile.cdf.row_share))) * step_lookups
     unique = np.concatenate(([0.0], np.cumsum(members * touched)))
     # A thin slice has no member in some segments.
     first = np.concatenate(([True], np.diff(hot) > 0))
     return hot[first].astype(np.int64), lookups[first], unique[first]
+
+
+def _with_steps_at_ends(
+    hot: npt.NDArray[np.int64], lookups: Float, unique: Float
+) -> tuple[npt.NDArray[np.int64], Float, Float]:
+    """The same curves with points at one row, and at all but one."""
+    rows = int(hot[-1])
+    more = np.unique(np.concatenate((hot, [min(1, rows), max(0, rows - 1)])))
+    return more, np.interp(more, hot, lookups), np.interp(more, hot, unique)
+
+
+def _share_of_last(cold_lookups: Float) -> Float:
+    """Cold lookups as a share of all lookups; 0 where there are none."""
+    total = cold_lookups[0] if cold_lookups.size else 0.0
+    return cold_lookups / total if total else np.zeros_like(cold_lookups)

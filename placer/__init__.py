@@ -4,6 +4,7 @@ Importing this package needs neither a solver nor OR-Tools: a trainer that consu
 carries the runtime alone.
 """
 
+from placer.constraints.constraints import Constraints, TableRule
 from placer.errors import PlacerError
 from placer.plan.plan import Plan, Shard
 from placer.problem import Problem
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessCdf",
+    "Constraints",
     "Feature",
     "PlacerError",
     "Plan",
@@ -24,6 +26,7 @@ __all__ = [
     "Shard",
     "Table",
     "TableProfile",
+    "TableRule",
     "Topology",
     "__version__",
 ]

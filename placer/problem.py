@@ -1,8 +1,9 @@
-"""What a solver is asked: tables with their profile, a machine and a batch size."""
+"""What a solver is asked: tables with their profile, a machine, a batch size and constraints."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from placer.constraints.constraints import Constraints
 from placer.errors import ProblemError
 from placer.profile.profile import Profile
 from placer.topology.topology import Topology
@@ -10,17 +11,31 @@ from placer.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Problem:
-    """Tables and their accesses, a machine, and samples per GPU and step.
+    """Tables and their accesses, a machine, samples per GPU and step, and what a user asks.
+
+    Attributes
+    ----------
+    profile : Profile
+    topology : Topology
+        The memory that embeddings may take: of what is given, `constraints.reserve` is taken
+        off when the problem is made.
+    batch_size : int
+        Samples per GPU and step.
+    constraints : Constraints
+        As they apply to these tables and devices (`Constraints.on`). They reserve nothing any
+        more, so that a problem made from this one does not take the reserve off again.
 
     Raises
     ------
     ProblemError
-        If there is no table or the batch is not positive.
+        If there is no table, the batch is not positive, or the constraints name what does not
+        exist or contradict one another.
     """
 
     profile: Profile
     topology: Topology
     batch_size: int = 8192
+    constraints: Constraints = field(default_factory=Constraints)
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -29,6 +44,10 @@ class Problem:
             raise ProblemError(
                 f"batch_size must be at least 1 sample per GPU, not {self.batch_size}"
             )
+        if self.constraints:
+            applied = self.constraints.on(self.topology, self.profile.table_names)
+            object.__setattr__(self, "topology", applied.reserved(self.topology))
+            object.__setattr__(self, "constraints", replace(applied, reserve=()))
 
     @property
     def global_batch_size(self) -> int:
@@ -36,8 +55,28 @@ class Problem:
         return self.batch_size * len(self.topology.gpus)
 
     @cached_property
+    def lookup_bytes_per_sample(self) -> float:
+        """Bytes of weights that a sample looks up in all tables."""
+        return sum(
+            p.table.lookups_per_sample * p.table.weight_bytes_per_row() for p in self.profile
+        )
+
+    def gpus_of(self, table: str) -> tuple[int, ...]:
+        """Numbers of the GPUs that may serve a table: pins of its own and of its group obeyed."""
+        names = self.constraints.group_of(table) or (table,)
+        pins = [self.constraints.rule_of(name).devices for name in names]
+        return tuple(
+            number
+            for number, gpu in enumerate(self.topology.gpus)
+            if all(devices is None or gpu.id in devices for devices in pins)
+        )
+
+    @cached_property
     def sha256(self) -> str:
-        """Hash of everything that a placement depends on: tables, accesses, machine, batch."""
+        """Hash of everything that a placement depends on: tables, accesses, machine, batch.
+
+        Constraints count where there are any, by what they ask of each table.
+        """
         from placer.plan.fingerprint import problem_sha256
 
         return problem_sha256(self)

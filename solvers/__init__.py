@@ -10,6 +10,8 @@ from solvers.auto import Auto
 from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 from solvers.greedy_cost import GreedyCost
 from solvers.ilp import Ilp
+from solvers.lns import Lns
+from solvers.local_search import LocalSearch
 
 SOLVERS: dict[str, Callable[[], Solver]] = {
     "auto": Auto,
@@ -18,6 +20,8 @@ SOLVERS: dict[str, Callable[[], Solver]] = {
     "greedy-size-lookup": GreedySizeLookup,
     "greedy-dim": GreedyDim,
     "greedy-cost": GreedyCost,
+    "local-search": LocalSearch,
+    "lns": Lns,
     "ilp": Ilp,
 }
 

@@ -1,5 +1,6 @@
 """What a solver is asked and what it answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from placer.plan.plan import Plan
 from placer.problem import Problem
 
 Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
+Limit = Literal["time", "steps", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +26,20 @@ class Limits:
         Of everything random; equal seeds give equal plans where no time limit is hit.
     threads : int
         Of the backend; 0 lets it use every core.
+    max_steps : int or None
+        Steps of local search. With it, and a time limit that is not hit, the same problem has
+        the same plan on any machine.
+    stop : callable or None
+        Asked now and then whether to end at once with the best plan so far: how Ctrl-C, or
+        a thread, ends a search.
     """
 
     time_limit_s: float = 60.0
     gap: float = 1e-3
     seed: int = 0
     threads: int = 0
+    max_steps: int | None = None
+    stop: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Termination:
         ``optimal``: the gap to the bound is closed. ``feasible``: a plan without that
         proof. ``infeasible``: proven that no plan exists. ``no_plan``: none was found, by
         a strategy that does not prove there is none or before its limit.
-    limit : {"time", None}
+    limit : {"time", "steps", "stop", None}
         The limit that ended the search, if one did.
     detail : str
         For people.
@@ -61,7 +71,7 @@ class Termination:
     """
 
     reason: Reason
-    limit: Literal["time"] | None = None
+    limit: Limit | None = None
     detail: str = ""
     shortages: tuple[Shortage, ...] = ()
 

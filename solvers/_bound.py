@@ -11,6 +11,16 @@ GPUs × T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffr
 doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a
 second one: what must be staged whatever is in the pooled HBM.
 
+Where cutting a table always costs extra (`CostModel.extra_cut_s`), the cuts of tables that
+one GPU can serve whole need not be looked at: the whole table stands for all of them, its
+rows split freely and one GPU's memory no limit, plus that extra cost.
+
+What is replicated takes the same time β of every GPU, so that a piece has T − β left and not
+T: a GPU that serves a long piece leaves little room for replicas of other tables. The sum is
+therefore taken for each of a list of ranges of β: with cuts that leave room for the least β
+of the range, and replicas that take the most of it together, a budget that is priced like
+HBM is. The smallest of those sums counts.
+
 Both hold for the whole search space of `solvers._instance`.
 """
 
@@ -21,13 +31,22 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import PieceCurve
-from solvers._fill import Hull, hull
-from solvers._instance import Cut, Instance, Piece
+from solvers._fill import BYTES, DRAM_S, GPU_S, costs_of
+from solvers._instance import WHOLE, Cut, Instance, Piece
 
 Float = npt.NDArray[np.float64]
 
-_PRICE_STEPS = 8
-"""Evaluations of the price; the bound is flat near its best."""
+_PRICES = 13
+"""Prices looked at around the pooled one; the bound is flat near its best."""
+
+_PRICE_SPAN = 6.0
+
+_REPLICA_RANGES = 16
+_REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
+"""Prices of a second of replicas on every GPU, in GPU seconds for each GPU."""
+
+_ALL_CUTS = 2500
+"""Tables × GPUs up to which all cuts of all tables are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +74,8 @@ class PooledBound:
     pool_s : float
         λ × all HBM.
     cuts : tuple of tuples of CutWork
-        Per table, every cut in the search space.
+        Per table, every cut of the search space that can be the cheapest for a step time of
+        at least the bound.
     dram_s : float
         The part that the hosts' memory alone enforces.
     """
@@ -82,60 +102,126 @@ class PooledBound:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """Cuts of a table with times, and costs at several prices.
+
+    `longest_s` and `replica_s`, the part of it that all GPUs spend on replicas, have shape
+    (cuts,), `priced_s` shape (cuts, prices).
+    """
+
+    cuts: tuple[Cut, ...]
+    longest_s: Float
+    replica_s: Float
+    priced_s: Float
+
+
 def pooled_bound(instance: Instance) -> PooledBound:
     """The bound of this module's docstring."""
-    pool = float(instance.hbm_bytes.sum())
-    gpu_hulls, dram_hulls = [], []
-    for table in range(instance.tables):
-        curves = [instance.curve(Piece(table), gpu) for gpu in instance.kinds]
-        gpu_hulls.append(hull(curves[0], curves[0].gpu_s))
-        dram = [hull(curve, curve.dram_s) for curve in curves]
-        dram_hulls.append(min(dram, key=lambda h: float(h.time_s[0])))
-    left_s, _ = _pooled_fill(dram_hulls, pool)
-    staged_s = left_s + sum(float(h.time_s[-1]) for h in dram_hulls)
-    dram_s = staged_s / len(instance.dram_bytes)
-    _, price = _pooled_fill(gpu_hulls, pool)
-    pieces = _Pieces(instance)
-    best = _bound_at(instance, pieces, price, dram_s)
-    if price == 0:
-        return best
-    # The bound is concave in the price: search by golden sections between generous ends.
-    low, high = price / 8, price * 8
-    ratio = (5**0.5 - 1) / 2
-    for _ in range(_PRICE_STEPS):
-        left, right = high * (low / high) ** ratio, low * (high / low) ** ratio
-        a, b = (_bound_at(instance, pieces, p, dram_s) for p in (left, right))
-        best = max(best, a, b, key=lambda bound: bound.step_time_s)
-        low, high = (low, right) if a.step_time_s > b.step_time_s else (left, high)
-    return best
+    prices, dram_s = _pooled_prices(instance)
+    few = instance.tables * instance.gpus <= _ALL_CUTS
+    extra_s = None if few else instance.cost_model.extra_cut_s(instance.problem)
+    whole = _Whole(instance, prices)
+    if extra_s is None:
+        works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
+    else:
+        works = [_whole_works(instance, whole, table, prices, extra_s)
+                 for table in range(instance.tables)]  # fmt: skip
+        # No step is shorter than this, so that tables that one GPU can serve within it need
+        # no finer cut; the others do.
+        least_s = max(_bounds(instance, works, prices, dram_s))
+        for table, work in enumerate(works):
+            if not (work.longest_s <= least_s).any():
+                works[table] = _all_works(instance, whole, table, prices)
+    bounds = _bounds(instance, works, prices, dram_s)
+    best = int(np.argmax(bounds))
+    cuts = tuple(
+        tuple(
+            CutWork(cut, float(longest), float(priced))
+            for cut, longest, priced in zip(
+                work.cuts, work.longest_s, work.priced_s[:, best], strict=True
+            )
+        )
+        for work in works
+    )
+    pool_s = float(prices[best] * instance.hbm_bytes.sum())
+    return PooledBound(bounds[best], float(prices[best]), pool_s, cuts, dram_s)
 
 
-def _bound_at(instance: Instance, pieces: "_Pieces", price: float, dram_s: float) -> PooledBound:
-    """The bound at one price."""
-    cuts = pieces.at(price)
-    pool_s = price * float(instance.hbm_bytes.sum())
+def _bounds(
+    instance: Instance, works: Sequence[_Works], prices: Float, dram_s: float
+) -> list[float]:
+    """The bound at each price."""
+    shape = len(works), max(len(work.cuts) for work in works)
+    longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
+    priced = np.full((*shape, prices.size), np.inf)
+    for table, work in enumerate(works):
+        longest[table, : len(work.cuts)] = work.longest_s
+        replica_s[table, : len(work.cuts)] = work.replica_s
+        priced[table, : len(work.cuts)] = work.priced_s
+    lowest = max(dram_s, float(longest.min(axis=1).max()))
+    found = []
+    for at, price in enumerate(prices.tolist()):
+        work_s = _Work(priced[:, :, at], longest, replica_s, lowest, instance.gpus)
+        pool_s = price * float(instance.hbm_bytes.sum())
+        low = lowest
+        if work_s(low) - pool_s > instance.gpus * low:
+            # Work falls in steps as T grows: find where it crosses GPUs × T.
+            high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
+            high = max(high, (work_s(high) - pool_s) / instance.gpus)
+            while high - low > 1e-6 * high:
+                middle = (low + high) / 2
+                enough = work_s(middle) - pool_s <= instance.gpus * middle
+                low, high = (low, middle) if enough else (middle, high)
+        found.append(low)
+    return found
 
-    def passes(step_time_s: float) -> bool:
-        return bound.work_s(step_time_s) <= instance.gpus * step_time_s
 
-    bound = PooledBound(0.0, price, pool_s, cuts, dram_s)
-    low = max(dram_s, max(min(cut.longest_s for cut in table) for table in cuts))
-    if not passes(low):
-        # Work falls in steps as T grows: find where it crosses GPUs × T.
-        high = max(low, bound.work_s(float("inf")) / instance.gpus)
-        high = max(high, *(cut.longest_s for table in cuts for cut in table))
-        while high - low > 1e-9 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if passes(middle) else (middle, high)
-    return PooledBound(low, price, pool_s, cuts, dram_s)
+class _Work:
+    """GPU seconds plus price times bytes of all tables, as a function of the step time."""
+
+    def __init__(
+        self, costs: Float, longest: Float, replica_s: Float, lowest_s: float, gpus: int
+    ) -> None:
+        usual = np.where(longest <= lowest_s, costs, np.inf).argmin(axis=1)
+        at_most = float(replica_s[np.arange(usual.size), usual].sum())
+        self.most_replicas_s = at_most
+        # Tables whose every cut fits, however much is replicated, cost the same at any T.
+        fits = (longest + at_most <= lowest_s) | np.isinf(costs)
+        settled = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
+        self.done_s = float(costs[settled].min(axis=1).sum())
+        self.costs, self.replica_s = costs[~settled], replica_s[~settled]
+        self.pieces_s = longest[~settled] - self.replica_s
+        self.gpus = gpus
+        # Ranges of the time of all replicas: the last one has no end.
+        crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
+        self.starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
+
+    def __call__(self, step_time_s: float) -> float:
+        least = np.inf
+        for at, start in enumerate(self.starts.tolist()):
+            open_s = self.pieces_s + np.maximum(start, self.replica_s)
+            costs = np.where(open_s <= step_time_s, self.costs, np.inf)
+            if at + 1 == self.starts.size:
+                total = float(costs.min(axis=1, initial=np.inf).sum())
+            else:
+                end = float(self.starts[at + 1])
+                total = max(
+                    float((costs + price * self.replica_s).min(axis=1, initial=np.inf).sum())
+                    - price * end
+                    for price in (factor * self.gpus for factor in _REPLICA_PRICES)
+                )
+            least = min(least, total)
+        return self.done_s + least
 
 
-class _Pieces:
-    """Times and bytes of all pieces of all cuts, at the hot-row counts that one GPU can hold."""
+class _Whole:
+    """Whole tables on each kind of GPU, at several prices."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._of: list[list[tuple[Cut, list[list[PieceCurve]]]]] = []
-        self._most_of = [
+    def __init__(self, instance: Instance, prices: Float) -> None:
+        self.instance = instance
+        self.prices = prices
+        self.most_of_kind = [
             max(
                 float(h)
                 for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
@@ -143,82 +229,165 @@ class _Pieces:
             )
             for kind in range(len(instance.kinds))
         ]
-        for table in range(instance.tables):
-            self._of.append(
-                [
-                    (
-                        cut,
-                        [
-                            [instance.curve(piece, gpu) for gpu in instance.kinds]
-                            for piece in _representatives(instance.pieces(table, cut))
-                        ],
-                    )
-                    for cut in instance.cuts_of(table)
-                ]
-            )
 
-    def at(self, price: float) -> tuple[tuple[CutWork, ...], ...]:
-        """Every cut of every table at a price."""
-        return tuple(
-            tuple(self._work(cut, curves, price) for cut, curves in table) for table in self._of
-        )
-
-    def _work(self, cut: Cut, pieces: list[list[PieceCurve]], price: float) -> CutWork:
-        best = [
-            [least(curve, most, price) for curve, most in zip(kinds, self._most_of, strict=True)]
-            for kinds in pieces
+    def best(self, piece: Piece) -> tuple[float, Float]:
+        """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
+        found = [
+            least(self.instance.curve(piece, gpu), most, self.prices)
+            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
         ]
-        times = [min(time_s for time_s, _ in kinds) for kinds in best]
-        priced = [min(priced_s for _, priced_s in kinds) for kinds in best]
+        return min(time_s for time_s, _ in found), np.min([p for _, p in found], axis=0)
+
+    def free(self, piece: Piece) -> Float:
+        """Least time + price × bytes without the cost of splits and the limit of one GPU."""
+        found = []
+        for gpu in self.instance.kinds:
+            curve = self.instance.free_curve(piece, gpu)
+            found.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+        lowest: Float = np.min(found, axis=0)
+        return lowest
+
+    def replicas(self, piece: Piece | None) -> tuple[float, Float]:
+        """Time of replicas on the best GPU, and their cost on all GPUs together."""
+        if piece is None:
+            return 0.0, np.zeros_like(self.prices)
+        instance = self.instance
+        curves = [instance.curve(piece, gpu) for gpu in instance.kinds]
+        counts = np.bincount(instance.kind_of_gpu)
+        total = np.zeros_like(self.prices)
+        for curve, count in zip(curves, counts, strict=True):
+            total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
+        return min(float(curve.gpu_s[0]) for curve in curves), total
+
+
+def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> _Works:
+    """Every cut of a table."""
+    cuts = instance.cuts_of(table)
+    longest, priced = np.zeros(len(cuts)), np.zeros((len(cuts), prices.size))
+    replica_s = np.zeros(len(cuts))
+    for at, cut in enumerate(cuts):
+        replica_s[at], priced[at] = whole.replicas(instance.replica(table, cut))
+        longest[at] = replica_s[at]
+        pieces = instance.pieces(table, cut)
+        if not pieces:
+            continue
+        found = [whole.best(piece) for piece in _representatives(pieces)]
+        longest[at] += max(time_s for time_s, _ in found)
         # Thin slices differ only in which of the hottest ranks they hold; the last one has
         # the least work and stands for those that were not looked at.
-        rest = cut.pieces - len(pieces)
-        return CutWork(cut, max(times), sum(priced) + rest * priced[-1])
+        rest = len(pieces) - len(found)
+        priced[at] += np.sum([p for _, p in found], axis=0) + rest * found[-1][1]
+    return _Works(cuts, longest, replica_s, priced)
 
 
-def least(curve: PieceCurve, hbm_bytes: float, price: float = 0.0) -> tuple[float, float]:
+def _whole_works(
+    instance: Instance, whole: _Whole, table: int, prices: Float, extra_s: float
+) -> _Works:
+    """The uncut variants of a table, cheap enough to stand for all cuts.
+
+    Their `priced_s` and `longest_s` are below those of all cuts with the same replicas and
+    cold rows read alike; but for the usual way to read them without replicas, of which the
+    whole table has to be short enough for what it is asked for.
+    """
+    cuts = instance.cuts_of(table)
+    whole_cuts = tuple(cut for cut in cuts if cut.pieces == 1)
+    finer = {(cut.head, cut.cold) for cut in cuts if cut.pieces > 1}
+    longest, priced = np.zeros(len(whole_cuts)), np.zeros((len(whole_cuts), prices.size))
+    replica_s = np.zeros(len(whole_cuts))
+    for at, cut in enumerate(whole_cuts):
+        replica_s[at], priced[at] = whole.replicas(instance.replica(table, cut))
+        longest[at] = replica_s[at]
+        for piece in instance.pieces(table, cut):
+            time_s, of_whole = whole.best(piece)
+            usual = not cut.head and cut.cold == cuts[0].cold
+            if usual or (cut.head, cut.cold) not in finer:
+                longest[at] += time_s  # Else finer cuts may be shorter.
+            if (cut.head, cut.cold) in finer:
+                of_whole = np.minimum(of_whole, whole.free(piece) + extra_s)
+            priced[at] += of_whole
+    return _Works(whole_cuts, longest, replica_s, priced)
+
+
+def least(curve: PieceCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
     """Least time, and least time + price × bytes, of a piece within `hbm_bytes`, in seconds.
 
     All or no rows in HBM are compared without the cost of a split. Infinite if not even the
     piece's buffers fit.
+
+    Parameters
+    ----------
+    prices : float64, shape (m,)
+
+    Returns
+    -------
+    float, and float64 of shape (m,)
     """
-    fits = curve.hbm_bytes <= hbm_bytes
-    if not fits.any():
-        return float("inf"), float("inf")
-    times, priced = [], []
-    split_priced = curve.split_s + price * curve.split_hbm_bytes
-    for end in (0, -1):
-        if fits[end]:
-            times.append(float(curve.gpu_s[end]))
-            priced.append(float(curve.gpu_s[end] + price * curve.hbm_bytes[end]))
+    points = costs_of(curve)
+    points, inner = points[: GPU_S + 1], np.stack((curve.hbm_bytes, curve.gpu_s))
+    fits = points[BYTES] <= hbm_bytes
+    if not fits.any() and not (inner[BYTES] <= hbm_bytes).any():
+        return float("inf"), np.full(prices.shape, np.inf)
     # Between a point that fits and a next one that does not, up to the last byte. (The other
     # way round, the point that fits is better: it has less time and fewer bytes.)
-    for i in np.flatnonzero(fits[:-1] & ~fits[1:]) + 1:
-        part = (hbm_bytes - curve.hbm_bytes[i - 1]) / (curve.hbm_bytes[i] - curve.hbm_bytes[i - 1])
-        at_limit = float(curve.gpu_s[i - 1] + part * (curve.gpu_s[i] - curve.gpu_s[i - 1]))
-        times.append(at_limit + curve.split_s)
-        priced.append(at_limit + price * hbm_bytes + split_priced)
-    times.append(float(curve.gpu_s[fits].min()) + curve.split_s)
-    priced.append(float((curve.gpu_s + price * curve.hbm_bytes)[fits].min()) + split_priced)
-    return min(times), min(priced)
+    inside = inner[BYTES] <= hbm_bytes
+    edges = np.flatnonzero(inside[:-1] & ~inside[1:])
+    part = (hbm_bytes - inner[BYTES, edges]) / (inner[BYTES, edges + 1] - inner[BYTES, edges])
+    at_limit = inner[GPU_S, edges] + part * (inner[GPU_S, edges + 1] - inner[GPU_S, edges])
+    # The ends with a split beside none of it stand for what is just beside them.
+    split = inner[:, inside] + np.array([[curve.split_hbm_bytes], [curve.split_s]])
+    limit = np.stack((np.full(at_limit.shape, hbm_bytes), at_limit + curve.split_s))
+    every = np.concatenate((points[:, fits], split, limit), axis=1)
+    cost = every[GPU_S] + prices[:, None] * every[BYTES]
+    return float(every[GPU_S].min()), cost.min(axis=1)
 
 
-def _pooled_fill(hulls: Sequence[Hull], hbm_bytes: float) -> tuple[float, float]:
-    """Fill `hbm_bytes` fractionally with what saves most per byte.
+def _pooled_prices(instance: Instance) -> tuple[Float, float]:
+    """Prices of HBM to look at, and the bound that the hosts' memory alone gives.
 
-    Returns the seconds beyond all-in-HBM that remain, and what one more byte would save.
+    Whole tables at the instance's prices tell how many bytes they take together, and so the
+    price at which they fill all HBM.
     """
-    extra = np.concatenate([np.diff(h.hbm_bytes) for h in hulls])
-    saved = np.concatenate([-np.diff(h.time_s) for h in hulls])
-    room = hbm_bytes - sum(float(h.hbm_bytes[0]) for h in hulls)
-    order = np.argsort(-saved / extra, kind="stable")
-    before = np.concatenate(([0.0], np.cumsum(extra[order])))
-    taken = np.clip((room - before[:-1]) / extra[order], 0, 1)
-    partial = int(np.searchsorted(before, room, side="right")) - 1
-    price = saved[order[partial]] / extra[order[partial]] if 0 <= partial < order.size else 0.0
-    return float(saved.sum() - saved[order] @ taken), float(price)
+    pool = float(instance.hbm_bytes.sum())
+    grid = instance.prices
+    total = np.zeros((5, grid.size))
+    for table in range(instance.tables):
+        total += instance.ladder(Piece(table), instance.kinds[0]).values
+    rung = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
+    price = float(grid[min(max(1, rung + 1), grid.size - 1)])
+    staged_s = float(total[DRAM_S, rung]) / len(instance.dram_bytes)
+    busy_s = float(total[GPU_S, rung]) / instance.gpus
+    if price == 0:
+        return np.array([0.0]), 0.0
+    around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
+    dram_s = 0.0
+    if staged_s > busy_s / 2 and instance.cost_model.extra_cut_s(instance.problem) is not None:
+        spans = np.ptp(total[[DRAM_S, GPU_S]], axis=1)
+        dram_s = _staged_bound(instance, around * float(spans[0] / spans[1]))
+    return np.concatenate(([0.0], around)), dram_s
+
+
+def _staged_bound(instance: Instance, prices: Float) -> float:
+    """What the hosts' memory must read and write, with all HBM pooled at one price.
+
+    The same argument as for GPUs: a host's time plus price times its GPUs' HBM.
+    """
+    total = -prices * float(instance.hbm_bytes.sum())
+    for table in range(instance.tables):
+        colds = {cut.cold for cut in instance.cuts_of(table)}
+        curves = [
+            instance.curve(Piece(table, Cut(cold=cold)), gpu)
+            for cold in sorted(colds)
+            for gpu in instance.kinds
+        ]
+        total += np.min(
+            [(c.dram_s + prices[:, None] * c.hbm_bytes).min(axis=1) for c in curves], axis=0
+        )
+    return max(0.0, float(total.max())) / len(instance.dram_bytes)
 
 
 def _representatives(pieces: list[Piece]) -> list[Piece]:
     """The first pieces, which hold the hottest ranks, and the last."""
     return pieces if len(pieces) <= 5 else [*pieces[:4], pieces[-1]]
+
+
+__all__ = ["WHOLE", "CutWork", "PooledBound", "least", "pooled_bound"]

@@ -6,11 +6,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import placer
-from placer.plan.buffers import shard_buffer_bytes
-from placer.plan.plan import Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.constraints.unmet import unmet
+from placer.plan.memory import device_memory
+from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
 from placer.plan.verify import violations
-from solvers._base import Limits, SolveResult, Termination
-from solvers._instance import Instance, Placement
+from solvers._base import Limit, Limits, SolveResult, Termination
+from solvers._clock import Clock
+from solvers._instance import Instance, Piece, Placement
 from solvers._packing import Packing
 
 _REFILLS = 20
@@ -19,39 +21,44 @@ _LISTED_FOR_CUTS = 4096
 """Hot ids listed for a table that is cut but not split: enough to spread its head evenly."""
 
 
-def build_plan(instance: Instance, placements: Sequence[Placement]) -> Plan:
-    """The plan of placed pieces, with buffers and row orders, but no solver's record."""
+def build_plan(
+    instance: Instance, placements: Sequence[Placement], replicas: Sequence[Piece] = ()
+) -> Plan:
+    """The plan of placed pieces and replicas, with row orders, but no solver's record."""
     problem = instance.problem
-    topology, samples = problem.topology, problem.global_batch_size
+    topology = problem.topology
     shards: list[Shard] = []
     listed: dict[str, int] = {}
-    for placed in sorted(placements, key=lambda p: p.piece):
-        profile = problem.profile.tables[placed.piece.table]
-        table, ways, index = profile.table, placed.piece.cut.ways, placed.piece.offset
-        cols = instance.columns(placed.piece)
-        edge = min(table.rows, index + placed.hot_rows * ways)
-        hot = (index, max(index, edge), ways)
-        first_cold = index + placed.hot_rows * ways
-        cold = (min(first_cold, table.rows), table.rows, ways)
-        device = topology.gpus[placed.gpu].id
-        parts = []
-        if len(range(*hot)):
-            parts.append(Shard(table.name, hot, cols, (device,), "hbm", "device"))
-        if len(range(*cold)) or not parts:
-            parts.append(Shard(table.name, cold, cols, (device,), "dram", "staged"))
+
+    def add(table: int, parts: Sequence[Shard]) -> None:
         for number, shard in enumerate(parts):
-            size = shard_buffer_bytes(
-                profile,
-                shard.rows,
-                shard.width,
-                samples=samples,
-                staged=shard.lookup == "staged",
-                returns_bags=number == 0,
+            size = instance.cost_model.buffer_bytes(
+                problem, table, shard, returns_bags=number == 0
             )
             shards.append(replace(shard, buffer_bytes=size))
-        if profile.counts is not None and (ways > 1 or len(parts) > 1):
-            needed = edge if len(parts) > 1 else min(table.rows, _LISTED_FOR_CUTS)
-            listed[table.name] = max(listed.get(table.name, 0), needed)
+
+    def list_ids(table: int, ranks: int) -> None:
+        profile = problem.profile.tables[table]
+        if profile.counts is not None:
+            listed[profile.name] = max(listed.get(profile.name, 0), ranks)
+
+    everyone = tuple(gpu.id for gpu in topology.gpus)
+    for piece in sorted(replicas):
+        table = problem.profile.tables[piece.table].table
+        rows = piece.rows(table.rows)
+        shard = Shard(table.name, rows, (0, table.dim), everyone, "hbm", "device")
+        add(piece.table, [shard])
+        if piece.cut.head < table.rows:
+            list_ids(piece.table, piece.cut.head)
+    for placed in sorted(placements, key=lambda p: p.piece):
+        table = problem.profile.tables[placed.piece.table].table
+        parts = _parts(instance, placed)
+        add(placed.piece.table, parts)
+        first, cut = parts[0], placed.piece.cut
+        if len(parts) > 1:
+            list_ids(placed.piece.table, min(table.rows, first.rows[1]))
+        elif cut.ways > 1 and not cut.blocked:
+            list_ids(placed.piece.table, min(table.rows, cut.head + _LISTED_FOR_CUTS))
     hot_ids = {
         profile.name: profile.counts.hottest(listed[profile.name])
         for profile in problem.profile
@@ -67,10 +74,30 @@ def build_plan(instance: Instance, placements: Sequence[Placement]) -> Plan:
     )
 
 
+def _parts(instance: Instance, placed: Placement) -> list[Shard]:
+    """The shards of a piece: its rows in HBM and those in DRAM, or a cache over all of them."""
+    piece, problem = placed.piece, instance.problem
+    table = problem.profile.tables[piece.table].table
+    start, stop, step = piece.rows(table.rows)
+    cols, devices = instance.columns(piece), (problem.topology.gpus[placed.gpu].id,)
+    members, hot = len(range(start, stop, step)), placed.hot_rows
+    if piece.cut.cold == "cached" and hot < members:
+        lookup: Lookup = "cached" if hot else "uva"
+        return [Shard(table.name, (start, stop, step), cols, devices, "dram", lookup, hot)]
+    edge = start + hot * step
+    parts = []
+    if hot:
+        warm = (start, min(stop, edge), step)
+        parts.append(Shard(table.name, warm, cols, devices, "hbm", "device"))
+    if hot < members or not parts:
+        cold = (min(edge, stop), stop, step)
+        read: Lookup = "uva" if piece.cut.cold == "cached" else piece.cut.cold
+        parts.append(Shard(table.name, cold, cols, devices, "dram", read))
+    return parts
+
+
 def overfull(plan: Plan) -> dict[str, int]:
     """Bytes too many on each GPU and host that a plan overfills."""
-    from placer.plan.memory import device_memory
-
     return {d: -m.free_bytes for d, m in device_memory(plan).items() if m.free_bytes < 0}
 
 
@@ -87,7 +114,7 @@ def fitted_plan(packing: Packing) -> Plan | None:
     for attempt in range(_REFILLS):
         if trial is None:
             return None
-        plan = build_plan(packing.instance, trial.placements())
+        plan = build_plan(packing.instance, trial.placements(), trial.replicas)
         excess = overfull(plan)
         if not excess:
             return plan
@@ -100,6 +127,43 @@ def fitted_plan(packing: Packing) -> Plan | None:
     return None
 
 
+def result_of(
+    name: str,
+    instance: Instance,
+    packing: Packing | None,
+    *,
+    bound_s: float,
+    clock: Clock,
+    started: float,
+    stats: dict[str, object] | None = None,
+) -> SolveResult:
+    """The result of a search that ended with `packing`, or without one."""
+    plan = fitted_plan(packing) if packing else None
+    if packing is None or plan is None:
+        return SolveResult(
+            None,
+            Termination(
+                "no_plan",
+                clock.limit_hit,
+                "no placement was found: every GPU needs room for the buffers of its pieces, "
+                "every host for their cold rows; raise --hbm or the time limit, or lower "
+                "--batch-size",
+            ),
+            bound_s=bound_s,
+            stats=stats or {},
+        )
+    return finished(
+        name,
+        instance,
+        plan,
+        bound_s=bound_s,
+        limits=clock.limits,
+        started=started,
+        limit=clock.limit_hit,
+        stats={"moves": packing.moves, **(stats or {})},
+    )
+
+
 def finished(
     name: str,
     instance: Instance,
@@ -108,7 +172,7 @@ def finished(
     bound_s: float,
     limits: Limits,
     started: float,
-    limit_hit: bool = False,
+    limit: Limit | None = None,
     detail: str = "",
     stats: dict[str, object] | None = None,
     search_space: str | None = None,
@@ -121,7 +185,7 @@ def finished(
         If the plan breaks a rule or beats the bound: a bug in the solver.
     """
     problem = instance.problem
-    broken = violations(plan)
+    broken = violations(plan) + unmet(plan, problem.constraints)
     assert not broken, f"{name} made an unsound plan: {broken[0].message}"
     report = instance.cost_model.evaluate(problem, plan)
     step_time_s = report.step_time_s
@@ -153,7 +217,7 @@ def finished(
         plan,
         Termination(
             "optimal" if optimal else "feasible",
-            "time" if limit_hit and not optimal else None,
+            None if optimal else limit,
             detail or f"waits for {report.bottleneck}",
         ),
         step_time_s,

@@ -4,18 +4,20 @@ import math
 
 from placer.units import format_bytes
 from solvers._base import Shortage, Termination
-from solvers._instance import Instance, Piece
+from solvers._instance import Cut, Instance
 
 
 def impossible(instance: Instance) -> Termination | None:
     """A proof that nothing fits, or None if these tests do not find one.
 
     Every table needs buffers in HBM however few of its rows are there, and all rows and
-    buffers need a place in HBM or DRAM together. Cutting a table makes neither smaller.
+    buffers need a place in HBM or DRAM together. Where cutting a table makes neither
+    smaller, whole tables stand for all ways to cut them.
     """
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
-    curves = [instance.curve(Piece(number), instance.kinds[0]) for number in range(instance.tables)]
-    least_hbm = math.fsum(float(curve.hbm_bytes.min()) for curve in curves)
+    whole_is_least = instance.cost_model.extra_cut_s(instance.problem) is not None
+    needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
+    least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
         short = math.ceil(least_hbm - hbm)
         return _infeasible(
@@ -24,7 +26,7 @@ def impossible(instance: Instance) -> Termination | None:
             f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
             f"the GPUs have {format_bytes(hbm)} together. Lower --batch-size or raise --hbm",
         )
-    least = math.fsum(float((curve.hbm_bytes + curve.dram_bytes).min()) for curve in curves)
+    least = math.fsum(need for _, need in needs)
     if least > hbm + dram:
         short = math.ceil(least - hbm - dram)
         return _infeasible(
@@ -35,6 +37,32 @@ def impossible(instance: Instance) -> Termination | None:
             "dtype, or an optimizer with less state",
         )
     return None
+
+
+def _least_bytes(
+    instance: Instance, table: int, whole_is_least: bool
+) -> tuple[float, float]:
+    """The fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
+    found: list[tuple[float, float]] = []
+    for cut in instance.cuts_of(table):
+        if cut.head or (cut.pieces > 1 and whole_is_least):
+            continue
+        found.append(_least_of(instance, table, cut))
+    # Replicas only add bytes; they count where nothing else is allowed.
+    found = found or [_least_of(instance, table, cut) for cut in instance.cuts_of(table)]
+    return min(need for need, _ in found), min(need for _, need in found)
+
+
+def _least_of(instance: Instance, table: int, cut: Cut) -> tuple[float, float]:
+    pieces = instance.pieces(table, cut)
+    replica = instance.replica(table, cut)
+    curves = [instance.curve(piece, instance.kinds[0]) for piece in pieces]
+    if replica is not None:
+        curves += [instance.curve(replica, instance.kinds[0])] * instance.gpus
+    return (
+        math.fsum(float(curve.hbm_bytes.min()) for curve in curves),
+        math.fsum(float((curve.hbm_bytes + curve.dram_bytes).min()) for curve in curves),
+    )
 
 
 def _infeasible(shortage: Shortage, detail: str) -> Termination:

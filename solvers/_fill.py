@@ -1,6 +1,6 @@
 """Which rows of the pieces of one GPU are in its HBM: a fractional knapsack."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,104 +10,60 @@ from cost_models import PieceCurve
 
 Float = npt.NDArray[np.float64]
 
+BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = range(5)
+"""Rows of a ladder's values."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Hull:
-    """The lower convex hull of a curve's times over its HBM bytes.
 
-    Attributes
-    ----------
-    hbm_bytes, time_s, hot_rows : float64, shape (m,)
-        Corners: bytes increase, times decrease, and each further byte saves less.
+def costs_of(curve: PieceCurve) -> Float:
+    """All points of a curve as an array, shape (5, m): a ladder's rows, split costs included.
+
+    With all rows or none in HBM there is no split, and no cost of one.
     """
-
-    hbm_bytes: Float
-    time_s: Float
-    hot_rows: Float
-
-
-def hull(curve: PieceCurve, time_s: Float) -> Hull:
-    """The lower hull of `time_s` (of a curve's GPU or DRAM) over the curve's HBM bytes.
-
-    Rows that are staged every step take as many bytes in DRAM's staging buffer as in HBM,
-    so bytes may even fall at first: such points are dominated, and the hull starts at the
-    smallest number of bytes.
-    """
-    bytes_, hot = curve.hbm_bytes, curve.hot_rows.astype(np.float64)
-    first = len(bytes_) - 1 - int(np.argmin(bytes_[::-1]))
-    bytes_, time_s, hot = bytes_[first:], time_s[first:], hot[first:]
-    extra, falls = np.diff(bytes_), -np.diff(time_s)
-    if (extra > 0).all() and (falls > 0).all() and (np.diff(falls / extra) <= 0).all():
-        return Hull(bytes_, time_s, hot)
-    corners = [0]
-    for i in range(1, len(bytes_)):
-        if time_s[i] >= time_s[corners[-1]]:
-            continue
-        # Buffers are whole rows and spare ones, so bytes may fall a little here and there.
-        while corners and bytes_[i] <= bytes_[corners[-1]]:
-            corners.pop()
-        while len(corners) > 1:
-            a, b = corners[-2], corners[-1]
-            slope = (time_s[b] - time_s[a]) * (bytes_[i] - bytes_[a])
-            if slope < (time_s[i] - time_s[a]) * (bytes_[b] - bytes_[a]):
-                break
-            corners.pop()
-        corners.append(i)
-    return Hull(bytes_[corners], time_s[corners], hot[corners])
+    values = np.stack(
+        [
+            curve.hbm_bytes,
+            curve.gpu_s,
+            curve.dram_s,
+            curve.dram_bytes,
+            curve.hot_rows.astype(np.float64),
+        ]
+    )
+    values[BYTES, 1:-1] += curve.split_hbm_bytes
+    values[GPU_S, 1:-1] += curve.split_s
+    return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ladder:
-    """A piece at falling prices of HBM: at each, all rows in HBM that are worth it.
-
-    Costs are rows of an array: HBM bytes, GPU seconds, DRAM seconds, DRAM bytes, hot rows.
+    """A piece at falling prices of HBM: at each, the rows in HBM that are worth it.
 
     Attributes
     ----------
     values : float64, shape (5, prices)
-        Costs at each of a list of prices that falls from infinity to 0; the list is the same
-        for all pieces, so that ladders can be added up. Without the cost of a split.
-    cold, full : float64, shape (5,)
-        Costs with no row and with all rows in HBM.
-    split : float64, shape (5,)
-        What is added when there are rows in both tiers.
+        HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the point of the
+        curve that is cheapest at each of a list of prices falling from infinity to 0, the
+        cost of a split included. The list is the same for all pieces, so that ladders can
+        be added up: the sum is cheapest for all pieces together.
     """
 
     values: Float
-    cold: Float
-    full: Float
-    split: Float
 
 
 def ladder(curve: PieceCurve, prices: Float) -> Ladder:
     """The ladder of a curve; `prices` fall strictly, in seconds per byte."""
-    corners = hull(curve, curve.gpu_s)
-    worth = np.diff(corners.time_s) / np.diff(corners.hbm_bytes)  # Negative, rising to 0.
-    at = np.searchsorted(worth, -prices, side="left")
-    hot = corners.hot_rows[at]
-    values = np.stack(
-        [
-            corners.hbm_bytes[at],
-            corners.time_s[at],
-            np.interp(hot, curve.hot_rows, curve.dram_s),
-            np.interp(hot, curve.hot_rows, curve.dram_bytes),
-            hot,
-        ]
-    )
-    cold, full = (
-        np.array(
-            [
-                curve.hbm_bytes[end],
-                curve.gpu_s[end],
-                curve.dram_s[end],
-                curve.dram_bytes[end],
-                curve.hot_rows[end],
-            ]
-        )
-        for end in (0, -1)
-    )
-    split = np.array([curve.split_hbm_bytes, curve.split_s, 0.0, 0.0, 0.0])
-    return Ladder(values, cold, full, split)
+    points = costs_of(curve)
+    finite = prices[1:-1]
+    # In bytes instead of seconds where prices are high: the first price is infinite.
+    with np.errstate(invalid="ignore"):
+        scaled = points[GPU_S] + finite[:, None] * points[BYTES]
+    # The last point of equal ones: with more rows in HBM at the same cost.
+    last = points.shape[1] - 1
+    at = last - np.argmin(scaled[:, ::-1], axis=1)
+    fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
+    cheapest = int(fewest[np.argmin(points[GPU_S, fewest])])
+    fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
+    smallest = int(fastest[np.argmin(points[BYTES, fastest])])
+    return Ladder(points[:, np.concatenate(([cheapest], at, [smallest]))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,108 +77,124 @@ class Filling:
     dram_bytes: float
 
 
-def fill(ladders: Sequence[Ladder], hbm_bytes: float) -> Filling | None:
+def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
+    """A lower limit of the GPU time of any filling, close to that of the best.
+
+    Parameters
+    ----------
+    sums : float64, shape (..., 5, prices) or (..., 2, prices)
+        Sums of ladders; only bytes and GPU seconds are read.
+    hbm_bytes : float64, shape (...) or scalar
+
+    Returns
+    -------
+    float64, shape (...)
+        Infinite where not even the first rung fits. Linear between rungs, as if each piece
+        could be anywhere between two points of its convex hull.
+    """
+    prices = sums.shape[-1]
+    bytes_ = sums[..., BYTES, :].reshape(-1, prices)
+    time_s = sums[..., GPU_S, :].reshape(-1, prices)
+    room = np.broadcast_to(hbm_bytes, sums.shape[:-2]).reshape(-1)
+    rung = (bytes_ <= room[:, None]).sum(axis=1) - 1
+    every = np.arange(rung.size)
+    here, above = np.maximum(rung, 0), np.minimum(rung + 1, prices - 1)
+    low, slow = bytes_[every, here], time_s[every, here]
+    more = bytes_[every, above] - low
+    # Where the last rung fits there is nothing more; bytes are whole, so half a byte is none.
+    part = np.clip((room - low) / np.maximum(more, 0.5), 0.0, 1.0)
+    times = slow + part * (time_s[every, above] - slow)
+    times[rung < 0] = np.inf
+    return times.reshape(sums.shape[:-2])
+
+
+def fill(
+    ladders: Sequence[Ladder],
+    hbm_bytes: float,
+    curve_of: Callable[[int], PieceCurve],
+) -> Filling | None:
     """Put the rows that save most time per byte into `hbm_bytes`; None if nothing fits.
 
-    All pieces climb down their ladders together until HBM is full; that gives a price of
-    HBM. Pieces for which all rows or none in HBM are cheaper at that price than a split,
-    its cost included, are taken so; the others share what is left.
+    All pieces climb their ladders together until HBM is full. Between the last two rungs,
+    those climb on that still fit, the most worth first, and one as far as there is room.
+
+    Parameters
+    ----------
+    ladders : sequence of Ladder
+    hbm_bytes : float
+    curve_of : callable
+        The curve of the piece with that number in `ladders`.
     """
     if not ladders:
-        return Filling((), 0.0, 0.0, 0.0, 0.0)
-    _, price = _descend(ladders, hbm_bytes)
-    wanted = _better_whole(ladders, price)
-    whole = {number: ends[0] for number, ends in enumerate(wanted) if ends}
-    # What does not fit in its tier after all goes to the other one or is split, largest first.
-    filling = _fill_around(ladders, whole, hbm_bytes)
-    for number in sorted(whole, key=lambda n: -whole[n][0]):
-        if filling is not None:
-            break
-        smaller = [end for end in wanted[number][1:] if end[0] < whole[number][0]]
-        if smaller:
-            whole[number] = smaller[0]
-        else:
-            del whole[number]
-        filling = _fill_around(ladders, whole, hbm_bytes)
-    if filling is None:
-        return _fill_around(ladders, {}, hbm_bytes)
-    return _with_what_is_left(ladders, whole, filling, hbm_bytes)
-
-
-def _with_what_is_left(
-    ladders: Sequence[Ladder], whole: dict[int, Float], filling: Filling, hbm_bytes: float
-) -> Filling:
-    """A filling, or one that puts the HBM that it leaves to use.
-
-    Of a piece whose rows are all alike a price tells only whether none or all are worth
-    their HBM. The one of which a part is worth most is split.
-    """
-    left = hbm_bytes - filling.hbm_bytes
-    best, most = None, 0.0
-    for number, cost in whole.items():
-        piece = ladders[number]
-        room = cost[0] + left - piece.split[0]
-        if cost is not piece.cold or room <= piece.values[0, 0]:
-            continue
-        gain = cost[1] - piece.split[1] - np.interp(room, piece.values[0], piece.values[1])
-        if gain > most:
-            best, most = number, float(gain)
-    if best is None:
-        return filling
-    others = {number: cost for number, cost in whole.items() if number != best}
-    return _fill_around(ladders, others, hbm_bytes) or filling
-
-
-def _better_whole(ladders: Sequence[Ladder], price: float) -> list[list[Float]]:
-    """No row or all rows of each piece in HBM where that beats any split at a price, best first."""
-    values = np.array([piece.values[:2] for piece in ladders])
-    splits = np.array([piece.split[:2] for piece in ladders])
-    best_split = (values[:, 1] + price * values[:, 0]).min(axis=1)
-    best_split += splits[:, 1] + price * splits[:, 0]
-    wanted = []
-    for piece, limit in zip(ladders, best_split.tolist(), strict=True):
-        cold = float(piece.cold[1]) + price * float(piece.cold[0])
-        full = float(piece.full[1]) + price * float(piece.full[0])
-        ends = [piece.cold] if cold <= limit else []
-        if full <= limit:
-            ends.insert(0 if full < cold else len(ends), piece.full)
-        wanted.append(ends)
-    return wanted
-
-
-def _descend(ladders: Sequence[Ladder], hbm_bytes: float) -> tuple[float, float]:
-    """The rung, in fractions, where HBM is full, and the price of HBM there."""
-    bytes_ = np.add.reduce([piece.values[0] for piece in ladders])
-    rung = int(np.searchsorted(bytes_, hbm_bytes, side="right")) - 1
-    if rung < 0 or rung + 1 >= bytes_.size:
-        return float(rung), 0.0
-    time_s = [sum(float(piece.values[1, r]) for piece in ladders) for r in (rung, rung + 1)]
-    step = bytes_[rung + 1] - bytes_[rung]
-    return rung + float((hbm_bytes - bytes_[rung]) / step), (time_s[0] - time_s[1]) / float(step)
-
-
-def _fill_around(
-    ladders: Sequence[Ladder], whole: dict[int, Float], hbm_bytes: float
-) -> Filling | None:
-    """Fill with some pieces in one tier as given, and the others split."""
-    costs = dict(whole)
-    split = [number for number in range(len(ladders)) if number not in whole]
-    if split:
-        room = hbm_bytes - sum(float(cost[0]) for cost in whole.values())
-        room -= sum(float(ladders[number].split[0]) for number in split)
-        position, _ = _descend([ladders[number] for number in split], room)
-        if position < 0:
-            return None
-        rung = int(position)
-        part = position - rung
-        for number in split:
-            values = ladders[number].values
-            at = values[:, rung]
-            if part:
-                at = at + part * (values[:, rung + 1] - at)
-            costs[number] = at + ladders[number].split
-    total = sum(costs.values(), start=np.zeros(5))
-    if total[0] > hbm_bytes + 1:  # Rounding; the plan is checked to the byte in the end.
+        return Filling((), 0.0, 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
+    values = np.stack([piece.values for piece in ladders])
+    total = values[:, BYTES].sum(axis=0)
+    rung = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
+    # Bytes rise along each ladder, so their sums do, up to rounding.
+    while rung >= 0 and total[rung] > hbm_bytes:
+        rung -= 1
+    if rung < 0:
         return None
-    hot = tuple(int(costs[number][4]) for number in range(len(ladders)))
-    return Filling(hot, float(total[1]), float(total[2]), float(total[0]), float(total[3]))
+    chosen = values[:, :, rung]
+    if rung + 1 < total.size:
+        chosen = chosen.copy()
+        _climb(chosen, values[:, :, rung + 1 :], hbm_bytes, curve_of)
+    bytes_, gpu_s, dram_s, dram_bytes, _ = chosen.sum(axis=0).tolist()
+    hot = tuple(int(rows) for rows in chosen[:, HOT].tolist())
+    return Filling(hot, gpu_s, dram_s, bytes_, dram_bytes)
+
+
+_RUNGS_ABOVE = 6
+"""Rungs above the last that all reach which single pieces are tried on."""
+
+
+def _climb(
+    chosen: Float, above: Float, hbm_bytes: float, curve_of: Callable[[int], PieceCurve]
+) -> None:
+    """Raise the pieces of `chosen`, shape (pieces, 5), that still fit, in place."""
+    room = hbm_bytes - float(chosen[:, BYTES].sum())
+    split = set[int]()
+    for rung in range(min(_RUNGS_ABOVE, above.shape[2])):
+        target = above[:, :, rung]
+        extra = target[:, BYTES] - chosen[:, BYTES]
+        saved = chosen[:, GPU_S] - target[:, GPU_S]
+        wanted = np.flatnonzero((saved > 0) & (extra > 0))
+        if not wanted.size or room <= 0:
+            continue
+        for number in wanted[np.argsort(-saved[wanted] / extra[wanted], kind="stable")].tolist():
+            if extra[number] <= room:
+                chosen[number] = target[number]
+                room -= float(extra[number])
+            elif number not in split:
+                split.add(number)
+                part = _part(chosen[number], target[number], room, curve_of(number))
+                if part is not None:
+                    room -= float(part[BYTES] - chosen[number, BYTES])
+                    chosen[number] = part
+
+
+def _part(here: Float, above: Float, room: float, curve: PieceCurve) -> Float | None:
+    """The point of a curve between two rungs that takes `room` more bytes, if it is faster."""
+    limit = float(here[BYTES]) + room - curve.split_hbm_bytes
+    first, last = np.searchsorted(curve.hot_rows, (here[HOT], above[HOT]))
+    bytes_ = curve.hbm_bytes[first : last + 1]
+    fits = np.flatnonzero(bytes_ <= limit)
+    if not fits.size:
+        return None
+    at = int(fits[-1])
+    hot = float(curve.hot_rows[first + at])
+    if at + 1 < bytes_.size:
+        step = (limit - bytes_[at]) / (bytes_[at + 1] - bytes_[at])
+        hot = np.floor(hot + step * float(curve.hot_rows[first + at + 1] - hot))
+    if not 0 < hot < curve.hot_rows[-1]:
+        return None
+    point = np.array(
+        [
+            np.interp(hot, curve.hot_rows, of)
+            for of in (curve.hbm_bytes, curve.gpu_s, curve.dram_s, curve.dram_bytes)
+        ]
+        + [hot]
+    )
+    point[BYTES] += curve.split_hbm_bytes
+    point[GPU_S] += curve.split_s
+    return point if point[GPU_S] < here[GPU_S] and point[BYTES] <= here[BYTES] + room else None

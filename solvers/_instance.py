@@ -1,55 +1,35 @@
 """A problem as solvers see it: pieces of tables and their cost curves.
 
-The search space of all solvers of this package: every table is cut into strided row slices
-or into strips of columns (pieces), in one of the ways of `Instance.cuts_of(table)`; every
-piece is served by one GPU; the hottest rows of a piece are in HBM and the rest, staged, in
-the DRAM of the GPU's host.
+The search space is the cost model's: every table is cut in one of the ways of
+`Instance.cuts_of(table)`, its replicated rows are on every GPU, and every piece is served
+by one GPU, pieces of one table by different GPUs; the hottest rows of a piece are in HBM
+and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 """
 
-from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from typing import NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel, PieceCurve
+from cost_models import WHOLE, CostModel, Cut, Piece, PieceCurve, pieces_of
+from cost_models._base import REPLICA
+from placer.errors import ProblemError
 from placer.problem import Problem
-from solvers._fill import Hull, Ladder, hull, ladder
+from solvers._fill import BYTES, GPU_S, Float, Ladder, costs_of, ladder
 
-Float = npt.NDArray[np.float64]
+_COARSE_RATIO = 2.0
+_FINE_RATIO = 1.08
+_FINE_SPAN = 8.0
+"""Prices are dense between the pooled price over this and times this."""
 
-_FINE_WAYS = 8
-_PRICE_RATIO = 1.06
-_MOST_PRICES = 250
-_STRIP_COLUMNS = 16
+_PRICED_TABLES = 500
+"""Of more tables than these, an even sample sets the prices."""
 
-
-class Cut(NamedTuple):
-    """How a table is cut: into `ways` strided row slices, or strips of these `widths`.
-
-    No widths mean one strip of all columns.
-    """
-
-    ways: int = 1
-    widths: tuple[int, ...] = ()
-
-    @property
-    def pieces(self) -> int:
-        """Number of pieces."""
-        return self.ways * max(1, len(self.widths))
-
-
-WHOLE = Cut()
-
-
-class Piece(NamedTuple):
-    """Strip `strip` of columns of the row slice of table `table` that starts at rank `offset`."""
-
-    table: int
-    cut: Cut = WHOLE
-    offset: int = 0
-    strip: int = 0
+_CURVES = 4096
+"""Curves kept at a time; ladders, which are far smaller, are kept for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +45,16 @@ class Instance:
     """Curves of a problem under a cost model, computed when first asked for.
 
     GPUs that cost the same share their curves, so that 1,024 equal GPUs are one.
+
+    Attributes
+    ----------
+    gpus, tables : int
+        Numbers of them.
+    kinds : list of int
+        One GPU of each kind.
+    kind_of_gpu, host_of_gpu : list of int
+    hbm_bytes, dram_bytes : float64
+        Memory of each GPU and host.
     """
 
     def __init__(self, problem: Problem, cost_model: CostModel) -> None:
@@ -75,15 +65,14 @@ class Instance:
         self.tables = len(problem.profile)
         kinds: dict[tuple[object, ...], int] = {}
         self.kind_of_gpu: list[int] = []
-        self.kinds: list[int] = []  # One GPU of each kind.
+        self.kinds: list[int] = []
         for number, gpu in enumerate(topology.gpus):
             host = topology.hosts_by_id[gpu.host]
-            peers = len(topology.gpus_of(gpu.host))
             key = (
                 gpu.hbm_bytes_per_s,
                 gpu.launch_s,
                 host.dram_bytes_per_s,
-                peers,
+                len(topology.gpus_of(gpu.host)),
                 topology.host_link_bytes_per_s(gpu.id),
                 topology.peer_bytes_per_s(gpu.id),
                 topology.network_bytes_per_s(gpu.id),
@@ -96,102 +85,243 @@ class Instance:
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
-        # Caches of this instance alone: they go when it goes.
-        self._curve = cache(partial(cost_model.piece_curve, problem))
-        self._least_s: dict[tuple[Piece, int], float] = {}
-        self._ladder = cache(lambda *kind: ladder(self._curve(*kind), self.prices))
+        self._rules = _Rules(problem)
+        self._curves: OrderedDict[tuple[object, ...], PieceCurve] = OrderedDict()
+        self._ladders: dict[tuple[object, ...], Ladder] = {}
+        self._cuts: dict[int, tuple[Cut, ...]] = {}
 
     @cached_property
     def prices(self) -> Float:
-        """Prices of a byte of HBM, in seconds, from infinity down to 0."""
-        worth = [
-            -np.diff(corners.time_s) / np.diff(corners.hbm_bytes)
-            for corners in (self.whole_hull(table) for table in range(self.tables))
-        ]
-        every = np.concatenate([w[w > 0] for w in worth])
-        if not every.size:
-            return np.array([np.inf, 0.0])
-        low, high = float(every.min()), float(every.max())
-        # Slices of a table repeat its prices; strips shift them by their state and maps.
-        steps = min(_MOST_PRICES, max(2, int(np.log(high / low) / np.log(_PRICE_RATIO))))
-        return np.concatenate(([np.inf], np.geomspace(high * 2, low / 2, steps), [0.0]))
+        """Prices of a byte of HBM, in seconds, from infinity down to 0.
 
-    def whole_hull(self, table: int) -> Hull:
-        """Hull of a table in one piece, on the first kind of GPU."""
-        curve = self.curve(Piece(table), self.kinds[0])
-        return hull(curve, curve.gpu_s)
+        Dense around the price at which all tables, whole, would fill all HBM together.
+        """
+        looked_at = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
+        whole = [costs_of(self.curve(Piece(table), self.kinds[0])) for table in looked_at]
+        hbm_bytes = self.hbm_bytes.sum() * len(looked_at) / self.tables
+        low, high = np.inf, 0.0
+        for points in whole:
+            more = np.diff(points[BYTES])
+            saved = -np.diff(points[GPU_S])
+            worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
+            if worth.size:
+                low, high = min(low, float(worth.min())), max(high, float(worth.max()))
+        if not high:
+            return np.array([np.inf, 0.0])
+        steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
+        coarse = np.geomspace(high * 2, low / 2, steps)
+        taken = np.zeros(steps)
+        for points in whole:
+            at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
+            taken += points[BYTES, at]
+        pooled = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
+        first, last = (min(max(p, low / 2), high * 2) for p in
+                       (pooled * _FINE_SPAN, pooled / _FINE_SPAN))  # fmt: skip
+        steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
+        every = np.concatenate((coarse, np.geomspace(first, last, steps)))
+        return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
 
     def cuts_of(self, table: int) -> tuple[Cut, ...]:
-        """The cuts of a table that are searched, by number of pieces.
-
-        Row slices: 1 to 8, powers of two up to all GPUs, and all GPUs. Strips of columns: two
-        of any width, or three or four as even as can be, all multiples of 16 columns so that
-        rows of a strip stay aligned.
-        """
-        spec = self.problem.profile.tables[table].table
-        rows = spec.rows
-        most = max(1, min(self.gpus, rows))
-        fine = set(range(1, min(most, _FINE_WAYS) + 1))
-        powers = {2**k for k in range(most.bit_length()) if 2**k <= most}
-        ways = sorted(fine | powers | ({self.gpus} if self.gpus <= most else set()))
-        cuts = [Cut(w) for w in ways]
-        if self.gpus > 1 and spec.dim % _STRIP_COLUMNS == 0:
-            # The wider strip first: which of the two is left of the other does not matter.
-            wide = range(spec.dim - _STRIP_COLUMNS, (spec.dim - 1) // 2, -_STRIP_COLUMNS)
-            cuts += [Cut(1, (w, spec.dim - w)) for w in wide]
-            units = spec.dim // _STRIP_COLUMNS
-            for strips in range(3, min(4, self.gpus, units) + 1):
-                cuts.append(Cut(1, _even_widths(units, strips)))
-        return tuple(sorted(cuts, key=lambda cut: (cut.pieces, cut.ways)))
+        """The cuts of a table that are searched: the cost model's, without forbidden ones."""
+        if table not in self._cuts:
+            cuts = self.cost_model.cuts(self.problem, table)
+            self._cuts[table] = self._rules.allowed_cuts(table, cuts)
+        return self._cuts[table]
 
     def pieces(self, table: int, cut: Cut) -> list[Piece]:
-        """The pieces of a table that is cut in this way."""
-        strips = range(max(1, len(cut.widths)))
-        return [Piece(table, cut, index, strip) for strip in strips for index in range(cut.ways)]
+        """The pieces of a table that is cut in this way, replicas aside."""
+        return pieces_of(table, cut, self.rows(table))
+
+    def replica(self, table: int, cut: Cut) -> Piece | None:
+        """What every GPU holds of a table that is cut in this way."""
+        return Piece(table, cut, 0, REPLICA) if cut.head else None
+
+    def rows(self, table: int) -> int:
+        """Rows of a table."""
+        return self.problem.profile.tables[table].table.rows
 
     def columns(self, piece: Piece) -> tuple[int, int]:
         """The range of columns of a piece."""
-        widths = piece.cut.widths or (self.problem.profile.tables[piece.table].table.dim,)
-        first = sum(widths[: piece.strip])
-        return first, first + widths[piece.strip]
+        return piece.columns(self.problem.profile.tables[piece.table].table.dim)
+
+    def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
+        """Which GPUs may serve a table's pieces, shape (gpus,); None for all of them."""
+        return self._rules.gpus_of_table.get(table)
+
+    def may_serve(self, piece: Piece, gpu: int) -> bool:
+        """Whether a GPU may serve a piece."""
+        allowed = self._rules.gpus_of_table.get(piece.table)
+        return allowed is None or bool(allowed[gpu])
+
+    def blocks(self, pieces: Iterable[Piece]) -> list[tuple[Piece, ...]]:
+        """Pieces as they have to stay together: mostly one by one."""
+        return self._rules.blocks(pieces)
+
+    def in_group(self, table: int) -> bool:
+        """Whether a table has to stay together with others."""
+        return table in self._rules.group_of_table
 
     def curve(self, piece: Piece, gpu: int) -> PieceCurve:
         """Cost of a piece on a GPU."""
-        return self._curve(*self._kind_of_piece(piece, gpu))
+        key = self._key(piece, gpu)
+        curve = self._curves.get(key)
+        if curve is None:
+            number = self.kinds[self.kind_of_gpu[gpu]]
+            curve = self.cost_model.piece_curve(self.problem, piece, number)
+            curve = self._curves[key] = self._rules.within_tier(piece, curve)
+            if len(self._curves) > _CURVES:
+                self._curves.popitem(last=False)
+        return curve
+
+    def free_curve(self, piece: Piece, gpu: int) -> PieceCurve:
+        """The same if the constraints left any number of its rows in HBM."""
+        if not self._rules.limits_tiers(piece):
+            return self.curve(piece, gpu)
+        return self.cost_model.piece_curve(self.problem, piece, gpu)
 
     def ladder(self, piece: Piece, gpu: int) -> Ladder:
         """Cost of a piece on a GPU at each of `prices`."""
-        return self._ladder(*self._kind_of_piece(piece, gpu))
+        key = self._key(piece, gpu)
+        found = self._ladders.get(key)
+        if found is None:
+            found = self._ladders[key] = ladder(self.curve(piece, gpu), self.prices)
+        return found
 
-    def least_s(self, piece: Piece, gpu: int) -> float:
-        """GPU time of a piece with all rows in HBM that are worth any."""
-        key = piece, self.kind_of_gpu[gpu]
-        if key not in self._least_s:
-            self._least_s[key] = float(self.ladder(piece, gpu).values[1].min())
-        return self._least_s[key]
-
-    def _kind_of_piece(self, piece: Piece, gpu: int) -> tuple[int, int, int, int, int]:
-        """What the cost of a piece depends on: strips of equal width cost the same."""
-        first, last = self.columns(piece)
-        kind = self.kinds[self.kind_of_gpu[gpu]]
-        return piece.table, piece.cut.ways, piece.offset, last - first, kind
+    def _key(self, piece: Piece, gpu: int) -> tuple[object, ...]:
+        """What the cost of a piece depends on: not on the widths of other strips."""
+        cut = piece.cut
+        width = cut.widths[piece.strip] if cut.widths and piece.strip >= 0 else piece.strip
+        rest = cut if not cut.widths else (cut.ways, cut.head, cut.cold, cut.blocked)
+        return piece.table, piece.offset, width, rest, self.kind_of_gpu[gpu]
 
     @property
     def search_space(self) -> str:
         """The search space in words, for plans and reports."""
         cuts = {cut for table in range(self.tables) for cut in self.cuts_of(table)}
-        ways = ", ".join(str(w) for w in sorted({cut.ways for cut in cuts}))
-        strips = ", ".join(str(s) for s in sorted({len(c.widths) for c in cuts if c.widths}))
+        kinds = [cut._replace(head=min(cut.head, 1)) for cut in cuts]
+        rows = sorted({cut.ways for cut in kinds if not cut.widths and cut.ways > 1})
+        strips = sorted({len(cut.widths) for cut in kinds if cut.widths and cut.ways == 1})
+        grids = sorted({(cut.ways, len(cut.widths)) for cut in kinds if cut.widths and cut.ways > 1})
+        words = ["whole"]
+        if rows:
+            blocks = "blocks of rows" if any(cut.blocked for cut in kinds) else "strided row slices"
+            words.append(f"in {', '.join(map(str, rows))} {blocks}")
+        if strips:
+            words.append(f"in {', '.join(map(str, strips))} strips of columns")
+        if grids:
+            words.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in grids))
+        if any(cut.head for cut in kinds):
+            words.append("with all or its hottest rows replicated")
+        colds = sorted({cut.cold for cut in kinds})
         return (
-            f"each table in {ways} strided row slices"
-            + (f" or {strips} strips of columns (multiples of {_STRIP_COLUMNS})" if strips else "")
-            + "; each piece on one GPU, split hot/cold at any row between HBM and staged DRAM"
+            f"each table {', '.join(words)}; each piece on one GPU, any number of its hottest rows "
+            f"in HBM and the rest in DRAM, {' or '.join(colds)}"
+            + (", within the constraints" if self._rules.any else "")
         )
 
 
-def _even_widths(units: int, strips: int) -> tuple[int, ...]:
-    """Widths of `strips` strips of `units` units of columns, the wider ones first."""
-    narrow, wider = divmod(units, strips)
-    return tuple(
-        _STRIP_COLUMNS * (narrow + 1 if strip < wider else narrow) for strip in range(strips)
-    )
+class _Rules:
+    """What the user's constraints leave of the search space."""
+
+    def __init__(self, problem: Problem) -> None:
+        constraints, names = problem.constraints, problem.profile.table_names
+        gpus = problem.topology.gpus
+        number = {name: at for at, name in enumerate(names)}
+        rules = {} if not constraints else {
+            at: constraints.rule_of(name) for at, name in enumerate(names)
+        }  # fmt: skip
+        self.any = bool(constraints)
+        self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
+        self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
+        self.gpus_of_table: dict[int, npt.NDArray[np.bool_]] = {}
+        for at, rule in rules.items():
+            if rule.devices is not None:
+                pinned = set(rule.devices)
+                self.gpus_of_table[at] = np.array(
+                    [gpu.id in pinned or gpu.host in pinned for gpu in gpus]
+                )
+        self.group_of_table: dict[int, int] = {}
+        for group, members in enumerate(constraints.together if constraints else ()):
+            for name in members:
+                self.group_of_table[number[name]] = group
+        self._names = names
+        # Tables that stay together are served by GPUs that each of them may be on.
+        for group in set(self.group_of_table.values()):
+            tables = [t for t, g in self.group_of_table.items() if g == group]
+            masks = [self.gpus_of_table[t] for t in tables if t in self.gpus_of_table]
+            if masks:
+                common: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
+                self.gpus_of_table |= dict.fromkeys(tables, common)
+
+    def allowed_cuts(self, table: int, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
+        """The cuts that are not forbidden.
+
+        Raises
+        ------
+        ProblemError
+            If there are none.
+        """
+        forbidden = self.forbidden.get(table, frozenset())
+        pinned = self.gpus_of_table.get(table)
+        tests: dict[str, Callable[[Cut], bool]] = {
+            "row-wise": lambda cut: cut.ways > 1,
+            "column-wise": lambda cut: len(cut.widths) > 1,
+            "replicated": lambda cut: cut.head > 0,
+        }
+        refused = [test for kind, test in tests.items() if kind in forbidden]
+        if table in self.group_of_table:
+            refused.append(lambda cut: cut.pieces > 1 or cut.head > 0)
+        if pinned is not None:
+            servers = int(pinned.sum())
+            refused.append(lambda cut: cut.pieces > servers or cut.head > 0)
+        if self.tiers.get(table) == "dram":
+            refused.append(lambda cut: cut.head > 0)
+        left = tuple(cut for cut in cuts if not any(test(cut) for test in refused))
+        if not left:
+            raise ProblemError(
+                f"table {self._names[table]!r}: the constraints forbid every way to place it; "
+                f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
+            )
+        return left
+
+    def limits_tiers(self, piece: Piece) -> bool:
+        """Whether not every number of a piece's rows may be in HBM."""
+        forbidden = self.forbidden.get(piece.table, frozenset())
+        return piece.table in self.tiers or "split" in forbidden or piece.cut.cold in forbidden
+
+    def within_tier(self, piece: Piece, curve: PieceCurve) -> PieceCurve:
+        """The part of a curve that the table's tier, and what is forbidden, allow."""
+        forbidden = self.forbidden.get(piece.table, frozenset())
+        tier = "hbm" if piece.cut.cold in forbidden else self.tiers.get(piece.table)
+        last = curve.hot_rows.size - 1
+        ends = [0, last] if "split" in forbidden else None
+        kept = {"hbm": [last], "dram": [0]}.get(tier or "", ends)
+        if kept is None or last == 0:
+            return curve
+        at = np.array(kept)
+        return replace(
+            curve,
+            hot_rows=curve.hot_rows[at],
+            gpu_s=curve.gpu_s[at],
+            dram_s=curve.dram_s[at],
+            hbm_bytes=curve.hbm_bytes[at],
+            dram_bytes=curve.dram_bytes[at],
+            split_s=np.inf,  # Nothing between the ends.
+        )
+
+    def blocks(self, pieces: Iterable[Piece]) -> list[tuple[Piece, ...]]:
+        """Pieces by the group of their table; tables without one by themselves."""
+        if not self.group_of_table:
+            return [(piece,) for piece in pieces]
+        together: dict[int, list[Piece]] = {}
+        alone = []
+        for piece in pieces:
+            group = self.group_of_table.get(piece.table)
+            if group is None:
+                alone.append((piece,))
+            else:
+                together.setdefault(group, []).append(piece)
+        return alone + [tuple(members) for members in together.values()]
+
+
+__all__ = ["WHOLE", "Cut", "Instance", "Piece", "Placement"]

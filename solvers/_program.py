@@ -1,4 +1,4 @@
-"""The integer program over which GPU serves which piece, for `solvers.ilp`.
+"""The integer program over which GPU serves which piece, for `solvers.ilp` and `solvers.lns`.
 
 With x[p,g] ∈ {0,1} for piece p on GPU g, z[t,c] ∈ {0,1} for table t in cut c, and h[p] the
 piece's hot rows::
@@ -19,7 +19,7 @@ CP-SAT. Each row holds for every placement, so CP-SAT's bound is one of the true
 and as time is convex in bytes, the rows of all prices together are equivalent to the two
 they replace (duality of the fractional knapsack), up to the cost of splits. A few prices
 come close, so the placement found is nearly as good as the program says; it is filled GPU
-by GPU and costed exactly.
+by GPU and costed exactly. Rows that a cut replicates count on every GPU.
 
 Cuts that no plan as good as the one at hand can use are left out: those with a piece longer
 than that plan's step, and those whose extra work alone lifts the pooled bound above it.
@@ -27,18 +27,21 @@ than that plan's step, and those whose extra work alone lifts the pooled bound a
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from placer.errors import BackendError
 from solvers._base import Limits
 from solvers._bound import PooledBound, least
+from solvers._fill import BYTES, GPU_S
 from solvers._instance import Cut, Instance, Piece
 from solvers._packing import Packing
 
 _TIME_UNITS = 1_000_000
-"""The greedy's step time in integer units, so that rounding is far below any gap."""
+"""The step time of the plan at hand in integer units, so that rounding is far below any gap."""
 
 _PRICE_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 
@@ -48,95 +51,178 @@ _MAX_PLACES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What CP-SAT found: a packing or none, and a bound of the true step time."""
+    """What CP-SAT found: pieces on GPUs or None, and a bound of the true step time."""
 
-    packing: Packing | None
+    pairs: tuple[tuple[Piece, int], ...] | None
+    replicas: tuple[Piece, ...]
     bound_s: float
     status: str
     variables: int
+    stopped: bool
 
 
 class Program:
-    """The assignment problem at one price of HBM, and what is needed to read its answer."""
+    """The assignment problem over some GPUs, and what is needed to read its answer.
+
+    Parameters
+    ----------
+    instance : Instance
+    gpus : sequence of int
+        The GPUs that are filled anew.
+    cuts : mapping of int to sequence of Cut
+        The tables to be placed on them, each in one of these cuts.
+    loose : iterable of Piece
+        Pieces to be placed on them of tables whose cut stays, as other GPUs hold parts of it.
+    replicas : iterable of Piece
+        What all GPUs hold whatever is decided.
+    upper_s : float
+        A step time that is to be beaten.
+    prices : sequence of float
+    """
 
     def __init__(
         self,
         instance: Instance,
-        cuts: Sequence[Sequence[Cut]],
+        gpus: Sequence[int],
+        cuts: Mapping[int, Sequence[Cut]],
         upper_s: float,
         prices: Sequence[float],
+        *,
+        loose: Iterable[Piece] = (),
+        replicas: Iterable[Piece] = (),
     ) -> None:
         from ortools.sat.python import cp_model
 
         self.instance = instance
+        self.gpus = gpus
         self.unit_s = upper_s / _TIME_UNITS
+        self.prices = np.array(prices)
         self.model = cp_model.CpModel()
         self.on: dict[tuple[Piece, int], Any] = {}
-        gpus = range(instance.gpus)
-        load: list[list[list[Any]]] = [[[] for _ in prices] for _ in gpus]
-        for table, options in enumerate(cuts):
-            chosen = [self.model.new_bool_var("") for _ in options]
-            self.model.add_exactly_one(chosen)
-            for cut, used in zip(options, chosen, strict=True):
-                pieces = instance.pieces(table, cut)
-                for piece in pieces:
-                    here = [self.model.new_bool_var("") for _ in gpus]
-                    self.model.add(sum(here) == used)
-                    for gpu, variable in zip(gpus, here, strict=True):
-                        self.on[piece, gpu] = variable
-                        curve = instance.curve(piece, gpu)
-                        hbm_bytes = float(instance.hbm_bytes[gpu])
-                        if curve.hbm_bytes.min() > hbm_bytes:
-                            self.model.add(variable == 0)
-                            continue
-                        for row, price in zip(load[gpu], prices, strict=True):
-                            cost = least(curve, hbm_bytes, price)[1]
-                            row.append(math.floor(cost / self.unit_s) * variable)
-                for gpu in gpus if cut.pieces > 1 else ():
-                    self.model.add_at_most_one(self.on[piece, gpu] for piece in pieces)
+        self.cut: dict[tuple[int, Cut], Any] = {}
+        self._load: dict[int, list[list[Any]]] = {gpu: [[] for _ in prices] for gpu in gpus}
+        self._hbm = {gpu: float(instance.hbm_bytes[gpu]) for gpu in gpus}
+        self._spent_s = dict.fromkeys(gpus, 0.0)
+        for replica in replicas:
+            for gpu in gpus:
+                values = instance.ladder(replica, gpu).values[:, 0]
+                self._hbm[gpu] -= float(values[BYTES])
+                self._spent_s[gpu] += float(values[GPU_S])
+        for table, options in cuts.items():
+            self._add_table(table, options)
+        by_table: dict[int, list[Piece]] = {}
+        for piece in loose:
+            self._add_piece(piece, 1)
+            by_table.setdefault(piece.table, []).append(piece)
+        for pieces in by_table.values():
+            self._keep_apart(pieces)
+        self._keep_together([piece for piece, _ in self.on])
         self.step = self.model.new_int_var(0, _TIME_UNITS, "T")
         for gpu in gpus:
-            for row, price in zip(load[gpu], prices, strict=True):
-                credit = math.ceil(price * instance.hbm_bytes[gpu] / self.unit_s)
-                self.model.add(sum(row) <= self.step + credit)
+            spent = math.floor(self._spent_s[gpu] / self.unit_s)
+            for row, price in zip(self._load[gpu], prices, strict=True):
+                credit = math.ceil(price * self._hbm[gpu] / self.unit_s)
+                self.model.add(sum(row) + spent <= self.step + credit)
         self.model.minimize(self.step)
+
+    def _add_table(self, table: int, options: Sequence[Cut]) -> None:
+        chosen = [self.model.new_bool_var("") for _ in options]
+        self.model.add_exactly_one(chosen)
+        for cut, used in zip(options, chosen, strict=True):
+            self.cut[table, cut] = used
+            pieces = self.instance.pieces(table, cut)
+            for piece in pieces:
+                self._add_piece(piece, used)
+            self._keep_apart(pieces)
+            replica = self.instance.replica(table, cut)
+            if replica is None:
+                continue
+            for gpu in self.gpus:
+                values = self.instance.ladder(replica, gpu).values[:, 0]
+                costs = values[GPU_S] + self.prices * values[BYTES]
+                for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
+                    row.append(math.floor(cost / self.unit_s) * used)
+
+    def _add_piece(self, piece: Piece, used: Any) -> None:
+        here = []
+        for gpu in self.gpus:
+            costs = least(self.instance.curve(piece, gpu), self._hbm[gpu], self.prices)[1]
+            if not np.isfinite(costs).all() or not self.instance.may_serve(piece, gpu):
+                continue
+            variable = self.model.new_bool_var("")
+            here.append(variable)
+            self.on[piece, gpu] = variable
+            for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
+                row.append(math.floor(cost / self.unit_s) * variable)
+        self.model.add(sum(here) == used)
+
+    def _keep_apart(self, pieces: Sequence[Piece]) -> None:
+        for gpu in self.gpus if len(pieces) > 1 else ():
+            here = [self.on[piece, gpu] for piece in pieces if (piece, gpu) in self.on]
+            self.model.add_at_most_one(here)
+
+    def _keep_together(self, pieces: Sequence[Piece]) -> None:
+        for block in self.instance.blocks(dict.fromkeys(pieces)):
+            for gpu in self.gpus if len({piece.table for piece in block}) > 1 else ():
+                on: dict[int, list[Any]] = {}
+                for piece in block:
+                    on.setdefault(piece.table, []).append(self.on.get((piece, gpu), 0))
+                first, *others = (sum(variables) for variables in on.values())
+                for other in others:
+                    self.model.add(first == other)
 
     @classmethod
     def build(
-        cls, instance: Instance, bound: PooledBound, warm: Packing | None, upper_s: float
+        cls,
+        instance: Instance,
+        bound: PooledBound,
+        warm: Packing | None,
+        upper_s: float,
+        *,
+        most_places: int = _MAX_PLACES,
     ) -> "Program | None":
-        """The program of an instance, or None if it is too large to be worth it."""
+        """The program of a whole instance, or None if it has too many pieces × GPUs."""
         if not math.isfinite(upper_s):
             upper_s = 8 * bound.step_time_s
         spare_s = instance.gpus * upper_s - bound.work_s(upper_s)
-        cuts = []
+        cuts: dict[int, list[Cut]] = {}
         for table in range(instance.tables):
             cheapest = bound.cut_for(table, upper_s)
             assert cheapest is not None, "a plan of this step time exists, or the limit is generous"
-            cuts.append(
-                [
-                    cut.cut
-                    for cut in bound.cuts[table]
-                    if cut.longest_s <= upper_s
-                    and cut.priced_s - cheapest.priced_s <= spare_s + 1e-12
-                ]
-            )
-        if sum(cut.pieces for options in cuts for cut in options) * instance.gpus > _MAX_PLACES:
+            cuts[table] = [
+                cut.cut
+                for cut in bound.cuts[table]
+                if cut.longest_s <= upper_s
+                and cut.priced_s - cheapest.priced_s <= spare_s + 1e-12
+            ]
+        places = sum(cut.pieces for options in cuts.values() for cut in options) * instance.gpus
+        if places > most_places:
             return None
-        prices = {0.0, *(bound.price_s_per_byte * factor for factor in _PRICE_FACTORS)}
-        program = cls(instance, cuts, upper_s, sorted(prices))
+        program = cls(
+            instance, range(instance.gpus), cuts, upper_s, price_list(bound.price_s_per_byte)
+        )
         if warm is not None:
             program.hint(warm)
         return program
 
     def hint(self, warm: Packing) -> None:
         """Start from a packing."""
-        used = {(piece, gpu) for gpu, pieces in enumerate(warm.pieces) for piece in pieces}
-        for key, variable in self.on.items():
-            self.model.add_hint(variable, key in used)
+        used = {(piece, gpu) for gpu in self.gpus for piece in warm.pieces[gpu]}
+        cuts = {(piece.table, piece.cut) for piece, _ in used}
+        cuts |= {(piece.table, piece.cut) for piece in warm.replicas}
+        for place, variable in self.on.items():
+            self.model.add_hint(variable, place in used)
+        for choice, variable in self.cut.items():
+            self.model.add_hint(variable, choice in cuts)
 
     def run(self, limits: Limits, time_limit_s: float) -> Answer:
-        """Solve, and read the packing and the bound of the true problem back."""
+        """Solve, and read the packing and the bound of the true problem back.
+
+        Raises
+        ------
+        BackendError
+            If CP-SAT rejects the model.
+        """
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
@@ -149,11 +235,29 @@ class Program:
         status = solver.solve(self.model)
         if status == cp_model.MODEL_INVALID:
             raise BackendError(f"CP-SAT rejects the model: {self.model.validate()}")
-        packing = None
+        pairs, replicas = None, []
         bound_s = solver.best_objective_bound * self.unit_s
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            on = [key for key, variable in self.on.items() if solver.value(variable)]
-            packing = Packing.of(self.instance, on)
+            pairs = tuple(place for place, variable in self.on.items() if solver.value(variable))
+            for (table, cut), variable in self.cut.items():
+                replica = self.instance.replica(table, cut)
+                if replica is not None and solver.value(variable):
+                    replicas.append(replica)
         elif status == cp_model.INFEASIBLE:
             bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit given.
-        return Answer(packing, bound_s, solver.status_name(status), len(self.model.proto.variables))
+        # CP-SAT takes Ctrl-C for itself and ends with what it has.
+        unfinished = status in (cp_model.FEASIBLE, cp_model.UNKNOWN)
+        stopped = unfinished and solver.wall_time < 0.9 * time_limit_s
+        return Answer(
+            pairs,
+            tuple(replicas),
+            bound_s,
+            solver.status_name(status),
+            len(self.model.proto.variables),
+            stopped,
+        )
+
+
+def price_list(price: float) -> list[float]:
+    """Prices of HBM around one, and none, for the rows of a program."""
+    return sorted({0.0, *(price * factor for factor in _PRICE_FACTORS)})

@@ -2,9 +2,11 @@
 
 Every alternative changes one table and leaves all others as they are; its cost is the cost
 model's answer for the whole plan so changed. Of the rows of an alternative as many are in HBM
-as save time and fit beside the other tables.
+as save time and fit beside the other tables. What the user asks of the table binds it as far as
+an alternative that only this forbids would be faster.
 """
 
+import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,17 +14,21 @@ from typing import Literal
 import numpy as np
 
 from cost_models import CostModel, CostReport, PieceCurve
-from placer.errors import PlacerError
+from placer.constraints.constraints import Constraints, TableRule
+from placer.errors import PlacerError, PlanMismatchError
+from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.units import format_bytes
+from placer.units import format_bytes, format_seconds
 from solvers._bound import pooled_bound
-from solvers._build import build_plan, overfull
-from solvers._fill import fill
+from solvers._build import build_plan
+from solvers._fill import BYTES, fill
 from solvers._instance import Cut, Instance, Piece, Placement
-from solvers._placements import placements_of
+from solvers._placements import is_one_of, placements_of
 
-Constraint = Literal["hbm", "dram", "hottest row", "work"]
+Constraint = Literal[
+    "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
+]  # fmt: skip
 
 _MOST_GPUS = 8
 """Other GPUs that a table is tried on, those with room and the least load first."""
@@ -34,6 +40,9 @@ _FULL = 0.99
 """A memory that is filled to this share counts as full: rows and buffers do not come in bytes."""
 
 _REFILLS = 12
+
+_GAIN = 1e-6
+"""A step is faster than another by at least this share: more than rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class Explanation:
     margins : tuple of PieceMargin
     alternatives : tuple of Alternative
         All rows in HBM and none, then other GPUs and cuts: those that fit first, fastest first.
+        The constraints allow them all.
     bindings : tuple of Binding
     """
 
@@ -125,29 +135,28 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     Raises
     ------
     PlacerError
-        If the plan has no such table, or places it in a way that the solvers' search space
-        does not have: replicated, cached, read in place, or by uneven slices.
+        If the plan has no such table, or places it in a way that no `Cut` describes: rows
+        replicated on some GPUs only, uneven row slices, two pieces on one GPU.
     """
     if table not in plan.tables_by_name:
         raise PlacerError(f"the plan has no table {table!r}; it has {_some(plan)}")
     asked = _Question(problem, plan, table, cost_model)
-    margins = tuple(
-        _margin(asked, placed, gpu_price)
-        for placed, gpu_price in ((p, _gpu_price(asked, p.gpu)) for p in asked.placements)
-    )
-    current = asked.answer("as planned", plan)
-    others = sorted(
-        (*_on_other_gpus(asked), *_other_cuts(asked)),
-        key=lambda other: (bool(other.short_bytes), other.step_time_s),
-    )
+    margins = tuple(_margin(asked, p, _gpu_price(asked, p.gpu)) for p in asked.placements)
+    alternatives = _alternatives(asked)
     return Explanation(
         table,
-        current,
+        asked.current,
         pooled_bound(asked.instance).price_s_per_byte,
         margins,
-        (*_other_splits(asked), *others),
-        tuple(_bindings(asked)),
+        alternatives,
+        (*_bindings(asked), *_asked_for(asked, alternatives), _work(asked, asked.cost)),
     )
+
+
+def _alternatives(asked: "_Question") -> tuple[Alternative, ...]:
+    """Other splits, GPUs and cuts."""
+    splits = list(_other_splits(asked))
+    return (*splits, *sorted((*_on_other_gpus(asked), *_other_cuts(asked)), key=_rank))
 
 
 def _some(plan: Plan) -> str:
@@ -164,63 +173,91 @@ class _Question:
         self.problem = problem
         self.instance = Instance(problem, cost_model)
         self.number = problem.profile.table_names.index(table)
-        placements = placements_of(self.instance, plan, table)
-        if placements is None:
+        found = placements_of(self.instance, plan, table)
+        if found is None:
             raise PlacerError(
                 f"table {table!r} is placed in a way that solvers do not search, so there is "
-                "nothing to compare it with; --explain knows strided row slices and strips of "
-                "columns, each on one GPU, in HBM, staged or split"
+                "nothing to compare it with; --explain knows tables that are whole or in row "
+                "slices (strided, or even blocks), strips of columns or both, each piece on a GPU "
+                "of its own and read in one way, with all or the hottest rows on every GPU or none"
             )
-        self.placements = placements
+        self.cut, self.placements, self.replica = found.cut, found.placements, found.replica
+        self.in_group = self.instance.in_group(self.number)
         self.rest = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
         self.cost = cost_model.evaluate(problem, plan)
         self.rest_cost = cost_model.evaluate(problem, self.rest)
-        gpus = problem.topology.gpus
-        memory = self.rest_cost.memory
-        self.free_hbm = [memory[gpu.id].free_bytes for gpu in gpus]
+        self.free_hbm = [self.rest_cost.memory[gpu.id].free_bytes for gpu in problem.topology.gpus]
         self.rest_s = [gpu.total_s for gpu in self.rest_cost.gpus]
+        mine = replace(plan, shards=plan.shards_by_table[table])
+        self.current = self._answer("as planned", plan, mine)
+        # Cuts that differ only in how cold rows are read may be the same placement.
+        self._seen = {frozenset(mine.shards)}
 
-    def with_placements(self, placements: Sequence[Placement]) -> Plan:
-        """The plan with the table placed otherwise."""
-        made = build_plan(self.instance, placements)
+    def made(self, placements: Sequence[Placement], replica: Piece | None = None) -> Plan:
+        """The table placed otherwise, and nothing else."""
+        return build_plan(self.instance, placements, () if replica is None else (replica,))
+
+    def answers(self, name: str, made: Plan) -> Iterator[Alternative]:
+        """The answer for another placement of the table, unless it was given before.
+
+        None either where the cost model has no such placement.
+        """
+        shards = frozenset(made.shards)
+        if shards in self._seen:
+            return
+        self._seen.add(shards)
         row_order = {k: v for k, v in self.plan.row_order.items() if k != self.table}
         hot_ids = {k: v for k, v in self.plan.hot_ids.items() if k != self.table}
-        return replace(
+        plan = replace(
             self.rest,
             shards=(*self.rest.shards, *made.shards),
             row_order={**row_order, **made.row_order},
             hot_ids={**hot_ids, **made.hot_ids},
         )
+        try:
+            yield self._answer(name, plan, made)
+        except PlanMismatchError:
+            return
 
-    def answer(self, name: str, plan: Plan) -> Alternative:
-        """What a plan costs that differs in this table alone."""
-        alone = replace(plan, shards=plan.shards_by_table[self.table])
-        table_cost = self.cost_model.evaluate(self.problem, alone)
-        return Alternative(
-            name,
-            self.cost_model.evaluate(self.problem, plan).step_time_s,
-            sum(gpu.total_s for gpu in table_cost.gpus),
-            overfull(plan),
-            plan,
-        )
+    def _answer(self, name: str, plan: Plan, made: Plan) -> Alternative:
+        """What a plan costs in which the table is placed as in `made`: costs of tables add up."""
+        cost, rest = self.cost_model.evaluate(self.problem, made), self.rest_cost
+        gpus = [a.total_s + b.total_s for a, b in zip(cost.gpus, rest.gpus, strict=True)]
+        hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, rest.hosts, strict=True)]
+        table_s = sum(gpu.total_s for gpu in cost.gpus)
+        return Alternative(name, max(*gpus, *hosts), table_s, self.short_bytes(made), plan)
 
-    def filled(self, pieces: Sequence[tuple[Piece, int]]) -> Plan:
-        """The plan with these pieces on these GPUs, and as many rows in HBM as help and fit."""
+    def short_bytes(self, made: Plan) -> dict[str, int]:
+        """What each device lacks that has too little for the table beside the others."""
+        free = {name: use.free_bytes for name, use in self.rest_cost.memory.items()}
+        used = {name: use.total_bytes for name, use in device_memory(made).items()}
+        return {name: used[name] - free[name] for name in used if used[name] > free[name]}
+
+    def filled(self, pieces: Sequence[tuple[Piece, int]], replica: Piece | None = None) -> Plan:
+        """The table's pieces on these GPUs, with as many rows in HBM as help and fit."""
+        free = list(self.free_hbm)
+        if replica is not None:
+            for gpu in range(self.instance.gpus):
+                free[gpu] -= int(self.instance.ladder(replica, gpu).values[BYTES, 0])
         spare = [0] * self.instance.gpus
         for attempt in range(_REFILLS):
-            placements = []
-            for piece, gpu in pieces:
-                room = float(self.free_hbm[gpu] - spare[gpu])
-                filling = fill([self.instance.ladder(piece, gpu)], room)
-                hot = 0 if filling is None else filling.hot_rows[0]
-                placements.append(Placement(piece, gpu, hot))
-            plan = self.with_placements(placements)
-            excess = overfull(plan)
+            placements = [
+                Placement(piece, gpu, self._hot_rows(piece, gpu, free[gpu] - spare[gpu]))
+                for piece, gpu in pieces
+            ]
+            made = self.made(placements, replica)
+            excess = self.short_bytes(made)
             over = [excess.get(gpu.id, 0) for gpu in self.problem.topology.gpus]
             if not any(over[p.gpu] and p.hot_rows for p in placements):
                 break
             spare = [s + (o << attempt) for s, o in zip(spare, over, strict=True)]
-        return plan
+        return made
+
+    def _hot_rows(self, piece: Piece, gpu: int, room_bytes: float) -> int:
+        """Rows of a piece in HBM that help most within `room_bytes`; the fewest if none fit."""
+        curve = self.instance.curve(piece, gpu)
+        filling = fill([self.instance.ladder(piece, gpu)], room_bytes, lambda _: curve)
+        return int(curve.hot_rows[0]) if filling is None else filling.hot_rows[0]
 
 
 def _margin(asked: _Question, placed: Placement, gpu_price: float | None) -> PieceMargin:
@@ -251,17 +288,24 @@ def _saving(curve: PieceCurve, hot_rows: int, *, before: bool) -> float | None:
 
 def _gpu_price(asked: _Question, gpu: int) -> float | None:
     """Seconds per byte that a little more HBM on one GPU saves of its time."""
-    ladders = []
+    ladders, curves, replicated = [], [], 0.0
     device = asked.problem.topology.gpus[gpu].id
     served = dict.fromkeys(s.table for s in asked.plan.shards if device in s.devices)
     for table in served:
-        placements = placements_of(asked.instance, asked.plan, table)
-        if placements is None:
+        found = placements_of(asked.instance, asked.plan, table)
+        if found is None:
             return None
-        ladders += [asked.instance.ladder(p.piece, gpu) for p in placements if p.gpu == gpu]
+        mine = [p.piece for p in found.placements if p.gpu == gpu]
+        ladders += [asked.instance.ladder(piece, gpu) for piece in mine]
+        curves += [asked.instance.curve(piece, gpu) for piece in mine]
+        for replica in found.replicas:
+            replicated += float(asked.instance.ladder(replica, gpu).values[BYTES, 0])
     hbm_bytes = float(asked.instance.hbm_bytes[gpu])
     more = hbm_bytes * _PRICE_SHARE
-    now, then = fill(ladders, hbm_bytes), fill(ladders, hbm_bytes + more)
+    now, then = (
+        fill(ladders, room - replicated, lambda number: curves[number])
+        for room in (hbm_bytes, hbm_bytes + more)
+    )
     if now is None or then is None:
         return None
     return max(0.0, now.gpu_s - then.gpu_s) / more
@@ -270,29 +314,55 @@ def _gpu_price(asked: _Question, gpu: int) -> float | None:
 def _other_splits(asked: _Question) -> Iterator[Alternative]:
     """All rows in one tier, the pieces where they are."""
     instance, placed = asked.instance, asked.placements
-    rows = [int(instance.curve(p.piece, p.gpu).hot_rows[-1]) for p in placed]
-    for name, counts in (("all rows in HBM", rows), ("all rows in DRAM", [0] * len(rows))):
-        moved = [Placement(p.piece, p.gpu, n) for p, n in zip(placed, counts, strict=True)]
-        if moved != placed:
-            yield asked.answer(name, asked.with_placements(moved))
+    curves = [instance.curve(p.piece, p.gpu) for p in placed]
+    for name, end in (("all rows in HBM", -1), ("all rows in DRAM", 0)):
+        moved = [
+            Placement(p.piece, p.gpu, int(curve.hot_rows[end]))
+            for p, curve in zip(placed, curves, strict=True)
+        ]
+        # A tier that constraints rule out is no end of the curve.
+        cold = end == 0 and any(p.hot_rows for p in moved)
+        hot = end == -1 and any(
+            p.hot_rows < len(range(*p.piece.rows(instance.rows(asked.number)))) for p in moved
+        )
+        if moved != list(placed) and not cold and not hot:
+            yield from asked.answers(name, asked.made(moved, asked.replica))
 
 
 def _other_cuts(asked: _Question) -> Iterator[Alternative]:
+    """Of cuts into equally many slices and strips, the best one."""
     instance = asked.instance
-    current = asked.placements[0].piece.cut
+    best: dict[tuple[object, ...], Alternative] = {}
     for cut in instance.cuts_of(asked.number):
-        # Strips in the other order are the same cut.
-        same = (cut.ways, sorted(cut.widths)) == (current.ways, sorted(current.widths))
-        if same or cut.pieces > instance.gpus:
+        if is_one_of(cut, [asked.cut]) or cut.pieces > instance.gpus:
             continue
         pieces = instance.pieces(asked.number, cut)
-        gpus = _roomy_first(asked, pieces[0])
-        yield asked.answer(_cut_name(cut), asked.filled(list(zip(pieces, gpus, strict=False))))
+        replica = instance.replica(asked.number, cut)
+        gpus = _roomy_first(asked, pieces[0]) if pieces else []
+        if asked.in_group:  # It stays with its group.
+            gpus = [placed.gpu for placed in asked.placements]
+        if cut.blocked:  # Blocks are in the order of GPUs.
+            gpus = sorted(gpus[: len(pieces)])
+        name = _cut_name(cut, instance.rows(asked.number))
+        if len(gpus) < len(pieces):
+            continue
+        kind = (cut.ways, len(cut.widths), cut.head, cut.cold, cut.blocked)
+        pairs = list(zip(pieces, gpus, strict=False))
+        for one in asked.answers(name, asked.filled(pairs, replica)):
+            best[kind] = min(best.get(kind, one), one, key=_rank)
+    yield from best.values()
+
+
+def _rank(one: Alternative) -> tuple[bool, float, float]:
+    """What fits first, then the fastest."""
+    return bool(one.short_bytes), one.step_time_s, one.table_s
 
 
 def _on_other_gpus(asked: _Question) -> Iterator[Alternative]:
     """The slowest piece of the table on other GPUs, which serve none of it."""
     placed = asked.placements
+    if not placed or asked.in_group:
+        return
     times = [gpu.total_s for gpu in asked.cost.gpus]
     slowest = max(placed, key=lambda p: (times[p.gpu], -p.gpu))
     taken = {p.gpu for p in placed}
@@ -300,25 +370,43 @@ def _on_other_gpus(asked: _Question) -> Iterator[Alternative]:
     for gpu in others[:_MOST_GPUS]:
         pairs = [(p.piece, gpu if p is slowest else p.gpu) for p in placed]
         ids = asked.problem.topology.gpus
-        what = "" if len(placed) == 1 else f"slice of {ids[slowest.gpu].id} "
-        yield asked.answer(f"{what}on {ids[gpu].id}", asked.filled(pairs))
+        what = "" if len(placed) == 1 else f"piece of {ids[slowest.gpu].id} "
+        made = asked.filled(pairs, asked.replica)
+        yield from asked.answers(f"{what}on {ids[gpu].id}", made)
 
 
 def _roomy_first(asked: _Question, piece: Piece) -> list[int]:
-    """GPUs in the order to try them: where the piece's buffers fit, then by load."""
+    """GPUs that may serve a piece, as they are to be tried: where its buffers fit, then by load."""
 
     def lacks_room(gpu: int) -> bool:
-        return asked.free_hbm[gpu] < float(asked.instance.ladder(piece, gpu).values[0].min())
+        return asked.free_hbm[gpu] < float(asked.instance.ladder(piece, gpu).values[BYTES].min())
 
     return sorted(
-        range(asked.instance.gpus), key=lambda gpu: (lacks_room(gpu), asked.rest_s[gpu], gpu)
+        (gpu for gpu in range(asked.instance.gpus) if asked.instance.may_serve(piece, gpu)),
+        key=lambda gpu: (lacks_room(gpu), asked.rest_s[gpu], gpu),
     )
 
 
-def _cut_name(cut: Cut) -> str:
+_COLD_NAMES = {
+    "staged": "staged",
+    "uva": "cold rows read in place",
+    "host": "cold rows pooled by the host",
+    "cached": "cold rows through a cache",
+}
+
+
+def _cut_name(cut: Cut, rows: int) -> str:
+    if cut.head >= rows > 0:
+        return "replicated on every GPU"
+    words = []
+    if cut.ways > 1:
+        words.append(f"{cut.ways} {'blocks of rows' if cut.blocked else 'row slices'}")
     if cut.widths:
-        return f"{len(cut.widths)} strips of {'+'.join(map(str, cut.widths))} columns"
-    return "in one piece" if cut.ways == 1 else f"{cut.ways} row slices"
+        words.append(f"{len(cut.widths)} strips of {'+'.join(map(str, cut.widths))} columns")
+    name = " x ".join(words) or "in one piece"
+    if cut.head:
+        name = f"{cut.head:,} hottest rows on every GPU, the others {name}"
+    return name if cut.cold == "staged" else f"{name}, {_COLD_NAMES[cut.cold]}"
 
 
 def _bindings(asked: _Question) -> Iterator[Binding]:
@@ -341,7 +429,6 @@ def _bindings(asked: _Question) -> Iterator[Binding]:
                 "dram", host, f"{format_bytes(use.free_bytes)} are free for rows that are cold"
             )
     yield from _hottest_row(asked)
-    yield _work(asked, cost)
 
 
 def _saving_rows(asked: _Question, placed: Placement) -> bool:
@@ -351,10 +438,10 @@ def _saving_rows(asked: _Question, placed: Placement) -> bool:
 
 def _hottest_row(asked: _Question) -> Iterator[Binding]:
     """Slices share the rows, but not the lookups of one row."""
-    cut = asked.placements[0].piece.cut
+    cut = asked.cut
     profile = asked.problem.profile.tables[asked.number]
     top = float(profile.cdf.share(1))
-    if cut.ways > 1 and top * cut.ways > 0.5:
+    if cut.ways > 1 and not cut.head and top * cut.ways > 0.5:
         device = asked.problem.topology.gpus[
             next(p.gpu for p in asked.placements if p.piece.offset == 0)
         ].id
@@ -366,10 +453,55 @@ def _hottest_row(asked: _Question) -> Iterator[Binding]:
         )
 
 
+def _asked_for(asked: _Question, alternatives: Sequence[Alternative]) -> Iterator[Binding]:
+    """What the user asks of the table, and what the placement would gain without it."""
+    constraints, table = asked.problem.constraints, asked.table
+    rule, group = constraints.rule_of(table), constraints.group_of(table)
+    dropped: list[tuple[Constraint, str, Constraints]] = []
+    if rule.devices is not None:
+        words = f"is pinned to {', '.join(rule.devices)}"
+        dropped.append(("pin", words, _with_rule(constraints, table, replace(rule, devices=None))))
+    if rule.tier is not None:
+        words = f"all its rows have to be in {rule.tier}"
+        dropped.append(("tier", words, _with_rule(constraints, table, replace(rule, tier=None))))
+    if rule.forbid:
+        words = f"forbidden: {', '.join(sorted(rule.forbid))}"
+        free = _with_rule(constraints, table, replace(rule, forbid=frozenset()))
+        dropped.append(("forbidden", words, free))
+    if group:
+        others = tuple(tuple(n for n in g if n != table) for g in constraints.together)
+        words = f"has to be with {', '.join(name for name in group if name != table)}"
+        left = replace(constraints, together=tuple(g for g in others if len(g) > 1))
+        dropped.append(("together", words, left))
+    now = min([asked.cost.step_time_s, *(a.step_time_s for a in alternatives if not a.short_bytes)])
+    devices = list(dict.fromkeys(d for s in asked.plan.shards_by_table[table] for d in s.devices))
+    for kind, words, left in dropped:
+        freed = _Question(
+            replace(asked.problem, constraints=left), asked.plan, table, asked.cost_model
+        )
+        fitting = [one for one in _alternatives(freed) if not one.short_bytes]
+        best = min(fitting, key=lambda one: one.step_time_s, default=None)
+        if best is not None and best.step_time_s < now * (1 - _GAIN):
+            gain = (
+                f"without that, {best.name}: step {format_seconds(best.step_time_s)} "
+                f"instead of {format_seconds(asked.cost.step_time_s)}"
+            )
+        else:
+            gain = "no other placement that fits beside the other tables would be faster"
+        yield Binding(kind, devices[0] if len(devices) == 1 else "", f"{words}; {gain}")
+
+
+def _with_rule(constraints: Constraints, table: str, rule: TableRule) -> Constraints:
+    """The constraints with another rule for one table; a problem's have one for each by name."""
+    key = glob.escape(table)
+    kept = tuple((k, r) for k, r in constraints.tables if k != key)
+    return replace(constraints, tables=(*kept, *([(key, rule)] if rule != TableRule() else [])))
+
+
 def _work(asked: _Question, cost: CostReport) -> Binding:
     """What the slowest of its GPUs waits for, and how far that GPU is from the slowest of all."""
     times = {gpu.device: gpu for gpu in cost.gpus}
-    gpus = {asked.problem.topology.gpus[p.gpu].id for p in asked.placements}
+    gpus = {d for shard in asked.plan.shards_by_table[asked.table] for d in shard.devices}
     slowest = max((times[g] for g in sorted(gpus)), key=lambda gpu: gpu.total_s)
     alone = asked.cost_model.evaluate(
         asked.problem, replace(asked.plan, shards=asked.plan.shards_by_table[asked.table])

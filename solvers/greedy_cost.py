@@ -13,11 +13,14 @@ import time
 
 from cost_models import CostModel
 from placer.problem import Problem
-from solvers._base import Limits, SolveResult, Termination
+from solvers._base import Limits, SolveResult
 from solvers._bound import PooledBound, pooled_bound
-from solvers._build import finished, fitted_plan
+from solvers._build import result_of
+from solvers._clock import Clock
+from solvers._construct import construct
 from solvers._feasibility import impossible
 from solvers._instance import Instance
+from solvers._moves import improve
 from solvers._packing import Packing
 
 _TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 1.5, 2.5)
@@ -31,50 +34,29 @@ class GreedyCost:
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Cut, pack, fill, improve. See `Solver.solve`."""
-        started = time.monotonic()
+        started, clock = time.monotonic(), Clock.start(limits)
         instance = Instance(problem, cost_model)
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
-        packing, hit = best_packing(instance, bound, limits, started)
-        plan = fitted_plan(packing) if packing else None
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    detail="no packing fits: every GPU needs room for the buffers of its slices, "
-                    "and every host for their cold rows; raise --hbm or lower --batch-size",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound_s=bound.step_time_s,
-            limits=limits,
-            started=started,
-            limit_hit=hit,
-            stats={"moves": packing.moves if packing else 0},
+        packing = best_packing(instance, bound, clock)
+        return result_of(
+            self.name, instance, packing, bound_s=bound.step_time_s, clock=clock, started=started
         )
 
 
-def best_packing(
-    instance: Instance, bound: PooledBound, limits: Limits, started: float
-) -> tuple[Packing | None, bool]:
-    """The best packing over the targets, and whether the time limit cut the search short."""
+def best_packing(instance: Instance, bound: PooledBound, clock: Clock) -> Packing | None:
+    """The best packing over the targets, as far as the clock lets it come; at least one."""
     best: Packing | None = None
-    deadline = started + limits.time_limit_s
     for target in _TARGETS:
-        packing = Packing.construct(instance, bound, target * bound.step_time_s)
+        packing = construct(instance, bound, target * bound.step_time_s)
         if packing is not None:
-            packing.improve(deadline)
+            improve(packing, clock)
             if best is None or packing.step_time_s < best.step_time_s:
                 best = packing
-        if best is not None and best.step_time_s <= bound.step_time_s * (1 + _CLOSE_ENOUGH):
-            return best, False
-        if time.monotonic() > deadline:
-            return best, True
-    return best, False
+        if best is not None and (
+            clock.spent or best.step_time_s <= bound.step_time_s * (1 + _CLOSE_ENOUGH)
+        ):
+            return best
+    return best

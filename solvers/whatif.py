@@ -1,26 +1,33 @@
 """What more memory, faster links or a larger batch would gain.
 
-Three answers to each question, so that one checks another: the price that the pooled bound
-puts on HBM (`solvers._bound`), the problem solved anew, and what the bounds of both problems
-prove. With step times T and proven bounds B, old and new, and the batch k times as large, the
-best placements' throughputs differ by a factor within k·B/T' .. k·T/B'; where that range
-contains 1, the effect is smaller than what the solver leaves open.
+Three answers to each question, so that one checks another: the prices that the linear
+relaxation puts on memory and its bandwidth (`solvers._lp`), the problem solved anew, and what
+the bounds of both problems prove. With step times T and proven bounds B, old and new, and the
+batch k times as large, the best placements' throughputs differ by a factor within
+k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what the solver
+leaves open.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
+from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.topology.topology import LinkKind, Topology
 from placer.units import format_bytes
 from solvers import solve
 from solvers._base import SolveResult
+from solvers._binding import binding
 from solvers._bound import pooled_bound
 from solvers._instance import Instance
+from solvers._lp import lp_bound
 
 HBM_STEP_BYTES = 2**30
 """How much HBM per GPU the first question adds."""
+
+DRAM_STEP_BYTES = 2**36
+"""How much memory per host the second question adds."""
 
 FASTER = 1.1
 """By how much the other questions widen a bandwidth."""
@@ -43,7 +50,8 @@ class Effect:
     gain : float or None
         By solving anew, with the same solver.
     priced_gain : float or None
-        By the price of HBM; None for changes that are not of HBM.
+        By the prices of memory and of a host's time; None for other changes. A price is what
+        the first byte more is worth: all together are worth at most that, about.
     least_gain, most_gain : float or None
         What is proven of the best placements' gain.
     detail : str
@@ -69,6 +77,25 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPrices:
+    """What more of a memory saves of the step, at the margin.
+
+    Attributes
+    ----------
+    hbm_s_per_byte : float
+        Seconds, for one more byte on every GPU.
+    dram_s_per_byte : float
+        Seconds, for one more byte on every host.
+    dram_time_share : float
+        The share of the step that waits for hosts' memory.
+    """
+
+    hbm_s_per_byte: float = 0.0
+    dram_s_per_byte: float = 0.0
+    dram_time_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WhatIf:
     """A problem as it is, and the effects of changes to it.
 
@@ -76,14 +103,16 @@ class WhatIf:
     ----------
     base : SolveResult
         Of the problem as it is.
-    price_s_per_byte : float
-        What one more byte of HBM on every GPU saves of the step, in seconds, at the margin.
+    prices : MemoryPrices
     effects : tuple of Effect
+    binding : str
+        What keeps the plan from being faster, in words.
     """
 
     base: SolveResult
-    price_s_per_byte: float
+    prices: MemoryPrices
     effects: tuple[Effect, ...]
+    binding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +146,7 @@ def whatif(
     seed: int = 0,
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
-    """The effects of more HBM, faster HBM, links and DRAM, and of a batch twice as large.
+    """The effects of more and faster HBM and DRAM, faster links, and a batch twice as large.
 
     Parameters
     ----------
@@ -140,32 +169,75 @@ def whatif(
         )
 
     base = solved(problem)
-    if base.plan is None:
-        return WhatIf(base, 0.0, ())
-    price = pooled_bound(Instance(problem, cost_model)).price_s_per_byte
+    if base.plan is None or base.step_time_s is None:
+        return WhatIf(base, MemoryPrices(), ())
+    prices, words = _prices(problem, cost_model, base.plan, base.step_time_s, time_limit_s)
     changes = _changes(problem)
     on_solved(1, len(changes) + 1)
     effects = []
-    for number, (words, changed) in enumerate(changes):
-        added = changed.topology.gpus[0].memory_bytes - problem.topology.gpus[0].memory_bytes
-        effects.append(_effect(words, problem, base, changed, solved(changed), price * added))
+    for number, (name, changed) in enumerate(changes):
+        saved_s = _priced_s(prices, base.step_time_s, problem.topology, changed.topology)
+        effects.append(_effect(name, problem, base, changed, solved(changed), saved_s))
         on_solved(number + 2, len(changes) + 1)
-    return WhatIf(base, price, tuple(effects))
+    return WhatIf(base, prices, tuple(effects), words)
+
+
+def _prices(
+    problem: Problem, cost_model: CostModel, plan: Plan, step_time_s: float, time_limit_s: float
+) -> tuple[MemoryPrices, str]:
+    """Prices by the linear relaxation, or by the pooled bound if there is no time; what binds."""
+    instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, plan)
+    pooled = pooled_bound(instance)
+    relaxed = lp_bound(instance, step_time_s, pooled=pooled, time_limit_s=time_limit_s)
+    words = binding(instance, relaxed or pooled, report).words
+    if relaxed is None:
+        return MemoryPrices(pooled.price_s_per_byte), words
+    return (
+        MemoryPrices(
+            relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
+        ),
+        words,
+    )
+
+
+def _priced_s(
+    prices: MemoryPrices, step_time_s: float, before: Topology, after: Topology
+) -> float | None:
+    """What a change of memory saves of the step by prices; None for other changes.
+
+    A change is the same on all GPUs, or on all hosts.
+    """
+    gpu, host = (before.gpus[0], after.gpus[0]), (before.hosts[0], after.hosts[0])
+    saved_s = [
+        prices.hbm_s_per_byte * (gpu[1].memory_bytes - gpu[0].memory_bytes),
+        prices.dram_s_per_byte * (host[1].memory_bytes - host[0].memory_bytes),
+        step_time_s
+        * prices.dram_time_share
+        * (1 - host[0].dram_bytes_per_s / host[1].dram_bytes_per_s),
+    ]
+    changed = gpu[1].memory_bytes, host[1].memory_bytes, host[1].dram_bytes_per_s
+    as_is = gpu[0].memory_bytes, host[0].memory_bytes, host[0].dram_bytes_per_s
+    return None if changed == as_is else sum(saved_s)
 
 
 def front(
-    problem: Problem, budgets_bytes: Sequence[int], solve_problem: Solve
+    problem_at: Callable[[int], Problem], budgets_bytes: Sequence[int], solve_problem: Solve
 ) -> tuple[FrontPoint, ...]:
     """The step time and the bound at each HBM budget of a GPU, in ascending order.
 
     More memory never makes the best placement slower: a plan for less memory is one for more,
     and a bound for more memory is one for less. Each point has the best of both.
+
+    Parameters
+    ----------
+    problem_at : callable
+        The problem with so many bytes of HBM on each GPU, of which the user's constraints may
+        reserve some.
+    budgets_bytes : sequence of int
+    solve_problem : callable
     """
     budgets = sorted(set(budgets_bytes))
-    results = [
-        solve_problem(replace(problem, topology=problem.topology.with_memory(hbm=budget)))
-        for budget in budgets
-    ]
+    results = [solve_problem(problem_at(budget)) for budget in budgets]
     times: list[float | None] = []
     for result in results:
         known = [t for t in (result.step_time_s, times[-1] if times else None) if t is not None]
@@ -198,6 +270,12 @@ def _changes(problem: Problem) -> list[tuple[str, Problem]]:
         machine,
         gpus=tuple(replace(g, memory_bytes=g.memory_bytes + HBM_STEP_BYTES) for g in machine.gpus),
     )
+    roomier = replace(
+        machine,
+        hosts=tuple(
+            replace(h, memory_bytes=h.memory_bytes + DRAM_STEP_BYTES) for h in machine.hosts
+        ),
+    )
     faster_hbm = replace(
         machine,
         gpus=tuple(replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * FASTER) for g in machine.gpus),
@@ -210,6 +288,7 @@ def _changes(problem: Problem) -> list[tuple[str, Problem]]:
     )
     machines = [
         (f"+{format_bytes(HBM_STEP_BYTES)} of HBM per GPU", larger),
+        (f"+{format_bytes(DRAM_STEP_BYTES)} of DRAM per host", roomier),
         ("HBM bandwidth +10%", faster_hbm),
         ("host link bandwidth +10%", _with_faster(machine, "pcie")),
         ("DRAM bandwidth +10%", faster_dram),
@@ -239,7 +318,7 @@ def _effect(
     base: SolveResult,
     changed: Problem,
     result: SolveResult,
-    priced_s: float,
+    priced_s: float | None,
 ) -> Effect:
     if result.step_time_s is None or base.step_time_s is None:
         detail = result.termination.detail
@@ -247,7 +326,8 @@ def _effect(
     scale = changed.global_batch_size / problem.global_batch_size
     before, after = base.step_time_s, result.step_time_s
     # A price holds at the margin: of a saving larger than the step it says nothing.
-    priced = before / (before - priced_s) - 1 if 0 < priced_s < before else None
+    known = priced_s is not None and 0 <= priced_s < before
+    priced = before / (before - (priced_s or 0.0)) - 1 if known else None
     return Effect(
         words,
         after,

@@ -1,36 +1,42 @@
 """The best plan of a tiny problem, by trying every one of the search space."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations, product
+from typing import NamedTuple
 
 import numpy as np
 
-from cost_models import CostModel
-from placer import Problem
+from cost_models import CostModel, Cut, Piece
+from cost_models._base import REPLICA
+from placer import Plan, Problem
+from placer.constraints.constraints import Constraints
+from placer.constraints.unmet import unmet
+from placer.plan.memory import row_map_bytes
 from solvers._build import build_plan
 from solvers._instance import Instance, Placement
 
 
+class Choice(NamedTuple):
+    """One way to place a table: replicas, and pieces on GPUs with their hot rows."""
+
+    replicas: tuple[Piece, ...]
+    placements: tuple[Placement, ...]
+
+
 @dataclass(frozen=True)
 class Choices:
-    """All ways to place one table, shape (choices, GPUs or hosts): seconds and bytes."""
+    """Ways to place some tables, shape (choices, GPUs or hosts): seconds and bytes.
 
+    `ways` has shape (choices, tables): numbers of the choices of each of the tables.
+    """
+
+    ways: np.ndarray
     gpu_s: np.ndarray
     dram_s: np.ndarray
     hbm_bytes: np.ndarray
     dram_bytes: np.ndarray
-
-    def beside(self, other: "Choices") -> "Choices":
-        """All ways to place two tables; both add up."""
-        return Choices(
-            *(
-                (mine[:, None, :] + theirs[None, :, :]).reshape(-1, mine.shape[1])
-                for mine, theirs in zip(self.parts, other.parts, strict=True)
-            )
-        )
-
-    def only(self, kept: np.ndarray) -> "Choices":
-        return Choices(*(part[kept] for part in self.parts))
 
     @property
     def parts(self) -> tuple[np.ndarray, ...]:
@@ -40,41 +46,136 @@ class Choices:
     def step_time_s(self) -> np.ndarray:
         return np.maximum(self.gpu_s.max(axis=1), self.dram_s.max(axis=1))
 
+    def beside(self, other: "Choices") -> "Choices":
+        """All ways to place the tables of both; costs add up."""
+        mine, theirs = np.indices((len(self.ways), len(other.ways))).reshape(2, -1)
+        return Choices(
+            np.concatenate((self.ways[mine], other.ways[theirs]), axis=1),
+            *(one[mine] + two[theirs] for one, two in zip(self.parts, other.parts, strict=True)),
+        )
 
-def choices_of(problem: Problem, model: CostModel, table: int) -> Choices:
-    """Every cut, every assignment of its pieces, every number of hot rows of each.
+    def only(self, kept: np.ndarray) -> "Choices":
+        return Choices(self.ways[kept], *(part[kept] for part in self.parts))
 
-    Time and memory are those of the plan that results, not of the curves that solvers use.
+    def without_worse(self) -> "Choices":
+        """Those that no other is at least as good as in everything, equal ones once."""
+        costs = np.concatenate(self.parts, axis=1)
+        order = np.argsort(costs.sum(axis=1), kind="stable")
+        kept = []
+        while order.size:
+            kept.append(order[0])
+            order = order[(costs[order] < costs[order[0]]).any(axis=1)]
+        return self.only(np.array(kept, dtype=np.int64))
+
+
+class Enumeration:
+    """All plans of a problem under a cost model.
+
+    Time and memory of every piece on every GPU with every number of hot rows are those of a
+    plan of nothing else, from `CostModel.evaluate` and never from a curve; a plan's are their
+    sums. Only the map of a table's rows belongs to no piece: it is on all GPUs that serve the
+    table if any of its pieces asks for it.
     """
-    instance, topology = Instance(problem, model), problem.topology
-    rows = problem.profile.tables[table].table.rows
-    found: list[tuple[list[float], ...]] = []
-    for cut in instance.cuts_of(table):
-        pieces = instance.pieces(table, cut)
-        hots = product(*(range(len(range(p.offset, rows, cut.ways)) + 1) for p in pieces))
-        for hot, gpus in product(hots, permutations(range(instance.gpus), len(pieces))):
-            placed = [Placement(p, g, h) for p, g, h in zip(pieces, gpus, hot, strict=True)]
-            report = model.evaluate(problem, build_plan(instance, placed))
-            found.append(
-                (
-                    [gpu.total_s for gpu in report.gpus],
-                    [host.dram_s for host in report.hosts],
-                    [report.memory[gpu.id].total_bytes for gpu in topology.gpus],
-                    [report.memory[host.id].total_bytes for host in topology.hosts],
-                )
-            )
-    return Choices(*(np.array(part, dtype=float) for part in zip(*found, strict=True)))
 
+    def __init__(self, problem: Problem, model: CostModel) -> None:
+        self.problem = problem
+        self.model = model
+        # Constraints are not taken from what solvers make of them, but asked of plans.
+        self.free = replace(problem, constraints=Constraints())
+        self.instance = Instance(self.free, model)
+        self.gpus = range(len(problem.topology.gpus))
+        self.part = cache(self._part)
 
-def best_step_time_s(problem: Problem, model: CostModel) -> float:
-    """Step time of the best plan that fits; infinite if none does."""
-    hbm = np.array([gpu.memory_bytes for gpu in problem.topology.gpus])
-    dram = np.array([host.memory_bytes for host in problem.topology.hosts])
-    choices = None
-    for table in range(len(problem.profile)):
-        mine = choices_of(problem, model, table)
-        choices = mine if choices is None else choices.beside(mine)
-        fits = (choices.hbm_bytes <= hbm).all(axis=1) & (choices.dram_bytes <= dram).all(axis=1)
-        choices = choices.only(fits)
-    assert choices is not None
-    return float(choices.step_time_s.min(initial=np.inf))
+    def plan(self, choices: Iterable[Choice]) -> Plan:
+        """The plan of some tables' choices."""
+        replicas = [piece for choice in choices for piece in choice.replicas]
+        placements = [placed for choice in choices for placed in choice.placements]
+        return build_plan(self.instance, placements, replicas)
+
+    def _part(self, piece: Piece, gpu: int, hot_rows: int) -> tuple[np.ndarray, bool]:
+        """Seconds and bytes of all devices, and whether a map of rows is asked for."""
+        replica = piece.strip == REPLICA
+        plan = build_plan(
+            self.instance,
+            [] if replica else [Placement(piece, gpu, hot_rows)],
+            [piece] if replica else [],
+        )
+        report, topology = self.model.evaluate(self.free, plan), self.problem.topology
+        used = report.memory
+        without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.gpus]
+        costs = np.array(
+            [cost.total_s for cost in report.gpus]
+            + [host.dram_s for host in report.hosts]
+            + without_map
+            + [used[host.id].total_bytes for host in topology.hosts],
+            dtype=np.float64,
+        )
+        return costs, bool(plan.row_order)
+
+    def _of_cut(self, table: int, cut: Cut) -> Iterator[tuple[Choice, np.ndarray]]:
+        """All ways to place a table that is cut in this way, with their costs."""
+        instance, gpus, hosts = self.instance, len(self.gpus), len(self.problem.topology.hosts)
+        pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
+        replicas = (replica,) if replica else ()
+        base, base_map = self.part(replica, 0, cut.head) if replica else (0.0, False)
+        spec = self.problem.profile.tables[table].table
+        hots = [range(len(range(*piece.rows(spec.rows))) + 1) for piece in pieces]
+        for homes in permutations(self.gpus, len(pieces)):
+            served = np.zeros(2 * (gpus + hosts))
+            at = [gpus + hosts + gpu for gpu in (self.gpus if replica else homes)]
+            served[at] = row_map_bytes(spec)
+            for hot_rows in product(*hots):
+                parts = [self.part(*p) for p in zip(pieces, homes, hot_rows, strict=True)]
+                costs = base + sum(cost for cost, _ in parts)
+                if base_map or any(mapped for _, mapped in parts):
+                    costs = costs + served
+                placed = tuple(map(Placement, pieces, homes, hot_rows))
+                yield Choice(replicas, placed), costs
+
+    def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
+        """Every cut, every assignment of its pieces, every number of hot rows of each."""
+        cuts = self.model.cuts(self.free, table)
+        found = [way for cut in cuts for way in self._of_cut(table, cut)]
+        if self.problem.constraints:
+            found = [
+                (choice, costs)
+                for choice, costs in found
+                if not unmet(self.plan([choice]), self.problem.constraints)
+            ]
+        gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
+        costs = np.array([costs for _, costs in found]).reshape(-1, 2 * (gpus + hosts))
+        ends = [gpus, gpus + hosts, 2 * gpus + hosts]
+        choices = Choices(np.arange(len(found))[:, None], *np.split(costs, ends, axis=1))
+        return [choice for choice, _ in found], choices
+
+    def best(self) -> tuple[float, Plan | None]:
+        """The step time and the plan of the best placement that fits; infinite if none does."""
+        topology, names = self.problem.topology, self.problem.profile.table_names
+        hbm = np.array([gpu.memory_bytes for gpu in topology.gpus])
+        dram = np.array([host.memory_bytes for host in topology.hosts])
+        groups = [[names.index(n) for n in g] for g in self.problem.constraints.together]
+        tables = [self.choices_of(table) for table in range(len(names))]
+        best: tuple[float, Plan | None] = np.inf, None
+        # Tables that one GPU has to serve: on one after the other.
+        for homes in product(self.gpus, repeat=len(groups)):
+            kept = [choices for _, choices in tables]
+            for home, group in zip(homes, groups, strict=True):
+                for table in group:
+                    here = [all(p.gpu == home for p in c.placements) for c in tables[table][0]]
+                    kept[table] = kept[table].only(np.array(here, dtype=bool))
+            together = None
+            for number, mine in enumerate(kept):
+                more = mine.without_worse()
+                together = more if together is None else together.beside(more)
+                fits = (together.hbm_bytes <= hbm).all(axis=1)
+                fits &= (together.dram_bytes <= dram).all(axis=1)
+                together = together.only(fits & (together.step_time_s < best[0]))
+                if number + 1 < len(kept):
+                    together = together.without_worse()
+            assert together is not None
+            if len(together.ways):
+                fastest = int(together.step_time_s.argmin())
+                ways = zip(tables, together.ways[fastest].tolist(), strict=True)
+                chosen = [choices[number] for (choices, _), number in ways]
+                best = float(together.step_time_s[fastest]), self.plan(chosen)
+        return best

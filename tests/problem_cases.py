@@ -58,6 +58,20 @@ def unequal_machine(hbm_bytes: int = 1 << 40, *, launch_s: float = 1e-6) -> Topo
     return replace(topology, gpus=(*topology.gpus[:2], *slow))
 
 
+def crossed_machine(hbm_bytes: int = 1 << 40, *, launch_s: float = 1e-6) -> Topology:
+    """Two GPUs of which one has the faster memory, the other the faster link to its host."""
+    topology = machine(2, hbm_bytes=hbm_bytes, launch_s=launch_s)
+    fast, slow = topology.gpus
+    links = [
+        replace(link, bytes_per_s=link.bytes_per_s * 8)
+        if (link.a, link.kind) == (slow.id, "pcie")
+        else link
+        for link in topology.links
+    ]
+    slow = replace(slow, hbm_bytes_per_s=slow.hbm_bytes_per_s / 3)
+    return replace(topology, gpus=(fast, slow), links=tuple(links))
+
+
 def plan_for(problem: Problem, *shards: Shard) -> Plan:
     tables = tuple(profile.table for profile in problem.profile)
     return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
@@ -118,6 +132,7 @@ def problems(draw: st.DrawFn, *, hbm_bytes: int = 1 << 40) -> Problem:
                 machine(3, hbm_bytes=hbm_bytes),
                 machine(2, 2, hbm_bytes=hbm_bytes),
                 unequal_machine(hbm_bytes),
+                crossed_machine(hbm_bytes),
             ]
         )
     )

@@ -1,7 +1,10 @@
 """Cost models: what every one of them promises."""
 
 import math
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,163 +21,306 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import COST_MODELS, CostModel, CostReport, Roofline, cost_model
-from placer import Problem, Shard, TableProfile
+from cost_models import COST_MODELS, CostModel, CostReport, Cut, Piece, PieceCurve, cost_model
+from cost_models._base import Cold
+from placer import Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
-from placer.plan.memory import ROW_MAP_BYTES_PER_ROW
+from placer.plan.memory import row_map_bytes
 from placer.plan.plan import Lookup
 from placer.plan.verify import violations
+from placer.tables import Table
 from solvers._build import build_plan
-from solvers._instance import Instance, Piece, Placement
+from solvers._instance import Instance, Placement
 
 LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
+
+PRICES = np.concatenate(([0.0], np.geomspace(1e-16, 1e-4, 61)))
+"""Seconds per byte of HBM: from far less than any row is worth to far more."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A problem, and where every piece of its tables is."""
+
+    problem: Problem
+    placements: list[Placement]
+    replicas: list[Piece]
+
+    def plan(self, model: CostModel) -> Plan:
+        return build_plan(Instance(self.problem, model), self.placements, self.replicas)
+
+
+@st.composite
+def any_cuts(
+    draw: st.DrawFn, table: Table, gpus: int, colds: Sequence[Cold], *, head: bool = True
+) -> Cut:
+    """A cut of any kind, whether a model would search it or not."""
+    replicated = draw(st.integers(0, table.rows)) if head and gpus > 1 else 0
+    inner = draw(st.sets(st.integers(1, table.dim - 1), max_size=gpus - 1))
+    edges = [0, *sorted(inner), table.dim]
+    widths = tuple(right - left for left, right in pairwise(edges)) if inner else ()
+    most = min(gpus // max(1, len(widths)), table.rows - replicated)
+    return Cut(
+        draw(st.integers(1, max(1, most))),
+        widths,
+        replicated,
+        draw(st.sampled_from(colds)),
+        draw(st.booleans()),
+    )
 
 
 def gpu_seconds(report: CostReport, gpu: int = 0) -> float:
     return report.gpus[gpu].total_s
 
 
-@st.composite
-def placed(draw: st.DrawFn) -> tuple[Problem, list[Placement]]:
-    """A problem, and pieces of one cut of each of its tables on GPUs of their own."""
-    problem = draw(problems())
-    instance = Instance(problem, Roofline())
-    placements = []
-    for table in range(instance.tables):
-        cut = draw(st.sampled_from(instance.cuts_of(table)))
-        gpus = draw(st.permutations(range(instance.gpus)))
-        for piece, gpu in zip(instance.pieces(table, cut), gpus, strict=False):
-            rows = len(range(piece.offset, problem.profile.tables[table].table.rows, cut.ways))
-            placements.append(Placement(piece, gpu, draw(st.integers(0, rows))))
-    return problem, placements
+def at(curve: PieceCurve, values: np.ndarray, hot_rows: int) -> float:
+    return float(np.interp(hot_rows, curve.hot_rows, values))
+
+
+def is_split(curve: PieceCurve, hot_rows: int) -> bool:
+    return 0 < hot_rows < int(curve.hot_rows[-1])
 
 
 class CostModelContract:
-    """What solvers and reports take for granted. A model's test class says which it is."""
+    """What solvers and reports take for granted. A model's test class says which it is.
+
+    Tests draw their cases from the methods below, which a model that knows fewer cuts, or
+    fewer tables, overrides.
+    """
 
     name: str
+
+    colds: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
+    """Ways to read cold rows that the model knows."""
+
+    lookups = LOOKUPS
+    launches = True
+    """Whether every shard costs a launch."""
 
     @property
     def model(self) -> CostModel:
         return cost_model(self.name)
 
+    def problem(self, data: st.DataObject) -> Problem:
+        return data.draw(problems())
+
+    def table(self, data: st.DataObject) -> TableProfile:
+        return data.draw(table_profiles("t"))
+
+    def can_replicate(self, lookup: Lookup, replicas: int) -> bool:
+        """Whether so many of four GPUs may hold a table that is read in this way."""
+        return True
+
+    def cut(self, data: st.DataObject, problem: Problem, table: int, *, head: bool = True) -> Cut:
+        """A cut of the search space, or any other that the model knows."""
+        spec = problem.profile.tables[table].table
+        searched = [c for c in self.model.cuts(problem, table) if head or not c.head]
+        others = any_cuts(spec, len(problem.topology.gpus), self.colds, head=head)
+        return data.draw(st.sampled_from(searched) | others)
+
+    def hot_rows(self, data: st.DataObject, curves: list[PieceCurve]) -> list[int]:
+        """Rows in HBM of each piece of a table: often at a point of its curve."""
+        return [
+            data.draw(
+                st.sampled_from(curve.hot_rows.tolist()) | st.integers(0, int(curve.hot_rows[-1]))
+            )
+            for curve in curves
+        ]
+
+    def homes(self, data: st.DataObject, cut: Cut, gpus: int) -> list[int]:
+        """GPUs for the pieces of a table, each its own."""
+        return data.draw(st.permutations(range(gpus)))
+
+    def placed(self, data: st.DataObject) -> Placed:
+        problem, model = self.problem(data), self.model
+        instance = Instance(problem, model)
+        placements, replicas = [], []
+        for table in range(instance.tables):
+            cut = self.cut(data, problem, table)
+            pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
+            replicas += [replica] if replica else []
+            homes = self.homes(data, cut, instance.gpus)[: len(pieces)]
+            curves = [instance.curve(p, gpu) for p, gpu in zip(pieces, homes, strict=True)]
+            hot_rows = self.hot_rows(data, curves)
+            placements += map(Placement, pieces, homes, hot_rows)
+        return Placed(problem, placements, replicas)
+
     def test_it_is_a_cost_model_by_its_name(self) -> None:
         assert isinstance(self.model, CostModel)
         assert self.model.name == self.name
 
-    @given(placed())
-    @settings(max_examples=80, deadline=None)
-    def test_pieces_add_up_to_the_plan(self, case: tuple[Problem, list[Placement]]) -> None:
-        problem, placements = case
-        instance = Instance(problem, self.model)
-        plan = build_plan(instance, placements)
+    @given(st.data())
+    @settings(max_examples=150, deadline=None)
+    def test_pieces_add_up_to_the_plan(self, data: st.DataObject) -> None:
+        case, model = self.placed(data), self.model
+        problem, instance = case.problem, Instance(case.problem, model)
+        topology, gpus = problem.topology, range(len(problem.topology.gpus))
+        plan = case.plan(model)
         assert violations(plan) == []
-        report = self.model.evaluate(problem, plan)
-        topology = problem.topology
-        gpu_s = dict.fromkeys((gpu.id for gpu in topology.gpus), 0.0)
-        dram_s = dict.fromkeys((host.id for host in topology.hosts), 0.0)
-        hbm_bytes, dram_bytes = dict(gpu_s), dict(dram_s)
-        for placement in placements:
-            gpu = topology.gpus[placement.gpu]
-            curve = instance.curve(placement.piece, placement.gpu)
-            hot = placement.hot_rows
-
-            def at(values: np.ndarray) -> float:
-                return float(np.interp(hot, curve.hot_rows, values))  # noqa: B023
-
-            split = 0 < hot < curve.hot_rows[-1]
-            gpu_s[gpu.id] += at(curve.gpu_s) + (curve.split_s if split else 0.0)
-            dram_s[gpu.host] += at(curve.dram_s)
-            hbm_bytes[gpu.id] += at(curve.hbm_bytes) + (curve.split_hbm_bytes if split else 0.0)
-            dram_bytes[gpu.host] += at(curve.dram_bytes)
+        report = model.evaluate(problem, plan)
+        gpu_s, dram_s, hbm_bytes, dram_bytes, unsure = (defaultdict[str, float](float)
+                                                        for _ in range(5))  # fmt: skip
+        parts = [(p.piece, p.gpu, p.hot_rows) for p in case.placements]
+        parts += [(piece, gpu, piece.cut.head) for piece in case.replicas for gpu in gpus]
+        for piece, number, hot in parts:
+            gpu, curve = topology.gpus[number], instance.curve(piece, number)
+            split = is_split(curve, hot)
+            gpu_s[gpu.id] += at(curve, curve.gpu_s, hot) + split * curve.split_s
+            dram_s[gpu.host] += at(curve, curve.dram_s, hot)
+            used = at(curve, curve.hbm_bytes, hot) + split * curve.split_hbm_bytes
+            hbm_bytes[gpu.id] += used
+            dram_bytes[gpu.host] += at(curve, curve.dram_bytes, hot)
+            # Buffers of each shard are rounded up to bytes. Between its points a curve may
+            # understate them, and the map that another piece of the table asks for.
+            spec = problem.profile.tables[piece.table].table
+            unsure[gpu.id] += 3
+            if hot not in curve.hot_rows:
+                unsure[gpu.id] += float(staging_buffer_bytes(spec, spec.rows, spec.dim))
+            if piece.cut.pieces > 1:
+                unsure[gpu.id] += row_map_bytes(spec)
         for cost in report.gpus:
             assert cost.total_s == pytest.approx(gpu_s[cost.device], rel=1e-9, abs=1e-18)
+            total = report.memory[cost.device].total_bytes
+            counted = hbm_bytes[cost.device]
+            assert counted - 1e-3 <= total <= counted + unsure[cost.device]
         for host in report.hosts:
             assert host.dram_s == pytest.approx(dram_s[host.device], rel=1e-9, abs=1e-18)
             assert report.memory[host.device].total_bytes == round(dram_bytes[host.device])
-        for gpu in topology.gpus:
-            # Between its points a curve may understate staging buffers, and the row map of a
-            # strip is not its own where another strip of the table is split.
-            used = report.memory[gpu.id]
-            spare = sum(
-                float(staging_buffer_bytes(p.table, p.table.rows, p.table.dim))
-                for p in problem.profile
-            )
-            maps = sum(ROW_MAP_BYTES_PER_ROW * p.table.rows for p in problem.profile)
-            assert used.total_bytes >= hbm_bytes[gpu.id] - 1e-3
-            assert used.total_bytes <= hbm_bytes[gpu.id] + spare + maps + len(plan.shards)
 
-    @given(placed())
-    @settings(max_examples=40, deadline=None)
-    def test_memory_is_that_of_the_curve_at_its_points(
-        self, case: tuple[Problem, list[Placement]]
-    ) -> None:
-        problem, placements = case
-        instance = Instance(problem, self.model)
-        for placement in placements:
-            if placement.piece.cut.pieces > 1:
-                continue
-            curve = instance.curve(placement.piece, placement.gpu)
-            for point, hot in enumerate(curve.hot_rows):
-                plan = build_plan(instance, [replace(placement, hot_rows=int(hot))])
-                used = self.model.evaluate(problem, plan).memory
-                split = curve.split_hbm_bytes if 0 < hot < curve.hot_rows[-1] else 0.0
-                gpu = problem.topology.gpus[placement.gpu]
-                expected = curve.hbm_bytes[point] + split
-                # Buffers of the hot and of the cold shard are rounded up to bytes, each by itself.
-                assert expected - 1e-3 <= used[gpu.id].total_bytes <= expected + 2
-                assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
-
-    @given(problems(), st.data())
+    @given(st.data())
     @settings(max_examples=60, deadline=None)
-    def test_curves_are_convex_and_fall(self, problem: Problem, data: st.DataObject) -> None:
-        instance = Instance(problem, self.model)
+    def test_memory_is_that_of_the_curve_at_its_points(self, data: st.DataObject) -> None:
+        problem, model = self.problem(data), self.model
+        instance = Instance(problem, model)
         table = data.draw(st.integers(0, instance.tables - 1))
-        for cut in instance.cuts_of(table):
-            for piece in instance.pieces(table, cut):
-                curve = instance.curve(piece, data.draw(st.integers(0, instance.gpus - 1)))
-                hot = curve.hot_rows
-                assert hot[0] == 0
-                assert (np.diff(hot) > 0).all()
-                assert hot[-1] == len(
-                    range(piece.offset, problem.profile.tables[table].table.rows, cut.ways)
-                )
-                for times in (curve.gpu_s, curve.dram_s):
-                    scale = 1e-12 * (1 + times[0])
-                    slopes = np.diff(times) / np.diff(hot)
-                    assert (slopes <= scale).all()
-                    assert (np.diff(slopes) >= -scale).all()
-                assert (np.diff(curve.dram_bytes) < 0).all()
-                assert (curve.hbm_bytes >= 0).all()
-                assert curve.split_s >= 0
-                assert curve.split_hbm_bytes >= 0
+        cut = self.cut(data, problem, table, head=False)
+        assume(cut.pieces == 1)
+        (piece,), number = instance.pieces(table, cut), data.draw(st.integers(0, instance.gpus - 1))
+        gpu, curve = problem.topology.gpus[number], instance.curve(piece, number)
+        for point, hot in enumerate(curve.hot_rows.tolist()):
+            plan = build_plan(instance, [Placement(piece, number, hot)])
+            used = model.evaluate(problem, plan).memory
+            expected = curve.hbm_bytes[point] + is_split(curve, hot) * curve.split_hbm_bytes
+            # Buffers of the hot and of the cold rows are rounded up to bytes, each by itself.
+            assert expected - 1e-3 <= used[gpu.id].total_bytes <= expected + 2
+            assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
 
-    @given(problems(), st.data())
-    @settings(max_examples=60, deadline=None)
-    def test_more_rows_in_hbm_never_cost_more(self, problem: Problem, data: st.DataObject) -> None:
-        """The launch of a second shard aside."""
-        instance = Instance(problem, self.model)
-        rows = problem.profile.tables[0].table.rows
-        more = data.draw(st.integers(1, rows))
-        less = data.draw(st.integers(0, more - 1))
+    @given(st.data())
+    @settings(max_examples=100, deadline=None)
+    def test_curves_are_as_promised(self, data: st.DataObject) -> None:
+        problem, model = self.problem(data), self.model
+        instance = Instance(problem, model)
+        table = data.draw(st.integers(0, instance.tables - 1))
+        rows, dim = instance.rows(table), problem.profile.tables[table].table.dim
+        gpu = data.draw(st.integers(0, instance.gpus - 1))
+        for cut in (*model.cuts(problem, table), self.cut(data, problem, table)):
+            pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
+            cells = sum(len(range(*p.rows(rows))) * int(np.ptp(p.columns(dim))) for p in pieces)
+            assert cells == (rows - cut.head) * dim
+            for piece in pieces:
+                curve = instance.curve(piece, gpu)
+                assert curve.hot_rows[0] == 0
+                assert curve.hot_rows[-1] == len(range(*piece.rows(rows)))
+                self.check_curve(curve)
+                if cut.cold in ("staged", "uva"):
+                    self.check_convex(curve)
+            if replica is not None:
+                curve = instance.curve(replica, gpu)
+                assert curve.hot_rows.tolist() == [cut.head]
+                assert curve.dram_s == curve.dram_bytes == [0.0]
+                assert curve.split_s == curve.split_hbm_bytes == 0
+                self.check_curve(curve)
+
+    def check_curve(self, curve: PieceCurve) -> None:
+        """What holds of every curve: see the docstring of `PieceCurve`."""
+        parts = (curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
+        for values in parts:
+            assert values.shape == curve.hot_rows.shape
+            assert np.isfinite(values).all()
+            assert (values >= 0).all()
+        assert curve.split_s >= 0
+        assert curve.split_hbm_bytes >= 0
+        assert (np.diff(curve.hot_rows) > 0).all()
+        assert (np.diff(curve.dram_s) <= 1e-12 * curve.dram_s[0]).all()
+        assert (np.diff(curve.dram_bytes) <= 0).all()
+        assert curve.dram_bytes[-1] == 0
+        smaller = np.diff(curve.hbm_bytes) < -1e-6
+        assert (np.diff(curve.gpu_s)[smaller] <= 1e-12 * curve.gpu_s[0]).all()
+
+    def check_convex(self, curve: PieceCurve) -> None:
+        """What holds where cold rows are staged or read in place."""
+        for times in (curve.gpu_s, curve.dram_s):
+            scale = 1e-12 * (1 + times[0])
+            slopes = np.diff(times) / np.diff(curve.hot_rows)
+            assert (slopes <= scale).all()
+            assert (np.diff(slopes) >= -scale).all()
+        assert (np.diff(curve.dram_bytes) < 0).all()
+
+    @given(st.data())
+    @settings(max_examples=200, deadline=None)
+    def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
+        """At any price of HBM, and each piece on the kind of GPU that is best for it."""
+        problem, model = self.problem(data), self.model
+        extra_s = model.extra_cut_s(problem)
+        if extra_s is None:
+            return
+        instance = Instance(problem, model)
+        table = data.draw(st.integers(0, instance.tables - 1))
+        cut = self.cut(data, problem, table)
+        pieces = instance.pieces(table, cut)
+        assume(len(pieces) > 1)
+        (single,) = instance.pieces(table, Cut(head=cut.head, cold=cut.cold))
+
+        def least(piece: Piece, seconds: str, prices: np.ndarray) -> np.ndarray:
+            found = []
+            for gpu in instance.kinds:
+                curve = instance.curve(piece, gpu)
+                priced = getattr(curve, seconds) + prices[:, None] * curve.hbm_bytes
+                found.append(priced.min(axis=1))
+            return np.min(found, axis=0)
+
+        def least_bytes(piece: Piece, *, dram: bool) -> float:
+            curves = [instance.curve(piece, gpu) for gpu in instance.kinds]
+            return min(float((c.hbm_bytes + dram * c.dram_bytes).min()) for c in curves)
+
+        # Pieces with caches may be better than one cache: see `CostModel.extra_cut_s`.
+        more = [("gpu_s", extra_s), ("dram_s", 0.0)] if cut.cold != "cached" else []
+        for seconds, more_s in more:
+            together = sum(least(piece, seconds, PRICES) for piece in pieces)
+            assert (together >= (least(single, seconds, PRICES) + more_s) * (1 - 1e-9)).all()
+        for dram in (False, True):
+            together = sum(least_bytes(piece, dram=dram) for piece in pieces)
+            assert together >= least_bytes(single, dram=dram) * (1 - 1e-9)
+
+    @given(st.data())
+    @settings(max_examples=80, deadline=None)
+    def test_more_rows_in_hbm_never_cost_more(self, data: st.DataObject) -> None:
+        """The launch of a second shard aside; and a cache has at least one row."""
+        problem, model = self.problem(data), self.model
+        instance = Instance(problem, model)
+        rows = instance.rows(0)
+        cold = data.draw(st.sampled_from(self.colds))
+        piece, least = Piece(0, Cut(cold=cold)), int(cold == "cached")
+        assume(cold != "host" and rows > least)
+        less = data.draw(st.integers(least, rows - 1))
+        more = data.draw(st.integers(less + 1, rows))
         costs = []
         for hot in (less, more):
-            plan = build_plan(instance, [Placement(Piece(0), 0, hot)])
-            report = self.model.evaluate(problem, plan)
+            plan = build_plan(instance, [Placement(piece, 0, hot)])
+            report = model.evaluate(problem, plan)
             costs.append((gpu_seconds(report) - report.gpus[0].launch_s, report.hosts[0].dram_s))
-            assert report.gpus[0].launch_s >= problem.topology.gpus[0].launch_s
+            if self.launches:
+                assert report.gpus[0].launch_s >= problem.topology.gpus[0].launch_s
         # Taking the launch off leaves the rounding of a much larger number.
         assert costs[1][0] <= costs[0][0] * (1 + 1e-12) + 1e-18
         assert costs[1][1] <= costs[0][1] * (1 + 1e-12) + 1e-18
 
-    @given(placed(), st.floats(1.0, 10.0))
+    @given(st.data(), st.floats(1.0, 10.0))
     @settings(max_examples=40, deadline=None)
-    def test_faster_hardware_never_costs_more(
-        self, case: tuple[Problem, list[Placement]], factor: float
-    ) -> None:
-        problem, placements = case
-        plan = build_plan(Instance(problem, self.model), placements)
+    def test_faster_hardware_never_costs_more(self, data: st.DataObject, factor: float) -> None:
+        case = self.placed(data)
+        problem, plan = case.problem, case.plan(self.model)
         before = self.model.evaluate(problem, plan)
         topology = problem.topology
         links = tuple(replace(k, bytes_per_s=k.bytes_per_s * factor) for k in topology.links)
@@ -193,6 +339,7 @@ class CostModelContract:
                 assert one.link_s <= two.link_s * (1 + 1e-12) + 1e-18
 
     @given(
+        st.data(),
         st.integers(1, 5000),
         st.floats(0, 1.8),
         st.floats(0, 1.8),
@@ -201,39 +348,85 @@ class CostModelContract:
     )
     @settings(max_examples=60, deadline=None)
     def test_more_skew_never_costs_more_link_time_at_the_same_split(
-        self, rows: int, one: float, two: float, hot_share: float, lookups: float
+        self,
+        data: st.DataObject,
+        rows: int,
+        one: float,
+        two: float,
+        hot_share: float,
+        lookups: float,
     ) -> None:
         hot = round(rows * hot_share)
+        piece = Piece(0, Cut(cold=data.draw(st.sampled_from(self.colds))))
         link_s = []
         for exponent in sorted((one, two)):
             problem = problem_of(zipf_table("t", rows, lookups=lookups, exponent=exponent))
-            plan = build_plan(Instance(problem, self.model), [Placement(Piece(0), 0, hot)])
+            plan = build_plan(Instance(problem, self.model), [Placement(piece, 0, hot)])
             link_s.append(self.model.evaluate(problem, plan).gpus[0].link_s)
         # Beyond its exact head a Zipf CDF is piecewise linear, to well under 1%.
         assert link_s[1] <= link_s[0] * (1 + (1e-9 if rows <= 256 else 1e-2)) + 1e-15
 
-    @given(placed())
+    @given(st.data())
     @settings(max_examples=20, deadline=None)
-    def test_the_same_question_has_the_same_answer(
-        self, case: tuple[Problem, list[Placement]]
-    ) -> None:
-        problem, placements = case
-        plan = build_plan(Instance(problem, self.model), placements)
-        assert self.model.evaluate(problem, plan) == cost_model(self.name).evaluate(problem, plan)
-        one, two = (
-            self.model.piece_curve(problem, 0, 1, 0, problem.profile.tables[0].table.dim, 0)
-            for _ in range(2)
-        )
-        np.testing.assert_array_equal(one.gpu_s, two.gpu_s)
-        np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
+    def test_the_same_question_has_the_same_answer(self, data: st.DataObject) -> None:
+        case = self.placed(data)
+        problem, model, other = case.problem, self.model, cost_model(self.name)
+        plan = case.plan(model)
+        assert model.evaluate(problem, plan) == other.evaluate(problem, plan)
+        assert model.extra_cut_s(problem) == other.extra_cut_s(problem)
+        for table in range(len(problem.profile)):
+            cuts = model.cuts(problem, table)
+            assert cuts == other.cuts(problem, table)
+            assert len(set(cuts)) == len(cuts)
+        for placed in case.placements:
+            one, two = (m.piece_curve(problem, placed.piece, placed.gpu) for m in (model, other))
+            np.testing.assert_array_equal(one.gpu_s, two.gpu_s)
+            np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
 
-    @given(table_profiles("t"), st.sampled_from(LOOKUPS), st.integers(1, 4), st.booleans())
+    @given(st.data())
+    @settings(max_examples=60, deadline=None)
+    def test_cuts_that_are_searched_can_be_placed(self, data: st.DataObject) -> None:
+        """On GPUs of their own, and whole tables always; no piece is empty unless its table is."""
+        problem, model = self.problem(data), self.model
+        gpus, instance = len(problem.topology.gpus), Instance(problem, model)
+        for table in range(instance.tables):
+            cuts, rows = model.cuts(problem, table), instance.rows(table)
+            assert any(cut.pieces == 1 and not cut.head for cut in cuts)
+            for cut in cuts:
+                pieces = instance.pieces(table, cut)
+                assert len(pieces) <= gpus
+                assert 0 <= cut.head <= rows
+                assert not cut.head or gpus > 1
+                assert all(len(range(*piece.rows(rows))) or not rows for piece in pieces)
+
+    @given(st.data())
+    @settings(max_examples=80, deadline=None)
+    def test_buffers_of_shards(self, data: st.DataObject) -> None:
+        """Whole bytes; only one of a table's shards on a GPU is charged for its pooled output."""
+        case, model = self.placed(data), self.model
+        plan, names = case.plan(model), case.problem.profile.table_names
+        seen = set()
+        for shard in plan.shards:
+            table = names.index(shard.table)
+            with_bags, without = (
+                model.buffer_bytes(case.problem, table, shard, returns_bags=bags)
+                for bags in (True, False)
+            )
+            assert isinstance(with_bags, int)
+            assert with_bags >= without >= 0
+            place = (shard.table, shard.cols, shard.devices)
+            assert shard.buffer_bytes == (without if place in seen else with_bags)
+            seen.add(place)
+
+    @given(st.data(), st.integers(1, 4), st.booleans())
     @settings(max_examples=80, deadline=None)
     def test_every_way_to_read_rows_has_a_finite_cost(
-        self, profile: TableProfile, lookup: Lookup, replicas: int, buffered: bool
+        self, data: st.DataObject, replicas: int, buffered: bool
     ) -> None:
-        problem = problem_of(profile, topology=unequal_machine(), batch_size=16)
-        assume(lookup != "cached" or profile.table.rows >= 2)
+        problem = problem_of(self.table(data), topology=unequal_machine(), batch_size=16)
+        lookup = data.draw(st.sampled_from(self.lookups))
+        assume(lookup != "cached" or problem.profile.tables[0].table.rows >= 2)
+        assume(self.can_replicate(lookup, replicas))
         devices = [gpu.id for gpu in problem.topology.gpus[:replicas]]
         shard = replace(whole(problem, lookup, *devices), buffer_bytes=1000 if buffered else 0)
         plan = plan_for(problem, shard)
@@ -244,7 +437,7 @@ class CostModelContract:
             assert all(math.isfinite(part) and part >= 0 for part in parts)
             assert cost.total_s == pytest.approx(sum(parts))
             serves = cost.device in devices
-            assert (cost.launch_s > 0) == serves
+            assert (cost.launch_s > 0) == (serves and self.launches)
             assert (report.memory[cost.device].buffer_bytes == 1000) == (serves and buffered)
         assert report.step_time_s >= max(cost.total_s for cost in report.gpus)
         assert 0 <= report.hbm_lookup_share <= 1 + 1e-12

@@ -1,5 +1,6 @@
 """Explanations: their costs are the cost model's, and their worth of HBM its differences."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,16 +9,17 @@ from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
 
-from cost_models import Roofline
-from placer import Plan, Problem, Topology
-from placer.errors import PlacerError
+from cost_models import Cut, Roofline
+from placer import Constraints, Plan, Problem, TableRule, Topology
+from placer.constraints.unmet import unmet
+from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.verify import violations
 from placer.report.explain import explain_report
 from placer.workloads import named_workload
 from solvers import solve
 from solvers._build import build_plan, overfull
 from solvers._instance import Instance, Placement
-from solvers._placements import placements_of
+from solvers._placements import is_one_of, packing_of, placements_of
 from solvers.explain import Explanation, explain
 
 MODEL = Roofline()
@@ -34,7 +36,7 @@ def check_alternatives(problem: Problem, plan: Plan, found: Explanation) -> None
     others = {shard for shard in plan.shards if shard.table != found.table}
     assert found.current.plan is plan
     for one in (found.current, *found.alternatives):
-        assert one.step_time_s == MODEL.evaluate(problem, one.plan).step_time_s
+        assert one.step_time_s == pytest.approx(MODEL.evaluate(problem, one.plan).step_time_s)
         assert {shard for shard in one.plan.shards if shard.table != found.table} == others
         assert one.short_bytes == overfull(one.plan)
         broken = {violation.rule for violation in violations(one.plan)}
@@ -51,20 +53,97 @@ def test_alternatives_cost_what_is_said(problem: Problem, data: st.DataObject) -
     check_alternatives(problem, plan, explain(problem, plan, table, MODEL))
 
 
-@settings(max_examples=25)
-@given(problems(hbm_bytes=1 << 13))
-def test_placements_are_read_back_from_a_plan(problem: Problem) -> None:
-    plan = solve(problem, "greedy-cost").plan
-    if plan is None:
-        return
+def some_placement(
+    problem: Problem, rng: random.Random, cuts_of: dict[int, tuple[Cut, ...]] | None = None
+) -> Plan:
+    """Each table in one of its cuts, its pieces on any GPUs, any number of rows in HBM."""
     instance = Instance(problem, MODEL)
-    found = []
-    for profile in problem.profile:
-        placements = placements_of(instance, plan, profile.name)
-        assert placements is not None
-        found += placements
-    again = build_plan(instance, found)
+    placements, replicas = [], []
+    for number in range(instance.tables):
+        cut = rng.choice((cuts_of or {}).get(number) or instance.cuts_of(number))
+        pieces = instance.pieces(number, cut)
+        for piece, gpu in zip(pieces, rng.sample(range(instance.gpus), len(pieces)), strict=True):
+            rows = len(range(*piece.rows(instance.rows(number))))
+            hot = rng.choice([0, rows, rng.randint(0, rows)])
+            placements.append(Placement(piece, gpu, hot))
+        if replica := instance.replica(number, cut):
+            replicas.append(replica)
+    return build_plan(instance, placements, replicas)
+
+
+def check_read_back(problem: Problem, plan: Plan) -> None:
+    """What a plan's shards are read as makes the same shards."""
+    instance = Instance(problem, MODEL)
+    found = [placements_of(instance, plan, profile.name) for profile in problem.profile]
+    read = [one for one in found if one is not None]
+    assert len(read) == len(found)
+    placements = [placed for one in read for placed in one.placements]
+    again = build_plan(instance, placements, [piece for one in read for piece in one.replicas])
     assert set(again.shards) == set(plan.shards)
+
+
+@settings(max_examples=100)
+@given(problems(), st.integers())
+def test_placements_are_read_back_from_a_plan(problem: Problem, seed: int) -> None:
+    plan = some_placement(problem, random.Random(seed))
+    check_read_back(problem, plan)
+    instance = Instance(problem, MODEL)
+    for number, profile in enumerate(problem.profile):
+        found = placements_of(instance, plan, profile.name)
+        assert found is not None
+        assert is_one_of(found.cut, instance.cuts_of(number))
+    packing = packing_of(instance, plan)
+    if packing is not None:
+        where = {(p.piece, p.gpu) for p in packing.placements()}
+        assert len(where) == sum(map(len, packing.pieces))
+
+
+ODD_CUTS = (
+    Cut(1, (5, 11)),
+    Cut(1, (11, 5), cold="host"),
+    Cut(3, blocked=True),
+    Cut(4, blocked=True),  # Of 5 rows, the last block is empty.
+    Cut(2, (1, 15), cold="uva"),
+    Cut(2, (8, 8), head=3),
+    Cut(2, head=2, cold="cached"),
+    Cut(3, head=1, cold="host"),
+    Cut(4, cold="cached"),
+    Cut(head=4),
+    Cut(head=5),
+)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("cut", ODD_CUTS, ids=str)
+def test_placements_of_any_cut_are_read_back(cut: Cut, counted: bool) -> None:
+    for rows in (5, 60):
+        counts = list(range(rows, 0, -1))
+        table = counted_table("t", counts) if counted else zipf_table("t", rows)
+        problem = problem_of(table, topology=machine(4))
+        for seed in range(12):
+            plan = some_placement(problem, random.Random(seed), {0: (cut,)})
+            check_read_back(problem, plan)
+            found = placements_of(Instance(problem, MODEL), plan, "t")
+            assert found is not None
+            assert (found.cut.head, found.cut.widths) == (min(cut.head, rows), cut.widths)
+
+
+def test_packings_of_plans(problem: Problem, plan: Plan) -> None:
+    instance = Instance(problem, MODEL)
+    packing = packing_of(instance, plan)
+    assert packing is not None
+    assert packing.step_time_s == pytest.approx(plan.solver.step_time_s)
+    first, devices = plan.tables[0], {shard.devices for shard in plan.shards_by_table["t1"]}
+    elsewhere = next(g.id for g in problem.topology.gpus if (g.id,) not in devices)
+    pinned = Constraints.of({"t1": TableRule((elsewhere,))})
+    with pytest.raises(PlanMismatchError, match="'t1' is on gpu:., where constraints"):
+        packing_of(Instance(replace(problem, constraints=pinned), MODEL), plan)
+    # A table of more rows than its GPU holds does not fit where all of them have to.
+    full = Constraints.of({"t1": TableRule(tier="hbm")})
+    assert packing_of(Instance(replace(problem, constraints=full), MODEL), plan) is None
+    less = replace(plan, tables=plan.tables[1:], shards=plan.shards_by_table[first.name])
+    with pytest.raises(PlanMismatchError, match="no table 't1'"):
+        packing_of(instance, less)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +171,9 @@ def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: P
         assert margin.next_s_per_byte is not None
         assert margin.last_s_per_byte >= margin.next_s_per_byte > 0
         instance = Instance(problem, MODEL)
-        (placed,) = placements_of(instance, plan, profile.name) or ()
+        read = placements_of(instance, plan, profile.name)
+        assert read is not None
+        (placed,) = read.placements
         step = max(1, placed.hot_rows // 10_000)
         more = build_plan(instance, [Placement(placed.piece, placed.gpu, placed.hot_rows + step)])
         now = build_plan(instance, [placed])
@@ -139,28 +220,97 @@ def test_full_host_memory_binds() -> None:
     assert "dram" in {b.constraint for b in explain(problem, plan, "t", MODEL).bindings}
 
 
+def test_a_table_on_every_gpu_has_alternatives_and_no_margin() -> None:
+    table, other = zipf_table("t", 50, lookups=20), zipf_table("u", 100)
+    problem = problem_of(table, other, topology=machine(3))
+    shards = (
+        in_hbm("t", (0, 50, 1), (0, 16), "gpu:0", "gpu:1", "gpu:2"),
+        in_hbm("u", (0, 100, 1), (0, 16)),
+    )
+    plan = Plan((table.table, other.table), problem.topology, shards)
+    found = explain(problem, plan, "t", MODEL)
+    check_alternatives(problem, plan, found)
+    assert found.margins == ()
+    assert {"in one piece", "3 row slices"} <= {one.name for one in found.alternatives}
+    assert "margins" not in explain_report(found).to_json()
+    # A neighbour's price knows the room that the replicas take.
+    (margin,) = explain(problem, plan, "u", MODEL).margins
+    assert margin.gpu_price_s_per_byte is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("pin", TableRule(devices=("gpu:0",))),
+        ("tier", TableRule(tier="dram")),
+        ("forbidden", TableRule(forbid=frozenset({"row-wise", "column-wise", "replicated"}))),
+    ],
+)
+def test_what_the_user_asks_binds(kind: str, rule: TableRule) -> None:
+    tables = zipf_table("t", 1000, lookups=50), zipf_table("u", 1000, lookups=40)
+    asked = Constraints.of({"t": rule})
+    problem = replace(problem_of(*tables, topology=machine(2)), constraints=asked)
+    memory, lookup = ("dram", "staged") if rule.tier == "dram" else ("hbm", "device")
+    shards = tuple(
+        replace(in_hbm(name, (0, 1000, 1), (0, 16)), memory=memory, lookup=lookup) for name in "tu"
+    )
+    plan = Plan(tuple(table.table for table in tables), problem.topology, shards)
+    found = explain(problem, plan, "t", MODEL)
+    check_alternatives(problem, plan, found)
+    for one in found.alternatives:
+        assert [v for v in unmet(one.plan, asked) if v.where == "t"] == []
+    (binding,) = [b for b in found.bindings if b.constraint == kind]
+    assert binding.device == "gpu:0"
+    assert ("instead of" in binding.detail) == (kind != "forbidden")
+    # Free of it, the placement that is named is found.
+    free = explain(replace(problem, constraints=Constraints()), plan, "t", MODEL)
+    best = min((a for a in free.alternatives if not a.short_bytes), key=lambda a: a.step_time_s)
+    if kind != "forbidden":
+        assert best.step_time_s < found.current.step_time_s
+        assert best.name in binding.detail
+    assert {b.constraint for b in free.bindings}.isdisjoint({"pin", "tier", "forbidden"})
+
+
+def test_tables_that_stay_together_stay() -> None:
+    tables = [zipf_table(name, 1000, lookups=50) for name in "tuv"]
+    problem = problem_of(*tables, topology=machine(2))
+    problem = replace(problem, constraints=Constraints.of(together=[["t", "u"]]))
+    shards = tuple(in_hbm(name, (0, 1000, 1), (0, 16)) for name in "tuv")
+    plan = Plan(tuple(table.table for table in tables), problem.topology, shards)
+    found = explain(problem, plan, "t", MODEL)
+    assert all(not unmet(one.plan, problem.constraints) for one in found.alternatives)
+    (binding,) = [b for b in found.bindings if b.constraint == "together"]
+    assert binding.detail.startswith("has to be with u; without that")
+
+
 def test_tables_that_cannot_be_explained(problem: Problem, plan: Plan) -> None:
     with pytest.raises(PlacerError, match=r"no table 'nope'; it has .* and 4 more"):
         explain(problem, plan, "nope", MODEL)
     table = zipf_table("t", 100)
     small = problem_of(table)
+    three = replace(small, topology=machine(3))
     shards = {
-        "replicated": (in_hbm("t", (0, 100, 1), (0, 16), "gpu:0", "gpu:1"),),
-        "in place": (replace(in_dram("t", (0, 100, 1), (0, 16)), lookup="uva"),),
-        "blocks": (
-            in_hbm("t", (0, 50, 1), (0, 16)),
-            in_hbm("t", (50, 100, 1), (0, 16), "gpu:1"),
+        "on some": (in_hbm("t", (0, 100, 1), (0, 16), "gpu:0", "gpu:1"),),
+        "two on one": (in_hbm("t", (0, 100, 2), (0, 16)), in_hbm("t", (1, 100, 2), (0, 16))),
+        "uneven blocks": (
+            in_hbm("t", (0, 40, 1), (0, 16)),
+            in_hbm("t", (40, 100, 1), (0, 16), "gpu:1"),
         ),
         "cold first": (in_dram("t", (0, 50, 1), (0, 16)), in_hbm("t", (50, 100, 1), (0, 16))),
+        "two ways to read": (
+            in_dram("t", (0, 100, 2), (0, 16)),
+            replace(in_dram("t", (1, 100, 2), (0, 16), "gpu:1"), lookup="host"),
+        ),
+        "replicated cold": (in_dram("t", (0, 100, 1), (0, 16), "gpu:0", "gpu:1", "gpu:2"),),
     }
     for parts in shards.values():
         with pytest.raises(PlacerError, match="'t' is placed in a way that solvers do not search"):
-            explain(small, Plan((table.table,), small.topology, parts), "t", MODEL)
+            explain(three, Plan((table.table,), three.topology, parts), "t", MODEL)
 
 
 def test_a_neighbour_outside_of_the_search_space_has_no_price() -> None:
     tables = zipf_table("t", 100), zipf_table("u", 100)
-    problem = problem_of(*tables)
+    problem = problem_of(*tables, topology=machine(3))
     shards = in_hbm("t", (0, 100, 1), (0, 16)), in_hbm("u", (0, 100, 1), (0, 16), "gpu:0", "gpu:1")
     plan = Plan(tuple(one.table for one in tables), problem.topology, shards)
     (margin,) = explain(problem, plan, "t", MODEL).margins

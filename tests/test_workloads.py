@@ -128,7 +128,39 @@ def test_random_workloads_follow_from_their_seed() -> None:
     assert np.mean(pooling) > 1.5 * np.median(pooling)
 
 
-@pytest.mark.parametrize("name", ["criteo", "recshard-rm4", "rm1", "random-", "random-5@x", ""])
+@given(tables=st.integers(1, 60), seed=st.integers(0, 2**40))
+@settings(max_examples=20, deadline=None)
+def test_neuroshard_tasks_are_metas_tables_that_fit_four_gpus(tables: int, seed: int) -> None:
+    meta: dict[int, set[tuple[object, ...]]] = {}
+    for one in named_workload("meta-t856"):
+        (feature,) = one.table.features
+        reads = (feature.pooling_factor, feature.coverage, one.zipf_exponent)
+        meta.setdefault(max(100, one.table.rows), set()).add(reads)
+    profile = named_workload(f"neuroshard-{tables}@{seed}")
+    assert len(profile) == tables
+    for one in profile:
+        (feature,) = one.table.features
+        assert one.table.dim in (4, 8, 16, 32, 64, 128)
+        assert (feature.pooling_factor, feature.coverage, one.zipf_exponent) in meta[one.table.rows]
+    assert sum(4 * one.table.rows * one.table.dim for one in profile) <= 15 * 2**30
+
+
+def test_neuroshard_tasks_follow_from_their_seed() -> None:
+    def shapes(name: str) -> list[tuple[object, ...]]:
+        return [(one.table, one.zipf_exponent) for one in named_workload(name)]
+
+    assert shapes("neuroshard-20") == shapes("neuroshard-20@0") != shapes("neuroshard-20@1")
+    first = named_workload("neuroshard-3@1").tables
+    pinned = [(100, 128), (100, 128), (5_999_934, 16)]
+    assert [(one.table.rows, one.table.dim) for one in first] == pinned
+    # 59 tables of mean rows and dim would take 25 GiB: most draws are drawn again.
+    sizes = [named_workload(f"neuroshard-59@{seed}").total_bytes for seed in range(8)]
+    assert max(sizes) < 16 * 2**30
+
+
+@pytest.mark.parametrize(
+    "name", ["criteo", "recshard-rm4", "rm1", "random-", "random-5@x", "neuroshard-x", ""]
+)
 def test_unknown_names_list_the_known(name: str) -> None:
     with pytest.raises(ProfileError) as error:
         named_workload(name)
@@ -136,9 +168,17 @@ def test_unknown_names_list_the_known(name: str) -> None:
     assert all(known in str(error.value) for known in workload_names())
 
 
-@pytest.mark.parametrize("name", ["random-0", "random-100001"])
-def test_random_sizes_are_bounded(name: str) -> None:
-    with pytest.raises(ProfileError, match="1 to 100,000 tables"):
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("random-0", "100,000"),
+        ("random-100001", "100,000"),
+        ("neuroshard-0", "60"),
+        ("neuroshard-61", "60"),
+    ],
+)
+def test_sizes_of_families_are_bounded(name: str, most: str) -> None:
+    with pytest.raises(ProfileError, match=f"{name}: .*1 to {most} tables"):
         named_workload(name)
 
 
@@ -148,5 +188,8 @@ def test_the_documented_list_is_complete() -> None:
     assert [(name, title) for name, title, _ in rows] == [
         (info.name, info.title) for info in workload_infos()
     ]
-    for name, _, tables in rows[:-1]:
+    for name, _, tables in rows:
+        if "N[@seed]" in name:
+            assert tables == "N"
+            continue
         assert int(tables.replace(",", "")) == len(named_workload(name))

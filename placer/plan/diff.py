@@ -7,6 +7,7 @@ without listing rows (Chinese remainder theorem).
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanError
+from placer.plan.order import Ranks
 from placer.plan.plan import Memory, Plan, Shard
 
 Int = npt.NDArray[np.int64]
@@ -153,9 +155,8 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
     if shape:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
     old_shards, new_shards = old.shards_by_table[name], new.shards_by_table[name]
-    common = _common_rows(
-        after.rows, old_shards, new_shards, _listed_ids(old, name), _listed_ids(new, name)
-    )
+    orders = Ranks.in_plan(old, name), Ranks.in_plan(new, name)
+    common = _common_rows(after.rows, old_shards, new_shards, orders)
     covered = changed = 0
     moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
     for i, j in zip(*np.nonzero(common), strict=True):
@@ -189,6 +190,25 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
     )
 
 
+def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
+    """Weights and optimizer state by where they were and where they are, for a table of both.
+
+    Of replicas, every pair of an older and a newer home counts.
+    """
+    spec = new.tables_by_name[table]
+    old_shards, new_shards = old.shards_by_table[table], new.shards_by_table[table]
+    orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
+    common = _common_rows(spec.rows, old_shards, new_shards, orders)
+    shared: dict[tuple[Home, Home], int] = defaultdict(int)
+    for i, j in zip(*np.nonzero(common), strict=True):
+        width = _shared_columns(old_shards[i], new_shards[j])
+        size = int(common[i, j]) * spec.bytes_per_row(width)
+        for was in _homes(old_shards[i]):
+            for now in _homes(new_shards[j]):
+                shared[was, now] += size
+    return dict(shared)
+
+
 def _homes(shard: Shard) -> tuple[Home, ...]:
     return tuple(Home(device, shard.memory) for device in shard.devices)
 
@@ -212,10 +232,19 @@ def _steps(
     if not added:
         return [("dropped", home, None) for home in was if home not in now]
     steps: list[tuple[MoveKind, Home, Home | None]] = []
+    devices = new.topology.gpus_by_id.keys() | new.topology.hosts_by_id.keys()
     for home in added:
         place, host = _location(new, home), _host(new, home)
-        # The nearest copy: in the same memory, else on the same host.
-        near = min(was, key=lambda w: (_location(old, w) != place, _host(old, w) != host))
+        # The nearest copy: in the same memory, else on the same host; one of a device that is
+        # not there any more only if there is no other.
+        near = min(
+            was,
+            key=lambda w: (
+                _location(old, w) not in devices,
+                _location(old, w) != place,
+                _host(old, w) != host,
+            ),
+        )
         kind: MoveKind
         if _location(old, near) == place:
             kind = "served elsewhere"
@@ -227,51 +256,15 @@ def _steps(
     return steps
 
 
-def _listed_ids(plan: Plan, table: str) -> Int:
-    """The ids that a table's row order lists, hottest first."""
-    if plan.order_of(table).kind == "id":
-        return np.zeros(0, dtype=np.int64)
-    return plan.hot_ids[table]
-
-
 def _shared_columns(one: Shard, other: Shard) -> int:
     return max(0, min(one.cols[1], other.cols[1]) - max(one.cols[0], other.cols[0]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Order:
-    """A row order: ranks of ids, by the ids that it lists."""
-
-    listed: Int
-    ascending: Int
-    rank_of_ascending: Int
-
-    @classmethod
-    def of(cls, listed: Int) -> "_Order":
-        order = np.argsort(listed, kind="stable")
-        return cls(listed, listed[order], order.astype(np.int64))
-
-    def ranks(self, ids: Int) -> Int:
-        """Ranks of `ids`, listed or not, shape (n,)."""
-        below = np.searchsorted(self.ascending, ids)
-        ranks = ids + self.listed.size - below
-        if self.listed.size:
-            at = np.minimum(below, self.listed.size - 1)
-            known = self.ascending[at] == ids
-            ranks[known] = self.rank_of_ascending[at[known]]
-        return ranks
-
-    def offsets(self, ids: Int) -> Int:
-        """Rank − id of ids that are not listed, shape (n,)."""
-        offset: Int = self.listed.size - np.searchsorted(self.ascending, ids)
-        return offset.astype(np.int64)
-
-
 def _common_rows(
-    rows: int, old: Sequence[Shard], new: Sequence[Shard], old_ids: Int, new_ids: Int
+    rows: int, old: Sequence[Shard], new: Sequence[Shard], orders: tuple[Ranks, Ranks]
 ) -> Int:
     """Rows that each pair of an older and a newer shard with columns in common shares."""
-    orders = _Order.of(old_ids), _Order.of(new_ids)
+    old_ids, new_ids = (order.listed for order in orders)
     common = np.zeros((len(old), len(new)), dtype=np.int64)
     listed = np.union1d(old_ids, new_ids)
     for start in range(0, listed.size, _BLOCK_IDS):

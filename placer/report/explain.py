@@ -100,7 +100,9 @@ def explain_report(found: Explanation) -> Report:
         f"one more GiB in the pool of all HBM would save "
         f"{format_seconds(found.pooled_price_s_per_byte * _GIB)} of GPU time",
     )
-    sections = (_bindings(found), _margins(found), _alternatives(found))
+    # Rows that every GPU has are not split, so that there is no margin to show.
+    margins = (_margins(found),) if found.margins else ()
+    sections = (_bindings(found), *margins, _alternatives(found))
     return Report(f"Why table {found.table} is where it is", sections, facts, headline)
 
 

@@ -46,15 +46,26 @@ class Effect(Protocol):
     def detail(self) -> str: ...
 
 
+class MemoryPrices(Protocol):
+    """See `solvers.whatif.MemoryPrices`."""
+
+    @property
+    def hbm_s_per_byte(self) -> float: ...
+    @property
+    def dram_s_per_byte(self) -> float: ...
+
+
 class WhatIf(Protocol):
     """See `solvers.whatif.WhatIf`."""
 
     @property
     def base(self) -> Result: ...
     @property
-    def price_s_per_byte(self) -> float: ...
+    def prices(self) -> MemoryPrices: ...
     @property
     def effects(self) -> Sequence[Effect]: ...
+    @property
+    def binding(self) -> str: ...
 
 
 class FrontPoint(Protocol):
@@ -87,18 +98,30 @@ def whatif_report(
         "bound_s": base.bound_s,
         "gap": base.gap,
         "samples_per_s": problem.global_batch_size / step_time_s if step_time_s else None,
-        "hbm_price_s_per_byte": answer.price_s_per_byte,
+        "hbm_price_s_per_byte": answer.prices.hbm_s_per_byte,
+        "dram_price_s_per_byte": answer.prices.dram_s_per_byte,
+        "binding": answer.binding,
     }
     lines = [
         f"step {format_seconds(step_time_s)} by {solver}"
         + ("" if base.gap is None else f", at most {form.share(base.gap)} above the best possible"),
-        f"one more GiB of HBM on every GPU saves {format_seconds(answer.price_s_per_byte * 2**30)} "
-        "of the step, at the bound's price",
+        *([answer.binding] if answer.binding else []),
+        f"one more GiB of HBM on every GPU saves "
+        f"{_saved(answer.prices.hbm_s_per_byte * 2**30, step_time_s)}, one more GiB of DRAM on "
+        f"every host {_saved(answer.prices.dram_s_per_byte * 2**30, step_time_s)}, at the "
+        "bound's prices",
     ]
     sections = [_effects(answer.effects)]
     if points:
         sections.append(_front(points, problem.global_batch_size))
     return Report(f"What if: {problem.topology.name}", tuple(sections), facts, tuple(lines))
+
+
+def _saved(saved_s: float, step_time_s: float) -> str:
+    """Seconds, and which share of the step they are: prices are of the first byte."""
+    if not saved_s or not step_time_s:
+        return "nothing"
+    return f"at most {format_seconds(saved_s)} ({form.share(min(1.0, saved_s / step_time_s))})"
 
 
 def _effects(effects: Sequence[Effect]) -> Section:

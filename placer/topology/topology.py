@@ -185,7 +185,14 @@ class Topology:
 
     def gpus_of(self, host: str) -> tuple[Gpu, ...]:
         """The GPUs attached to a host."""
-        return tuple(gpu for gpu in self.gpus if gpu.host == host)
+        return self._gpus_by_host.get(host, ())
+
+    @cached_property
+    def _gpus_by_host(self) -> dict[str, tuple[Gpu, ...]]:
+        attached: dict[str, list[Gpu]] = {}
+        for gpu in self.gpus:
+            attached.setdefault(gpu.host, []).append(gpu)
+        return {host: tuple(gpus) for host, gpus in attached.items()}
 
     def host_link_bytes_per_s(self, gpu: str) -> float:
         """Bandwidth between a GPU and its host's memory, each way."""

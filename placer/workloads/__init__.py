@@ -8,6 +8,7 @@ from placer.profile.profile import Profile
 from placer.workloads.drawn import (
     RECSHARD_ROWS,
     meta_workload,
+    neuroshard_workload,
     random_workload,
     recshard_workload,
 )
@@ -15,7 +16,8 @@ from placer.workloads.published import published, published_workload
 
 __all__ = ["WorkloadInfo", "named_workload", "workload_infos", "workload_names"]
 
-_RANDOM = re.compile(r"random-(?P<tables>\d+)(?:@(?P<seed>\d+))?")
+_FAMILIES = {"neuroshard": neuroshard_workload, "random": random_workload}
+_MEMBER = re.compile(rf"(?P<family>{'|'.join(_FAMILIES)})-(?P<tables>\d+)(?:@(?P<seed>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,8 @@ class WorkloadInfo:
 def workload_infos() -> tuple[WorkloadInfo, ...]:
     """All named workloads, in the order in which they are documented.
 
-    ``random-N[@seed]`` stands for a family; every other name can be given to
-    `named_workload` as it is.
+    ``neuroshard-N[@seed]`` and ``random-N[@seed]`` stand for families; every other name can
+    be given to `named_workload` as it is.
     """
     return (
         *(WorkloadInfo(name, entry["title"]) for name, entry in published().items()),
@@ -39,6 +41,7 @@ def workload_infos() -> tuple[WorkloadInfo, ...]:
             for model in RECSHARD_ROWS
         ),
         WorkloadInfo("meta-t856", "Meta's synthetic traces of 2021, lookups drawn"),
+        WorkloadInfo("neuroshard-N[@seed]", "N of Meta's tables as in NeuroShard's tasks"),
         WorkloadInfo("random-N[@seed]", "N tables drawn with a seed (0 by default)"),
     )
 
@@ -65,6 +68,6 @@ def named_workload(name: str) -> Profile:
         return meta_workload()
     if name.removeprefix("recshard-") in RECSHARD_ROWS and name.startswith("recshard-"):
         return recshard_workload(name.removeprefix("recshard-"))
-    if (match := _RANDOM.fullmatch(name)) is not None:
-        return random_workload(int(match["tables"]), int(match["seed"] or 0))
+    if (match := _MEMBER.fullmatch(name)) is not None:
+        return _FAMILIES[match["family"]](int(match["tables"]), int(match["seed"] or 0))
     raise ProfileError(f"no workload is called {name!r}; there are {', '.join(workload_names())}")

@@ -6,6 +6,8 @@ here, so that a name means the same tables in every version of NumPy.
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
@@ -34,6 +36,11 @@ _POOLING_MEDIAN = 4.0
 _POOLING_SIGMA = 1.3
 _RECSHARD_SIGMA = 2.0
 
+_NEUROSHARD_TABLES = 60
+_NEUROSHARD_DIMS = (4, 8, 16, 32, 64, 128)
+_NEUROSHARD_LEAST_ROWS = 100
+_NEUROSHARD_WEIGHT_BYTES = 15 * 2**30
+
 _DRAWN = (
     f"pooling factors log-normal (median {_POOLING_MEDIAN:g}, sigma {_POOLING_SIGMA:g}, clipped "
     f"to 1..{_MOST_LOOKUPS:g}), coverage uniform in {_COVERAGE[0]}..{_COVERAGE[1]}, Zipf exponents "
@@ -58,7 +65,7 @@ class _Draws:
         quantile = self.uniform(1e-12, 1 - 1e-12)
         return median * math.exp(sigma * NormalDist().inv_cdf(quantile))
 
-    def choice(self, values: tuple[int, ...]) -> int:
+    def choice(self, values: Sequence[int]) -> int:
         return values[int(self.uniform(0, len(values)))]
 
     def table(self, name: str, rows: int, dim: int) -> TableProfile:
@@ -118,6 +125,57 @@ def recshard_workload(model: str) -> Profile:
         "doi:10.1145/3503222.3507777. What the paper does not publish is drawn with seed "
         f"{_RECSHARD_SEED}: rows of each table log-normal (sigma {_RECSHARD_SIGMA:g}) scaled to "
         f"the total, {_DRAWN}.",
+    )
+
+
+def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
+    """A task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
+
+    As its task generator does (Zha et al. 2023, arXiv:2305.01868): tables with repetition,
+    each of a dim of its own, all drawn again until their weights take at most 15 GiB, the
+    memory of four GPUs of 4 GiB less one; no table has fewer than 100 rows.
+
+    Raises
+    ------
+    ProfileError
+        If `tables` is not within 1..60, as many as NeuroShard's tasks have.
+    """
+    if not 1 <= tables <= _NEUROSHARD_TABLES:
+        raise ProfileError(
+            f"neuroshard-{tables}: a task has 1 to {_NEUROSHARD_TABLES} tables; "
+            "random-N has as many as you like"
+        )
+    candidates = meta_workload().tables
+    draws = _Draws(seed)
+    while True:
+        shapes = [
+            (draws.choice(range(len(candidates))), draws.choice(_NEUROSHARD_DIMS))
+            for _ in range(tables)
+        ]
+        if sum(4 * candidates[n].table.rows * dim for n, dim in shapes) <= _NEUROSHARD_WEIGHT_BYTES:
+            break
+    return Profile(
+        tuple(
+            _resized(candidates[number], f"t{position}", dim)
+            for position, (number, dim) in enumerate(shapes, 1)
+        ),
+        source=f"workload neuroshard-{tables}@{seed}: tables of meta-t856 and dims of "
+        f"{_NEUROSHARD_DIMS} drawn with seed {seed}, at least {_NEUROSHARD_LEAST_ROWS} rows each "
+        f"and at most {_NEUROSHARD_WEIGHT_BYTES >> 30} GiB of weights in all, as in Zha et al. "
+        f"2023, arXiv:2305.01868. Lookups and skew are those of meta-t856, drawn with seed "
+        f"{_META_SEED}: {_DRAWN}.",
+    )
+
+
+def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
+    """One of `meta_workload`'s tables under another name, with another dim."""
+    rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
+    (feature,) = profile.table.features
+    return TableProfile(
+        Table(name, rows, dim, features=(replace(feature, name=name),)),
+        # A table that is never read has no exponent; any will do.
+        zipf_cdf(rows, profile.zipf_exponent or 1.0),
+        zipf_exponent=profile.zipf_exponent,
     )
 
 

@@ -1,0 +1,336 @@
+"""What a user asks of a placement, table by table, and memory to keep free.
+
+docs/constraints.md describes the file; `placer.constraints.file` reads and writes it, and
+`placer.constraints.unmet` says what a plan breaks.
+"""
+
+import glob
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, get_args
+
+from placer.errors import ProblemError
+from placer.plan.plan import Memory
+from placer.topology.topology import Gpu, Host, Topology
+from placer.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import os
+
+Kind = Literal[
+    "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached"
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
+
+
+@dataclass(frozen=True, slots=True)
+class TableRule:
+    """What is asked of one table; a rule without fields asks nothing.
+
+    Attributes
+    ----------
+    devices : tuple of str, or None
+        Only these GPUs serve the table. A host stands for all its GPUs, and itself.
+    tier : {"hbm", "dram"} or None
+        Where all rows are. Rows that a cache holds besides are in DRAM.
+    forbid : frozenset of str
+        Ways not to place it: see `KINDS` and docs/constraints.md.
+    """
+
+    devices: tuple[str, ...] | None = None
+    tier: Memory | None = None
+    forbid: frozenset[Kind] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not self.devices:
+            raise ProblemError("a table's devices name no GPU that may serve it; name one")
+        if self.tier not in (None, *get_args(Memory)):
+            raise ProblemError(f"tier {self.tier!r} is none of {', '.join(get_args(Memory))}")
+        for kind in self.forbid:
+            if kind not in KINDS:
+                raise ProblemError(f"cannot forbid {kind!r}; there are {', '.join(KINDS)}")
+        if self.tier == "dram" and self.forbid >= _DRAM_LOOKUPS:
+            raise ProblemError(
+                "tier dram with staged, uva, host and cached forbidden leaves no way to read "
+                "the rows; forbid fewer, or ask for tier hbm"
+            )
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Rules of tables, groups of tables to keep together, and memory to keep free.
+
+    Attributes
+    ----------
+    tables : tuple of (key, TableRule)
+        A key is a table's name or a shell pattern (``C1*``); all that match a table apply.
+    together : tuple of tuples of str
+        Tables (or patterns) that one GPU serves, each of them whole. Groups that share a
+        table are one group.
+    reserve : tuple of (device, bytes)
+        Memory kept free on a device (``gpu:0``), or on all of a kind (``gpu``, ``host``); what
+        is said of a device goes before what is said of its kind.
+    """
+
+    tables: tuple[tuple[str, TableRule], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    reserve: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tables: Mapping[str, TableRule] | None = None,
+        together: Iterable[Sequence[str]] = (),
+        reserve: Mapping[str, str | int] | None = None,
+    ) -> "Constraints":
+        """Constraints as Python writes them: ``of({"C3": rule}, reserve={"gpu": "2GiB"})``."""
+        return cls(
+            tuple((tables or {}).items()),
+            tuple(tuple(group) for group in together),
+            tuple((device, parse_bytes(size)) for device, size in (reserve or {}).items()),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.tables or self.together or self.reserve)
+
+    @cached_property
+    def _exact(self) -> dict[str, list[tuple[str, TableRule]]]:
+        exact: dict[str, list[tuple[str, TableRule]]] = {}
+        for key, rule in self.tables:
+            exact.setdefault(key, []).append((key, rule))
+        return exact
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, TableRule]]:
+        return [(key, rule) for key, rule in self.tables if _is_pattern(key)]
+
+    @cached_property
+    def _rules(self) -> dict[str, TableRule]:
+        return {}
+
+    @cached_property
+    def _groups(self) -> dict[str, tuple[str, ...]]:
+        return {name: group for group in _merged(self.together) for name in group}
+
+    def rule_of(self, table: str) -> TableRule:
+        """All rules of a table as one.
+
+        Pins of several patterns are compared by name; `on` tells which host has which GPU.
+
+        Raises
+        ------
+        ProblemError
+            If two patterns ask for different tiers, or for devices of which none is in both.
+        """
+        if table not in self._rules:
+            loose = [(key, rule) for key, rule in self._patterns if key != table]
+            matching = [(key, rule) for key, rule in loose if matches(key, table)]
+            self._rules[table] = _combined(table, self._exact.get(table, []) + matching)
+        return self._rules[table]
+
+    def group_of(self, table: str) -> tuple[str, ...]:
+        """The tables that one GPU has to serve with this one, itself included; none: ()."""
+        return self._groups.get(table, ())
+
+    def on(self, topology: Topology, tables: Sequence[str]) -> "Constraints":
+        """The same constraints as they apply to these tables and devices.
+
+        Each table that has a rule is listed once, under its name; hosts are followed by their
+        GPUs; groups are of names. Doing so again changes nothing.
+
+        Raises
+        ------
+        ProblemError
+            If a key matches no table, a device does not exist, or the constraints cannot be
+            met together: two patterns contradict one another, or tables to be kept together
+            are pinned to different GPUs.
+        """
+        order = {name: number for number, name in enumerate(tables)}
+        for key in (*(key for key, _ in self.tables), *(k for g in self.together for k in g)):
+            _require_match(key, order)
+        # A name with brackets or stars would be a pattern.
+        spelled = tuple(
+            (glob.escape(key) if key in order else key, _with_gpus(key, rule, topology))
+            for key, rule in self.tables
+        )
+        by_name = replace(self, tables=spelled)
+        rules = {name: by_name.rule_of(name) for name in tables}
+        merged = _merged(_members(group, order) for group in self.together)
+        together = sorted(
+            (tuple(sorted(group, key=order.__getitem__)) for group in merged),
+            key=lambda group: order[group[0]],
+        )
+        for group in together:
+            _require_common_gpu(group, rules, topology)
+        listed = ((glob.escape(name), rule) for name, rule in rules.items() if rule != TableRule())
+        return Constraints(tuple(listed), tuple(together), self.reserve)
+
+    def reserved(self, topology: Topology) -> Topology:
+        """The machine without the memory that is to be kept free.
+
+        `Problem` does this, once: its own constraints reserve nothing any more.
+
+        Raises
+        ------
+        ProblemError
+            If a device does not exist, or has less than is to be kept free of it.
+        """
+        asked = dict(self.reserve)
+        known = ["gpu", "host", *topology.gpus_by_id, *topology.hosts_by_id]
+        for device in asked:
+            if device not in known:
+                raise ProblemError(
+                    f"reserve: no device is called {device!r}; there are gpu and host for all of "
+                    f"them, and {_some(known[2:], device)}"
+                )
+        return replace(
+            topology,
+            gpus=tuple(
+                replace(g, memory_bytes=_left(g, asked.get(g.id, asked.get("gpu", 0))))
+                for g in topology.gpus
+            ),
+            hosts=tuple(
+                replace(h, memory_bytes=_left(h, asked.get(h.id, asked.get("host", 0))))
+                for h in topology.hosts
+            ),
+        )
+
+    @classmethod
+    def load(cls, path: "str | os.PathLike[str]") -> "Constraints":
+        """Read constraints from a YAML or TOML file; see docs/constraints.md.
+
+        Raises
+        ------
+        ProblemError
+            If the file is missing or damaged, or a field is unknown or of the wrong type.
+        """
+        from placer.constraints.file import load
+
+        return load(path)
+
+    def save(self, path: "str | os.PathLike[str]") -> None:
+        """Write the constraints as YAML, atomically."""
+        from placer.constraints.file import save
+
+        save(self, path)
+
+
+def matches(key: str, table: str) -> bool:
+    """Whether a key is a table's name, or a shell pattern that the name matches."""
+    return key == table or (_is_pattern(key) and fnmatchcase(table, key))
+
+
+def _is_pattern(key: str) -> bool:
+    return any(character in key for character in "*?[")
+
+
+def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
+    """All that is asked of a table at once; an error names the keys that contradict."""
+    tiers = {rule.tier: key for key, rule in rules if rule.tier is not None}
+    if len(tiers) > 1:
+        asked = " and ".join(f"{key!r} for tier {tier}" for tier, key in tiers.items())
+        raise ProblemError(f"table {table!r}: {asked} contradict each other; drop one")
+    devices: tuple[str, ...] | None = None
+    pins = [(key, rule.devices) for key, rule in rules if rule.devices is not None]
+    for _, named in pins:
+        devices = named if devices is None else tuple(d for d in devices if d in named)
+    if devices == ():
+        asked = ", ".join(f"{key!r} to {', '.join(named)}" for key, named in pins)
+        raise ProblemError(
+            f"table {table!r} is pinned by {asked}: no device is in all of them; drop one"
+        )
+    try:
+        return TableRule(
+            devices, next(iter(tiers), None), frozenset().union(*(r.forbid for _, r in rules))
+        )
+    except ProblemError as error:
+        raise ProblemError(f"table {table!r}: {error}") from None
+
+
+def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Groups of which no two share a member: those that do become one."""
+    merged: list[tuple[str, ...]] = []
+    for group in groups:
+        touching = [other for other in merged if not set(other).isdisjoint(group)]
+        members = dict.fromkeys(name for part in (*touching, group) for name in part)
+        merged = [other for other in merged if other not in touching] + [tuple(members)]
+    return merged
+
+
+def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
+    """The tables that a group names, patterns spelled out."""
+    named = {key for key in group if key in tables}
+    patterns = [key for key in group if key not in named]
+    found = [n for n in tables if n in named or any(matches(key, n) for key in patterns)]
+    if len(found) < 2:
+        raise ProblemError(
+            f"together: {list(group)} is of {len(found)} table; a group needs two or more"
+        )
+    return found
+
+
+def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
+    """A rule whose hosts are followed by their GPUs."""
+    if rule.devices is None:
+        return rule
+    devices: list[str] = []
+    for device in rule.devices:
+        if device not in topology.gpus_by_id and device not in topology.hosts_by_id:
+            known = [*topology.gpus_by_id, *topology.hosts_by_id]
+            raise ProblemError(
+                f"tables: {key!r} is pinned to {device!r}, which the topology "
+                f"{topology.name!r} lacks; it has {_some(known, device)}"
+            )
+        devices += [device, *(gpu.id for gpu in topology.gpus_of(device))]
+    if not any(device in topology.gpus_by_id for device in devices):
+        raise ProblemError(
+            f"tables: {key!r} is pinned to {', '.join(devices)}, where no GPU can serve it"
+        )
+    return replace(rule, devices=tuple(dict.fromkeys(devices)))
+
+
+def _require_match(key: str, tables: Mapping[str, int]) -> None:
+    if key in tables or (_is_pattern(key) and any(matches(key, name) for name in tables)):
+        return
+    what = "matches" if _is_pattern(key) else "is called"
+    raise ProblemError(
+        f"constraints: no table {what} {key!r}; there are {_some(list(tables), key)}"
+    )
+
+
+def _require_common_gpu(
+    group: Sequence[str], rules: Mapping[str, TableRule], topology: Topology
+) -> None:
+    """Raise unless one GPU may serve all tables of a group."""
+    pins = {name: rules[name].devices for name in group if rules[name].devices is not None}
+    for gpu in topology.gpus_by_id:
+        if all(gpu in (devices or ()) for devices in pins.values()):
+            return
+    asked = ", ".join(f"{name!r} to {', '.join(devices or ())}" for name, devices in pins.items())
+    raise ProblemError(
+        f"together: {', '.join(group)} have to share a GPU, but {asked} are pinned: no GPU is in "
+        "all of them"
+    )
+
+
+def _left(device: Gpu | Host, kept_bytes: int) -> int:
+    """What a device has besides the bytes that are kept free."""
+    if kept_bytes > device.memory_bytes:
+        raise ProblemError(
+            f"reserve: {format_bytes(kept_bytes)} ({kept_bytes} bytes) of {device.id} are to be "
+            f"kept free, but it has {format_bytes(device.memory_bytes)} ({device.memory_bytes} "
+            "bytes); reserve less, or raise its budget"
+        )
+    return device.memory_bytes - kept_bytes
+
+
+def _some(names: Sequence[str], wanted: str, most: int = 8) -> str:
+    """Names that exist, for who asked for one that does not: all, or the nearest of many."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return ", ".join(get_close_matches(wanted, names, n=3) or names[:most]) + " and others"

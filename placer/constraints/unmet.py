@@ -1,0 +1,122 @@
+"""Which constraints a plan breaks, from the plan alone: no solver and no cost model is asked."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from placer.constraints.constraints import KINDS, Constraints, Kind, TableRule
+from placer.plan.plan import Plan, Shard
+from placer.plan.verify import Violation
+
+_NOT_WHOLE: tuple[Kind, ...] = ("row-wise", "column-wise", "replicated")
+
+
+def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
+    """All constraints that a well-formed plan breaks, as violations of rule ``constraint``.
+
+    Not checked is `Constraints.reserve`: a plan's topology has the memory that was left, and
+    does not tell how much there was.
+
+    Raises
+    ------
+    ProblemError
+        If the constraints name tables or devices that the plan does not have.
+    """
+    applied = constraints.on(plan.topology, list(plan.tables_by_name))
+    kinds: dict[str, dict[Kind, str]] = {}
+    found: list[Violation] = []
+    for name, shards in plan.shards_by_table.items():
+        kinds[name] = kinds_of(shards)
+        messages = _broken(applied.rule_of(name), shards, kinds[name])
+        found += [Violation("constraint", name, f"table {name!r} {words}") for words in messages]
+    for group in applied.together:
+        for name in group:
+            cuts = [how for kind, how in kinds[name].items() if kind in _NOT_WHOLE]
+            asked = f"has to be whole, together with {', '.join(n for n in group if n != name)}"
+            words = [f"table {name!r} {how}, but {asked}" for how in cuts]
+            found += [Violation("constraint", name, message) for message in words]
+        served = {name: _servers(plan.shards_by_table[name]) for name in group}
+        if len({device for devices in served.values() for device in devices}) > 1:
+            homes = ", ".join(f"{name!r} by {', '.join(d)}" for name, d in served.items())
+            message = f"tables that one GPU has to serve are served by several: {homes}"
+            found.append(Violation("constraint", ", ".join(group), message))
+    return found
+
+
+def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
+    """The ways of placing a table that its shards use, each in words with what shows it.
+
+    ``row-wise`` are more row slices than one, where the hot and the cold part of a slice are
+    one, and so are the replicas of the hottest rows and what is left of the table. ``split``
+    is a slice with rows in HBM and in DRAM.
+    """
+    filled = [shard for shard in shards if shard.row_count]
+    kinds: dict[Kind, str] = {}
+    edges = sorted({edge for shard in filled for edge in shard.cols})
+    slices, split = 0, False
+    for left, right in pairwise(edges):
+        strip = [s for s in filled if s.cols[0] <= left and right <= s.cols[1]]
+        for part in (
+            [shard for shard in strip if len(shard.devices) == 1],
+            [shard for shard in strip if len(shard.devices) > 1],
+        ):
+            pairs = _hot_cold_pairs(part)
+            split = split or pairs > 0
+            slices = max(slices, len(part) - pairs)
+    if slices > 1:
+        kinds["row-wise"] = f"is cut into {slices} row slices"
+    if len(edges) > 2:
+        kinds["column-wise"] = f"is cut into {len(edges) - 1} strips of columns"
+    replicas = max((len(shard.devices) for shard in filled), default=0)
+    if replicas > 1:
+        kinds["replicated"] = f"has rows on {replicas} devices at once"
+    if split:
+        kinds["split"] = "is split hot/cold between HBM and DRAM"
+    for shard in filled:
+        if shard.lookup != "device":
+            kinds.setdefault(shard.lookup, f"has rows that are read {shard.lookup}")
+    return kinds
+
+
+def _broken(rule: TableRule, shards: Sequence[Shard], kinds: dict[Kind, str]) -> Iterator[str]:
+    """What a table's shards break of its rule, in words."""
+    others = [d for d in _servers(shards) if rule.devices is not None and d not in rule.devices]
+    if others:
+        pinned = ", ".join(rule.devices or ())
+        yield f"is served by {', '.join(others)}, but pinned to {pinned}"
+    strays = {s.memory for s in shards if s.row_count} - {rule.tier}
+    if rule.tier is not None and strays:
+        yield f"has rows in {strays.pop()}, but all are to be in {rule.tier}"
+    for kind in KINDS:
+        if kind in rule.forbid and kind in kinds:
+            yield f"{kinds[kind]}, but {kind} is forbidden"
+
+
+def _servers(shards: Sequence[Shard]) -> list[str]:
+    return list(dict.fromkeys(device for shard in shards for device in shard.devices))
+
+
+def _hot_cold_pairs(shards: Sequence[Shard]) -> int:
+    """How many shards in HBM are the hot part of a row slice whose cold part is in DRAM.
+
+    The parts of a slice are on the same devices, and each of its ranks could be in either:
+    strides whose residues never meet are of different slices.
+    """
+    homes: dict[frozenset[str], tuple[list[Shard], list[Shard]]] = {}
+    for shard in shards:
+        hot, cold = homes.setdefault(frozenset(shard.devices), ([], []))
+        (hot if shard.memory == "hbm" else cold).append(shard)
+    pairs = 0
+    for hot, cold in homes.values():
+        left = list(cold)
+        for shard in hot:
+            other = next((s for s in left if _residues_meet(shard, s)), None)
+            if other is not None:
+                left.remove(other)
+                pairs += 1
+    return pairs
+
+
+def _residues_meet(one: Shard, other: Shard) -> bool:
+    common = math.gcd(one.rows[2], other.rows[2])
+    return (one.rows[0] - other.rows[0]) % common == 0

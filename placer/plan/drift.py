@@ -1,0 +1,82 @@
+"""A problem as a plan sees it whose row order is not that of the problem's profile.
+
+Cost models take the ranks of a shard for those of the profile: rank 0 is the hottest row. In a
+plan that was made for other accesses, or that leaves rows where they are, rank 0 is whatever
+row the plan's row order names.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from placer.plan.order import Ranks
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from placer.profile.cdf import AccessCdf
+from placer.profile.profile import TableProfile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CdfOverRanks(AccessCdf):
+    """Shares of lookups over the ranks of any row order: rising, but not concave."""
+
+    def __post_init__(self) -> None:
+        """Nothing to check: made here alone."""
+
+
+def in_plan_order(problem: Problem, plan: Plan) -> Problem:
+    """The problem with the accesses of each table over the ranks of a plan's row order.
+
+    Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
+    if the hottest came first: strided slices share them evenly, and caches hold the hottest.
+    Tables whose ranks the plan has in the profile's order are left as they are.
+    """
+    tables = tuple(_in_order(profile, plan) for profile in problem.profile)
+    if all(one is other for one, other in zip(tables, problem.profile, strict=True)):
+        return problem
+    return replace(problem, profile=replace(problem.profile, tables=tables))
+
+
+def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
+    rows, cdf = profile.table.rows, profile.cdf
+    shards = plan.shards_by_table.get(profile.name, ())
+    ends = {end for shard in shards if shard.row_count for end in shard.rows[:2]}
+    edges = np.array(sorted(end for end in ends if 0 < end < rows), dtype=np.int64)
+    if not edges.size:
+        return profile
+    planned = Ranks.in_plan(plan, profile.name)
+    own = Ranks.of(() if profile.counts is None else profile.counts.hottest())
+    told_apart = int(edges[-1])
+    if not planned.listed.size and not own.listed.size:
+        return profile
+    if told_apart <= min(planned.listed.size, own.listed.size) and np.array_equal(
+        planned.listed[:told_apart], own.listed[:told_apart]
+    ):
+        return profile
+    # Runs of ids whose ranks are consecutive in both orders, and that are read equally often.
+    starts = np.unique(
+        np.concatenate(
+            [
+                [0],
+                *(ids for order in (planned, own) for ids in (order.listed, order.listed + 1)),
+                own.unlisted_ids(cdf.ranks[(cdf.ranks >= own.listed.size) & (cdf.ranks < rows)]),
+                planned.unlisted_ids(edges[edges >= planned.listed.size]),
+            ]
+        )
+    )
+    starts = starts[starts < rows].astype(np.int64)
+    lengths = np.diff(starts, append=rows)
+    segment = np.searchsorted(cdf.ranks, own.ranks(starts), side="right") - 1
+    between = np.searchsorted(edges, planned.ranks(starts), side="right")
+    weight = cdf.row_share[segment]
+    order = np.lexsort((-weight, between))
+    lengths, weight, between = lengths[order], weight[order], between[order]
+    last = np.append((np.diff(weight) != 0) | (np.diff(between) != 0), True)
+    ranks = np.cumsum(lengths)[last]
+    shares = np.cumsum(lengths * weight)[last]
+    return replace(
+        profile,
+        cdf=_CdfOverRanks(
+            np.concatenate(([0], ranks)).astype(np.int64), np.concatenate(([0.0], shares))
+        ),
+    )

@@ -1,0 +1,108 @@
+"""How long it takes to get from one plan to another: bytes over the links that they cross."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from placer.errors import TopologyError
+from placer.plan.diff import Home, PlanDiff
+from placer.topology.topology import Topology
+
+Resource = tuple[str, str]
+"""A device, and which of its links or memories in which direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What moves, and how long that takes.
+
+    Attributes
+    ----------
+    moved_bytes : int
+        Weights and optimizer state that are copied to other memory.
+    seconds : float
+        All links work at the same time, so that the slowest decides.
+    waits_for : str
+        That link or memory: ``gpu:3 pcie out``; empty where nothing moves.
+    """
+
+    moved_bytes: int
+    seconds: float
+    waits_for: str
+
+
+def migration(found: PlanDiff) -> Migration:
+    """The migration from the older plan of a difference to the newer one.
+
+    A GPU and its host exchange rows over PCIe; two GPUs of a host over NVLink, or PCIe without
+    it; hosts over the network, GPUs behind it over their PCIe too. The rows are read from and
+    written to DRAM at its bandwidth. Devices are known by their id; those that the newer plan's
+    machine lacks can be read as before, be it from a checkpoint. Tables that only the newer
+    plan has are not moved, and neither are those whose shape has changed.
+
+    Raises
+    ------
+    TopologyError
+        If rows move between hosts of which one has no network link.
+    """
+    load: dict[Resource, float] = defaultdict(float)
+    speed: dict[Resource, float] = {}
+    old, new = _Machine.of(found.old.topology), _Machine.of(found.new.topology)
+    for move in found.moves:
+        if move.target is None or not move.moved_bytes:
+            continue
+        for resource, bytes_per_s in _path(_End.of(old, move.source), _End.of(new, move.target)):
+            load[resource] += move.moved_bytes
+            speed[resource] = bytes_per_s
+    times = {resource: load[resource] / speed[resource] for resource in load}
+    slowest = max(times, key=lambda resource: (times[resource], resource), default=None)
+    if slowest is None:
+        return Migration(0, 0.0, "")
+    return Migration(found.moved_bytes, times[slowest], " ".join(slowest))
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A topology, and the bandwidth of each link by the device it belongs to and its kind."""
+
+    topology: Topology
+    links: dict[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, topology: Topology) -> "_Machine":
+        return cls(topology, {(link.a, link.kind): link.bytes_per_s for link in topology.links})
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """One end of a move: the GPU whose HBM it is, or None for its host's DRAM."""
+
+    machine: _Machine
+    host: str
+    gpu: str | None
+
+    @classmethod
+    def of(cls, machine: _Machine, home: Home) -> "_End":
+        gpu = machine.topology.gpus_by_id.get(home.device)
+        host = home.device if gpu is None else gpu.host
+        return cls(machine, host, home.device if gpu and home.memory == "hbm" else None)
+
+
+def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
+    """The links and host memories that a move crosses, with their bandwidths."""
+    same_host = source.host == target.host
+    peers = same_host and source.gpu is not None and target.gpu is not None
+    for end, way in ((source, "out"), (target, "in")):
+        topology, links = end.machine.topology, end.machine.links
+        if end.gpu is None:
+            yield (end.host, "dram"), topology.hosts_by_id[end.host].dram_bytes_per_s
+        else:
+            kind = "nvlink" if peers and (end.gpu, "nvlink") in links else "pcie"
+            yield (end.gpu, f"{kind} {way}"), links[end.gpu, kind]
+        if not same_host:
+            if (end.host, "network") not in links:
+                raise TopologyError(
+                    f"rows move from {source.host} to {target.host}, but {end.host} of "
+                    f"{topology.name!r} has no network link; add one to the topology"
+                )
+            yield (end.host, f"network {way}"), links[end.host, "network"]

@@ -1,0 +1,70 @@
+"""Ranks of ids in a plan's row order, without listing the ids that it does not list."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.plan.plan import Plan
+
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """A row order: the ids that it lists come first, all others follow in id order.
+
+    Attributes
+    ----------
+    listed : int64, shape (n,)
+        In the order of their ranks.
+    ascending : int64, shape (n,)
+        The same ids, sorted.
+    rank_of_ascending : int64, shape (n,)
+    """
+
+    listed: Int
+    ascending: Int
+    rank_of_ascending: Int
+
+    @classmethod
+    def of(cls, listed: npt.ArrayLike) -> "Ranks":
+        """The row order that lists these ids."""
+        ids = np.asarray(listed, dtype=np.int64)
+        order = np.argsort(ids, kind="stable")
+        return cls(ids, ids[order], order.astype(np.int64))
+
+    @classmethod
+    def in_plan(cls, plan: Plan, table: str) -> "Ranks":
+        """The row order of a plan's table."""
+        return cls.of(listed_ids(plan, table))
+
+    def ranks(self, ids: Int) -> Int:
+        """Ranks of `ids`, listed or not, shape (n,)."""
+        below = np.searchsorted(self.ascending, ids)
+        ranks = ids + self.listed.size - below
+        if self.listed.size:
+            at = np.minimum(below, self.listed.size - 1)
+            known = self.ascending[at] == ids
+            ranks[known] = self.rank_of_ascending[at[known]]
+        return ranks
+
+    def offsets(self, ids: Int) -> Int:
+        """Rank − id of ids that are not listed, shape (n,)."""
+        offset: Int = self.listed.size - np.searchsorted(self.ascending, ids)
+        return offset.astype(np.int64)
+
+    def unlisted_ids(self, ranks: npt.ArrayLike) -> Int:
+        """Ids at `ranks`, none of which is the rank of a listed id, shape (n,)."""
+        number = np.asarray(ranks, dtype=np.int64) - self.listed.size
+        # So many ids that are not listed come before each listed one.
+        before = self.ascending - np.arange(self.listed.size)
+        ids: Int = number + np.searchsorted(before, number, side="right")
+        return ids.astype(np.int64)
+
+
+def listed_ids(plan: Plan, table: str) -> Int:
+    """The ids that a table's row order lists, hottest first."""
+    if plan.order_of(table).kind == "id":
+        return np.zeros(0, dtype=np.int64)
+    return plan.hot_ids[table]

@@ -1,0 +1,146 @@
+"""What keeps a plan from being faster, in words."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cost_models import CostReport
+from placer.units import format_bytes, format_seconds
+from solvers._bound import PooledBound
+from solvers._instance import Instance
+from solvers._lp import LpBound
+
+Resource = Literal["table", "dram time", "dram", "hbm", "link", "communication", "launches", "work"]
+
+_ALL_OF = 0.99
+"""What takes more than this share of the step, or of a device's memory, takes all of it."""
+
+_WORTH = 1e-3
+"""Memory binds if as much of it again would save more than this share of the step."""
+
+_MORE = 0.1
+"""How much more memory is spoken of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What binds, and the evidence in a sentence without its full stop.
+
+    Attributes
+    ----------
+    resource : str
+        ``table``: one table's piece, which no cut makes shorter. ``dram time``: the bandwidth
+        of a host's memory. ``dram`` or ``hbm``: too little of it. Otherwise what the slowest
+        GPU spends most of its time on: its ``link`` to the host, ``communication``,
+        ``launches``, or ``work`` in its own memory.
+    words : str
+    """
+
+    resource: Resource
+    words: str
+
+
+def binding(instance: Instance, bound: PooledBound | LpBound, report: CostReport) -> Binding:
+    """What limits a plan.
+
+    Parameters
+    ----------
+    instance : Instance
+    bound : PooledBound or LpBound
+        The latter knows more: of hosts' memory too, whether more of it would help.
+    report : CostReport
+        Of the plan.
+    """
+    waits = f"waits for {report.bottleneck}"
+    found = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
+    found = found or _of_memory(instance, bound, report) or _of_work(report)
+    return Binding(found.resource, f"{waits}; {found.words}")
+
+
+def _of_a_table(
+    instance: Instance, bound: PooledBound | LpBound, report: CostReport
+) -> Binding | None:
+    table, longest_s = _longest(bound)
+    if not report.step_time_s > 0 or longest_s < _ALL_OF * report.step_time_s:
+        return None
+    name = instance.problem.profile.table_names[table]
+    return Binding(
+        "table",
+        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest cut, so that "
+        "no other table and no more memory matters",
+    )
+
+
+def _longest(bound: PooledBound | LpBound) -> tuple[int, float]:
+    """The table whose longest piece is longest, in the cut where that is shortest."""
+    if isinstance(bound, LpBound):
+        return bound.longest_table, bound.longest_s
+    longest = [min((c.longest_s for c in cuts), default=0.0) for cuts in bound.cuts]
+    table = max(range(len(longest)), key=longest.__getitem__)
+    return table, longest[table]
+
+
+def _of_a_host(bound: PooledBound | LpBound, report: CostReport) -> Binding | None:
+    busiest = max(report.hosts, key=lambda host: host.dram_s, default=None)
+    if busiest is None or busiest.dram_s < _ALL_OF * report.step_time_s or not busiest.dram_s:
+        return None
+    proven = (
+        bound.dram_time_share
+        if isinstance(bound, LpBound)
+        else float(bound.dram_s >= _ALL_OF * bound.step_time_s)
+    )
+    return Binding(
+        "dram time",
+        f"the memory of {busiest.device} is busy for {busiest.dram_s / report.step_time_s:.0%} of "
+        "the step with rows that are not in HBM"
+        + (f", and {proven:.0%} of the bound is the same" if proven > _WORTH else ""),
+    )
+
+
+def _of_memory(
+    instance: Instance, bound: PooledBound | LpBound, report: CostReport
+) -> Binding | None:
+    if not bound.step_time_s > 0:
+        return None
+    topology = instance.problem.topology
+    if isinstance(bound, LpBound):
+        hosts_s, gpus_s = (
+            sum(pool.price_s_per_byte * pool.memory_bytes for pool in pools)
+            for pools in (bound.hosts, bound.gpus)
+        )
+    else:
+        hosts_s, gpus_s = 0.0, bound.pool_s / instance.gpus
+    devices = {"dram": [host.id for host in topology.hosts], "hbm": [g.id for g in topology.gpus]}
+    resource: Literal["dram", "hbm"] = "dram" if hosts_s > gpus_s else "hbm"
+    share = max(hosts_s, gpus_s) / bound.step_time_s
+    if not share > _WORTH:
+        return None
+    uses = [report.memory[device] for device in devices[resource]]
+    used, has = sum(use.total_bytes for use in uses), sum(use.capacity_bytes for use in uses)
+    where = "all GPUs' HBM" if resource == "hbm" else "all hosts' memory"
+    return Binding(
+        resource,
+        f"{format_bytes(used)} of {format_bytes(has)} of {where} is taken, and {_MORE:.0%} more "
+        f"would save up to {min(1.0, share * _MORE):.1%} of the step",
+    )
+
+
+def _of_work(report: CostReport) -> Binding:
+    slowest = max(report.gpus, key=lambda gpu: gpu.total_s)
+    parts: dict[Resource, float] = {
+        "work": slowest.hbm_s,
+        "link": slowest.link_s,
+        "communication": slowest.communication_s,
+        "launches": slowest.launch_s,
+    }
+    words: dict[Resource, str] = {
+        "work": "reads and writes of its own memory",
+        "link": "copies from its host's memory",
+        "communication": "exchanges with other GPUs",
+        "launches": "the fixed cost of its shards",
+    }
+    resource = max(parts, key=lambda part: parts[part])
+    share = parts[resource] / slowest.total_s if slowest.total_s else 0.0
+    return Binding(
+        resource,
+        f"{share:.0%} of it are {words[resource]}, which more memory would not shorten",
+    )

@@ -1,0 +1,152 @@
+"""A first packing: cut tables for a step time, put pieces on GPUs, largest first."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from solvers._bound import PooledBound
+from solvers._fill import BYTES, DRAM_BYTES, GPU_S
+from solvers._instance import Cut, Instance, Piece
+from solvers._packing import Packing
+
+_Balanced = Literal["time", "buffers", "rows"]
+
+_ATTEMPTS: tuple[tuple[float, _Balanced], ...] = (
+    (0.5, "time"),
+    (1.0, "time"),
+    (1.0, "buffers"),
+    (0.25, "rows"),
+)
+"""Largest piece, as a share of a GPU's HBM, and what GPUs are balanced by."""
+
+
+def construct(instance: Instance, bound: PooledBound, target_s: float) -> Packing | None:
+    """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
+
+    Pieces with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
+    they may be as large as a GPU; then buffers are balanced instead of time; at last,
+    for hosts short of memory, tables are cut small and all their rows balanced.
+    """
+    cuts: list[Cut] = []
+    for table in range(instance.tables):
+        work = bound.cut_for(table, target_s)
+        if work is None:
+            return None
+        cuts.append(work.cut)
+    for largest_share, balanced in _ATTEMPTS:
+        fitting = [
+            _cut_that_fits(instance, table, cut, largest_share, balanced == "rows")
+            for table, cut in enumerate(cuts)
+        ]
+        packing = pack(instance, fitting, bound.price_s_per_byte, balanced)
+        if packing is not None:
+            return packing
+    return None
+
+
+def pack(
+    instance: Instance, cuts: Sequence[Cut], price: float, balanced: _Balanced = "time"
+) -> Packing | None:
+    """Tables cut as given on the GPUs that would be done first, or have the most HBM left.
+
+    `price` of a byte of HBM decides how many rows of each piece a GPU is taken to hold.
+    """
+    replicas = [r for table, cut in enumerate(cuts) if (r := instance.replica(table, cut))]
+    pieces = [p for table, cut in enumerate(cuts) for p in instance.pieces(table, cut)]
+    blocks = instance.blocks(pieces)
+    kinds = np.array(instance.kind_of_gpu)
+    rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+    costs = {
+        block: np.array(
+            [
+                sum(instance.ladder(p, gpu).values[:, rung] for p in block)
+                for gpu in instance.kinds
+            ]
+        )
+        for block in blocks
+    }
+    ladders = {
+        block: sum(instance.ladder(p, instance.kinds[0]).values[:, [0, -1]] for p in block)
+        for block in blocks
+    }
+    floors = {block: float(both[BYTES, 0]) for block, both in ladders.items()}
+    sizes = {
+        "time": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
+        "buffers": floors,
+        "rows": {block: float(both[BYTES, 1]) for block, both in ladders.items()},
+    }[balanced]
+    base = np.array(
+        [
+            sum((instance.ladder(r, gpu).values[:, 0] for r in replicas), np.zeros(5))
+            for gpu in instance.kinds
+        ]
+    )
+    load = base[kinds, GPU_S]
+    capacity = instance.hbm_bytes - base[kinds, BYTES]
+    hbm, least, taken = capacity.copy(), np.zeros(instance.gpus), np.zeros(instance.gpus)
+    dram, hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
+    used: dict[int, list[int]] = {}
+    pairs: list[tuple[Piece, int]] = []
+    for block in sorted(blocks, key=lambda b: (-sizes[b], b)):
+        cost, floor = costs[block][kinds], floors[block]
+        # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
+        # insist on the buffers alone.
+        allowed = least + floor <= capacity
+        if balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+            allowed &= cost[:, DRAM_BYTES] <= dram[hosts]
+        short = np.maximum(0.0, cost[:, BYTES] - hbm) * price
+        # The time when the GPU would be done: GPUs need not be alike.
+        filled = load + short + cost[:, GPU_S] if balanced == "time" else taken - capacity
+        for piece in block:
+            allowed[used.get(piece.table, [])] = False
+            mask = instance.allowed(piece.table)
+            if mask is not None:
+                allowed &= mask
+        score = np.where(allowed, filled, np.inf)
+        gpu = int(np.argmin(score))
+        if not np.isfinite(score[gpu]):
+            return None
+        for piece in block:
+            pairs.append((piece, gpu))
+            if piece.cut.pieces > 1:
+                used.setdefault(piece.table, []).append(gpu)
+        load[gpu] += cost[gpu, GPU_S] + short[gpu]
+        hbm[gpu] -= cost[gpu, BYTES]
+        least[gpu] += floor
+        taken[gpu] += sizes[block]
+        dram[hosts[gpu]] -= cost[gpu, DRAM_BYTES]
+    return Packing.of(instance, pairs, replicas)
+
+
+def _cut_that_fits(
+    instance: Instance, table: int, cut: Cut, largest_share: float, with_rows: bool
+) -> Cut:
+    """`cut`, or one into more row slices if a piece is too large.
+
+    That is, its buffers (and its rows, on demand) take more than `largest_share` of a GPU's
+    HBM, or its cold rows fit nowhere.
+    """
+
+    def fits(cut: Cut) -> bool:
+        pieces = instance.pieces(table, cut)
+        if not pieces:
+            return True
+        needed = instance.ladder(pieces[0], instance.kinds[0]).values
+        hbm_bytes = needed[BYTES, -1 if with_rows else 0]
+        return bool(
+            hbm_bytes <= instance.hbm_bytes.max() * largest_share
+            and needed[DRAM_BYTES, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
+        )
+
+    if fits(cut):
+        return cut
+    finer = [
+        c
+        for c in instance.cuts_of(table)
+        if not c.widths and c.pieces > cut.pieces and (c.head, c.cold) == (cut.head, cut.cold)
+    ]
+    for more in finer:
+        if fits(more):
+            return more
+    return finer[-1] if finer else cut

@@ -1,0 +1,521 @@
+"""Cost model `torchrec` against TorchRec's own enumerator, estimators and rating."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plan_cases import in_dram, in_hbm, machine
+from problem_cases import counted_table, plan_for, problem_of, unequal_machine, zipf_table
+
+from cost_models import Cut, Piece, TorchRec, cost_model, pieces_of
+from cost_models._base import REPLICA
+from cost_models._torchrec_sharding import even_blocks
+from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile
+from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
+from placer.plan.verify import violations
+from placer.units import parse_bytes
+
+needs_torchrec = pytest.mark.skipif(
+    find_spec("torchrec") is None, reason="torchrec is not installed; see docs/torchrec.md"
+)
+
+KERNELS = {"device": "fused", "uva": "fused_uvm", "cached": "fused_uvm_caching"}
+
+
+@st.composite
+def profiles(draw: st.DrawFn, name: str) -> TableProfile:
+    """A table that TorchRec can have: all features pooled, or none."""
+    rows = draw(st.integers(2, 60))
+    pooling = draw(st.sampled_from(["sum", "none"]))
+    features = tuple(
+        Feature(f"{name}{number}", draw(st.floats(0, 8)), draw(st.floats(0, 1)), pooling)
+        for number in range(draw(st.integers(1, 2)))
+    )
+    table = Table(
+        name,
+        rows,
+        draw(st.sampled_from([8, 16, 64, 128, 200])),
+        draw(st.sampled_from(["float32", "float16"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        features,
+    )
+    return TableProfile(table, AccessCdf.zipf(rows, draw(st.floats(0, 2))))
+
+
+def lookup_of(cache_rows: int, rows: int) -> dict[str, Any]:
+    if cache_rows == 0:
+        return {"memory": "dram", "lookup": "uva"}
+    if cache_rows == rows:
+        return {"memory": "hbm", "lookup": "device"}
+    return {"memory": "dram", "lookup": "cached", "cache_rows": cache_rows}
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[str, Any]], bool]:
+    """A problem, shards of every kind that TorchRec has, and how TorchRec calls them."""
+    topology = draw(st.sampled_from([machine(1), machine(2), machine(3), machine(2, 2)]))
+    names = [f"t{number}" for number in range(draw(st.integers(1, 3)))]
+    problem = problem_of(
+        *(draw(profiles(name)) for name in names),
+        topology=topology,
+        batch_size=draw(st.integers(1, 200)),
+    )
+    gpus = [gpu.id for gpu in topology.gpus]
+    shards, named = [], {}
+    for profile in problem.profile:
+        table = profile.table
+        kind = draw(st.sampled_from(["table", "column", "row", "table_row", "replicas"]))
+        if kind == "replicas" and len(gpus) > 1:
+            shards.append(in_hbm(table.name, (0, table.rows, 1), (0, table.dim), *gpus))
+            ranks = list(range(len(gpus)))
+            named[table.name] = {"kind": "data_parallel", "kernel": "dense", "ranks": ranks}
+            continue
+        lookup = draw(st.sampled_from(["device", "uva", "cached"]))
+        home = draw(st.integers(0, len(gpus) - 1))
+        blocks, ranks, width = [(0, table.rows)], [home], table.dim
+        sharding = "table_wise"
+        if kind == "row" and len(gpus) > 1:
+            sharding, ranks = "row_wise", list(range(len(gpus)))
+        elif kind == "table_row" and len(topology.hosts) > 1 and table.features[0].pooling == "sum":
+            sharding, ranks = "table_row_wise", draw(st.sampled_from([[0, 1], [2, 3]]))
+        if "row" in sharding:
+            blocks = even_blocks(table.rows, len(ranks))
+        if kind == "column":
+            width = draw(st.sampled_from([w for w in (4, 8, 40, 64) if table.dim % w == 0]))
+        if width < table.dim:
+            sharding = "column_wise"
+            strips = table.dim // width
+            ranks = draw(st.lists(st.integers(0, len(gpus) - 1), min_size=strips, max_size=strips))
+        largest = blocks[0][1]
+        cache_rows = draw(st.integers(1, largest)) if lookup == "cached" else 0
+        factor = cache_rows / largest
+        for number, rank in enumerate(ranks):
+            start, stop = blocks[number] if "row" in sharding else blocks[0]
+            if start == stop:
+                continue
+            first = number * width if sharding == "column_wise" else 0
+            own = min(stop - start, max(1, round(factor * (stop - start))))
+            shard = Shard(
+                table.name,
+                (start, stop, 1),
+                (first, first + width),
+                (gpus[rank],),
+                "hbm" if lookup == "device" else "dram",
+                lookup,  # type: ignore[arg-type]
+                cache_rows=own if lookup == "cached" else 0,
+            )
+            shards.append(shard)
+        named[table.name] = {
+            "kind": sharding,
+            "kernel": KERNELS[lookup],
+            "ranks": ranks,
+            "factor": factor if lookup == "cached" else None,
+            "width": width if sharding == "column_wise" else None,
+        }
+    return problem, shards, named, draw(st.booleans())
+
+
+def enumerated(problem: Problem, named: dict[str, dict[str, Any]], prefetch: bool) -> list[Any]:
+    """The named options as TorchRec's enumerator makes and estimates them, on their ranks."""
+    import torch
+    from torchrec import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+    )
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.planner import ParameterConstraints
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+    from torchrec.distributed.planner.types import TopologyFactory, TrainerConfig
+    from torchrec.distributed.types import CacheParams
+    from torchrec.modules.embedding_configs import DataType
+    from torchrec.optim import RowWiseAdagrad
+
+    from cost_models._torchrec_estimates import ProfileCacheStatistics
+
+    optimizers = {
+        "sgd": torch.optim.SGD,
+        "adagrad": torch.optim.Adagrad,
+        "rowwise_adagrad": RowWiseAdagrad,
+    }
+    meta, options = torch.device("meta"), []
+    ranks, local = len(problem.topology.gpus), len(problem.topology.gpus_of("host:0"))
+    topology = TopologyFactory.create_topology(
+        TrainerConfig(world_size=ranks, local_world_size=local)
+    )
+    for profile in problem.profile:
+        table, name = profile.table, named[profile.name]
+        pooled = table.features[0].pooling == "sum"
+        config = (EmbeddingBagConfig if pooled else EmbeddingConfig)(
+            name=table.name,
+            num_embeddings=table.rows,
+            embedding_dim=table.dim,
+            feature_names=[feature.name for feature in table.features],
+            data_type=DataType.FP32 if table.dtype == "float32" else DataType.FP16,
+        )
+        module = (EmbeddingBagCollection if pooled else EmbeddingCollection)(
+            tables=[config], device=meta
+        )
+        for parameter in module.parameters():
+            parameter._optimizer_classes = [optimizers[table.optimizer]]
+        constraints = ParameterConstraints(
+            sharding_types=[name["kind"]],
+            compute_kernels=[name["kernel"]],
+            min_partition=name.get("width"),
+            pooling_factors=[feature.lookups_per_sample for feature in table.features],
+            cache_params=CacheParams(
+                load_factor=name.get("factor"),
+                prefetch_pipeline=prefetch,
+                stats=ProfileCacheStatistics(profile, problem.global_batch_size),
+            ),
+        )
+        enumerator = EmbeddingEnumerator(
+            topology, problem.batch_size, constraints={table.name: constraints}
+        )
+        sharder = EmbeddingBagCollectionSharder() if pooled else EmbeddingCollectionSharder()
+        (option,) = enumerator.enumerate(module, [sharder])
+        for shard, rank in zip(option.shards, name["ranks"], strict=True):
+            shard.rank = rank
+        options.append(option)
+    return options
+
+
+@needs_torchrec
+class TestAgainstTorchRec:
+    @given(placements())
+    @settings(max_examples=60, deadline=None)
+    def test_it_says_what_torchrec_says(self, case: Any) -> None:
+        problem, shards, named, prefetch = case
+        model = TorchRec(prefetch_pipeline=prefetch)
+        shards = [buffered(model, problem, shard) for shard in shards]
+        plan = plan_for(problem, *shards)
+        assert violations(plan) == []
+        report = model.evaluate(problem, plan)
+        options = enumerated(problem, named, prefetch)
+        seconds = [0.0] * len(problem.topology.gpus)
+        hbm, ddr = list(seconds), dict.fromkeys(problem.topology.hosts_by_id, 0.0)
+        for option in options:
+            for shard in option.shards:
+                seconds[shard.rank] += shard.perf.total / 1000
+                # Of ranks without rows TorchRec counts buffers that no shard of ours stands for.
+                if shard.size[0]:
+                    hbm[shard.rank] += shard.storage.hbm
+                    ddr[problem.topology.gpus[shard.rank].host] += shard.storage.ddr
+        for gpu, cost in enumerate(report.gpus):
+            assert cost.total_s == pytest.approx(seconds[gpu], rel=1e-12)
+            assert report.memory[cost.device].total_bytes >= hbm[gpu]
+        for host, needed in ddr.items():
+            assert report.memory[host].total_bytes >= needed
+        from torchrec.distributed.planner.perf_models import NoopPerfModel
+
+        class Ranks:
+            world_size = len(seconds)
+
+        rating_ms = NoopPerfModel(Ranks).rate(options)  # type: ignore[arg-type]
+        assert report.step_time_s == pytest.approx(rating_ms / 1000, rel=1e-12)
+
+    @given(placements(), st.data())
+    @settings(max_examples=40, deadline=None)
+    def test_curves_say_what_plans_cost(self, case: Any, data: st.DataObject) -> None:
+        problem, _, _, prefetch = case
+        model = TorchRec(prefetch_pipeline=prefetch, min_partition=8)
+        gpus = [gpu.id for gpu in problem.topology.gpus]
+        shards: list[Shard] = []
+        seconds, hbm, dram = ([0.0] * len(gpus) for _ in range(3))
+        for number, profile in enumerate(problem.profile):
+            table = profile.table
+            cut = data.draw(st.sampled_from(model.cuts(problem, number)))
+            if cut.head:
+                shards.append(in_hbm(table.name, (0, table.rows, 1), (0, table.dim), *gpus))
+                replica = Piece(number, cut, strip=REPLICA)
+                for gpu in range(len(gpus)):
+                    curve = model.piece_curve(problem, replica, gpu)
+                    assert curve.hot_rows.tolist() == [table.rows]
+                    seconds[gpu] += curve.gpu_s[0]
+                    hbm[gpu] += curve.hbm_bytes[0]
+                continue
+            pieces = pieces_of(number, cut, table.rows)
+            if cut.blocked:
+                homes = list(range(len(gpus)))
+            else:
+                homes = [data.draw(st.integers(0, len(gpus) - 1)) for _ in pieces]
+            largest = model.piece_curve(problem, pieces[0], homes[0]).hot_rows
+            chosen = data.draw(st.integers(0, len(largest) - 1))
+            for piece, gpu in zip(pieces, homes, strict=True):
+                curve = model.piece_curve(problem, piece, gpu)
+                rows = int(curve.hot_rows[-1])
+                rounded = np.rint(largest * (rows / largest[-1]))
+                hot = int(rounded[chosen])
+                # A block of few rows has fewer points: each is the first that rounds to it.
+                assume(hot not in rounded[:chosen])
+                assume((hot == rows) == (chosen == len(largest) - 1))
+                point = int(np.searchsorted(curve.hot_rows, hot))
+                assert curve.hot_rows[point] == hot
+                seconds[gpu] += curve.gpu_s[point]
+                hbm[gpu] += curve.hbm_bytes[point]
+                dram[gpu] += curve.dram_bytes[point]
+                span, cols = piece.rows(table.rows), piece.columns(table.dim)
+                shard = Shard(table.name, span, cols, (gpus[gpu],), "hbm", "device")
+                shards.append(replace(shard, **lookup_of(hot, rows)))
+        plan = plan_for(problem, *(buffered(model, problem, shard) for shard in shards))
+        assert violations(plan) == []
+        report = model.evaluate(problem, plan)
+        for gpu, cost in enumerate(report.gpus):
+            assert cost.total_s == pytest.approx(seconds[gpu], rel=1e-12)
+            used = report.memory[cost.device].total_bytes
+            assert hbm[gpu] - 1e-3 <= used <= hbm[gpu] + len(shards)
+        on_hosts = sum(report.memory[host.id].total_bytes for host in problem.topology.hosts)
+        assert on_hosts == sum(dram)
+
+    @pytest.mark.parametrize("prefetch", [False, True])
+    def test_many_load_factors_at_once_are_each_one_alone(self, prefetch: bool) -> None:
+        table = zipf_table("t", 5_000_000, 64, lookups=20.0, exponent=1.05)
+        problem = problem_of(table, topology=machine(4), batch_size=8192)
+        model = TorchRec(prefetch_pipeline=prefetch)
+        for cut in (Cut(cold="cached"), Cut(4, cold="cached", blocked=True)):
+            pieces = pieces_of(0, cut, 5_000_000)
+            curves = [model.piece_curve(problem, p, gpu) for gpu, p in enumerate(pieces)]
+            assert len(curves[0].hot_rows) > 40
+            for point in range(0, len(curves[0].hot_rows), 7):
+                shards = [
+                    Shard("t", p.rows(5_000_000), (0, 64), (f"gpu:{gpu}",), "hbm", "device")
+                    for gpu, p in enumerate(pieces)
+                ]
+                rows = shards[0].row_count
+                hot = int(curves[0].hot_rows[point])
+                plan = plan_for(problem, *(replace(s, **lookup_of(hot, rows)) for s in shards))
+                report = model.evaluate(problem, plan)
+                for gpu in range(len(pieces)):
+                    assert report.gpus[gpu].total_s == pytest.approx(
+                        curves[gpu].gpu_s[point], rel=1e-12
+                    )
+
+
+def buffered(model: TorchRec, problem: Problem, shard: Shard) -> Shard:
+    number = problem.profile.table_names.index(shard.table)
+    size = model.buffer_bytes(problem, number, shard, returns_bags=True)
+    return replace(shard, buffer_bytes=size)
+
+
+@needs_torchrec
+class TestWhatTorchRecKnows:
+    def test_a_cache_of_more_rows_misses_less(self) -> None:
+        from cost_models._torchrec_estimates import ProfileCacheStatistics
+
+        counts = [50, 20, 10, 10, 5, 5, 0, 0]
+        profile = counted_table("t", counts, lookups=3.0)
+        statistics = ProfileCacheStatistics(profile, 20)
+        touched = [1 - (1 - count / 100) ** 60 for count in counts]
+        assert statistics.expected_lookups == pytest.approx(sum(touched))
+        rates = [statistics.expected_miss_rate(rows / 8) for rows in range(9)]
+        expected = [sum(touched[rows:]) / sum(touched) for rows in range(9)]
+        assert rates == pytest.approx(expected)
+        area = sum((a + b) / 2 for a, b in pairwise(rates)) / 8
+        assert statistics.cacheability == pytest.approx(area)
+
+    def test_a_table_that_nobody_reads_misses_nothing(self) -> None:
+        from cost_models._torchrec_estimates import ProfileCacheStatistics
+
+        statistics = ProfileCacheStatistics(counted_table("t", [0, 0, 0]), 20)
+        assert statistics.expected_lookups == 0
+        assert statistics.expected_miss_rate(0.5) == 0
+        assert statistics.cacheability == 0
+
+    def test_skewed_tables_cache_better(self) -> None:
+        from cost_models._torchrec_estimates import ProfileCacheStatistics
+
+        flat, steep = (
+            ProfileCacheStatistics(zipf_table("t", 1000, exponent=exponent), 64).cacheability
+            for exponent in (0.1, 1.5)
+        )
+        assert 0 < steep < flat < 1
+
+    def test_cuts(self) -> None:
+        problem = problem_of(
+            zipf_table("narrow", 1000, 64),
+            zipf_table("wide", 1000, 512),
+            zipf_table("few", 3, 64),
+            zipf_table("none", 0, 64),
+            topology=machine(4),
+        )
+        whole, rows = Cut(cold="cached"), Cut(4, cold="cached", blocked=True)
+        model = TorchRec()
+        assert model.cuts(problem, 0) == (whole, rows, Cut(head=1000, cold="cached"))
+        strips = Cut(1, (128,) * 4, cold="cached")
+        assert model.cuts(problem, 1) == (whole, strips, rows, Cut(head=1000, cold="cached"))
+        assert model.cuts(problem, 2) == (whole, Cut(head=3, cold="cached"))
+        assert model.cuts(problem, 3) == (whole,)
+        narrow = TorchRec(min_partition=32).cuts(problem, 0)
+        assert Cut(1, (32, 32), cold="cached") in narrow
+        small = replace(problem, topology=problem.topology.with_memory(hbm=parse_bytes("1KiB")))
+        assert model.cuts(small, 0) == (whole, rows)
+        alone = replace(problem, topology=machine(1))
+        assert all(model.cuts(alone, number) == (whole,) for number in range(4))
+
+    def test_an_empty_table_costs_a_finite_time(self) -> None:
+        problem = problem_of(zipf_table("t", 0))
+        curve = TorchRec().piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+        assert curve.hot_rows.tolist() == [0]
+        shard = replace(in_dram("t", (0, 0, 1), (0, 16)), lookup="uva")
+        report = TorchRec().evaluate(problem, plan_for(problem, shard))
+        assert report.step_time_s == pytest.approx(curve.gpu_s[0])
+        assert report.step_time_s > 0
+
+    def test_the_prefetching_pipeline_makes_caches_fast(self) -> None:
+        problem = problem_of(zipf_table("t", 1_000_000, 64, lookups=20.0), batch_size=8192)
+        plain, ahead = (
+            cost_model(name).piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+            for name in ("torchrec", "torchrec-prefetch")
+        )
+        assert (ahead.gpu_s[1:-1] < plain.gpu_s[1:-1]).all()
+        assert ahead.gpu_s[[0, -1]] == pytest.approx(plain.gpu_s[[0, -1]])
+        shard = replace(in_dram("t", (0, 1_000_000, 1), (0, 64)), lookup="cached", cache_rows=9)
+        plan = plan_for(problem, shard)
+        parts = [
+            cost_model(name).evaluate(problem, plan) for name in ("torchrec", "torchrec-prefetch")
+        ]
+        assert parts[0].bottleneck == "gpu:0 link"
+        assert parts[0].gpus[0].hbm_s == 0 < parts[1].gpus[0].hbm_s
+        assert 0 < parts[0].hbm_lookup_share == parts[1].hbm_lookup_share < 1
+
+    def test_bandwidths_of_the_machine(self) -> None:
+        problem = problem_of(zipf_table("t", 1000, 64), batch_size=8192)
+        shard = in_hbm("t", (0, 1000, 1), (0, 64))
+        own = TorchRec(bandwidths="topology")
+        slow = own.evaluate(problem, plan_for(problem, shard)).gpus[0]
+        gpus = tuple(
+            replace(gpu, hbm_bytes_per_s=2 * gpu.hbm_bytes_per_s) for gpu in problem.topology.gpus
+        )
+        faster = replace(problem, topology=replace(problem.topology, gpus=gpus))
+        fast = own.evaluate(faster, plan_for(faster, shard)).gpus[0]
+        assert fast.hbm_s == pytest.approx(slow.hbm_s / 2)
+        assert fast.communication_s == slow.communication_s
+        default = TorchRec()
+        assert default.evaluate(problem, plan_for(problem, shard)) == default.evaluate(
+            faster, plan_for(faster, shard)
+        )
+        with pytest.raises(TopologyError, match="one HBM bandwidth for all GPUs"):
+            own.cuts(replace(problem, topology=unequal_machine()), 0)
+
+    def test_hosts_of_unequal_sizes(self) -> None:
+        topology = machine(2, 2)
+        odd = replace(topology, gpus=topology.gpus[:3], links=topology.links[:3])
+        with pytest.raises(TopologyError, match="equally many GPUs"):
+            TorchRec().cuts(problem_of(zipf_table("t", 9), topology=odd), 0)
+        mixed = replace(topology, gpus=tuple(topology.gpus[n] for n in (0, 2, 1, 3)))
+        with pytest.raises(TopologyError, match="host by host"):
+            TorchRec().cuts(problem_of(zipf_table("t", 9), topology=mixed), 0)
+
+    @pytest.mark.parametrize("poolings", [("max",), ("sum", "none")])
+    def test_tables_that_it_has_no_module_for(self, poolings: tuple[Any, ...]) -> None:
+        features = tuple(Feature(f"f{n}", pooling=name) for n, name in enumerate(poolings))
+        profile = TableProfile(Table("t", 9, 16, features=features), AccessCdf.zipf(9, 1.0))
+        problem = Problem(Profile((profile,)), machine())
+        with pytest.raises(ProblemError, match=r"table 't' has features with pooling .*; TorchRec"):
+            TorchRec().piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+
+    @pytest.mark.parametrize(
+        "cut",
+        [Cut(2, cold="cached"), Cut(head=5, cold="cached"), Cut(2, (8, 8), cold="cached"), Cut()],
+    )
+    def test_cuts_that_it_does_not_have(self, cut: Cut) -> None:
+        problem = problem_of(zipf_table("t", 10), topology=machine(2))
+        with pytest.raises(ProblemError, match="TorchRec"):
+            TorchRec().piece_curve(problem, Piece(0, cut), 0)
+
+
+ROWS, COLS = (0, 10, 1), (0, 16)
+
+
+@needs_torchrec
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ([in_dram("t", ROWS, COLS)], "lookup 'staged'"),
+        ([replace(in_dram("t", ROWS, COLS), lookup="host")], "lookup 'host'"),
+        (
+            [in_hbm("t", (n, 10, 2), COLS, f"gpu:{n}") for n in range(2)],
+            r"rows \[0, 10, 2\] are strided",
+        ),
+        (
+            [
+                in_hbm("t", (0, 3, 1), COLS),
+                replace(in_dram("t", (3, 10, 1), COLS), lookup="uva"),
+            ],
+            r"different ways \(device, uva\)",
+        ),
+        (
+            [in_hbm("t", (0, 3, 1), COLS, "gpu:0", "gpu:1"), in_hbm("t", (3, 10, 1), COLS)],
+            "are replicated on 2 GPUs",
+        ),
+        (
+            [in_hbm("t", ROWS, (0, 12)), in_hbm("t", ROWS, (12, 16), "gpu:1")],
+            "strips of 12, 4 of its 16 columns are not even",
+        ),
+        (
+            [in_hbm("t", (0, 6, 1), COLS), in_hbm("t", (6, 10, 1), COLS, "gpu:1")],
+            "row blocks of 6, 4 rows",
+        ),
+        (
+            [in_hbm("t", (0, 5, 1), COLS, "gpu:1"), in_hbm("t", (5, 10, 1), COLS, "gpu:0")],
+            "the i-th on the i-th GPU",
+        ),
+        (
+            [
+                in_hbm("t", (5 * r, 5 * r + 5, 1), (8 * c, 8 * c + 8), f"gpu:{r}")
+                for r in range(2)
+                for c in range(2)
+            ],
+            "by rows and by columns",
+        ),
+        (
+            [
+                replace(
+                    in_dram("t", (5 * n, 5 * n + 5, 1), COLS, f"gpu:{n}"),
+                    lookup="cached",
+                    cache_rows=1 + 2 * n,
+                )
+                for n in range(2)
+            ],
+            "a table has one load factor",
+        ),
+    ],
+)
+def test_placements_that_torchrec_does_not_have(shards: list[Shard], words: str) -> None:
+    problem = problem_of(zipf_table("t", 10), topology=machine(2))
+    plan = plan_for(problem, *shards)
+    assert violations(plan) == []
+    with pytest.raises(PlanMismatchError, match=rf"cannot place table 't' so: .*{words}"):
+        TorchRec().evaluate(problem, plan)
+
+
+@needs_torchrec
+def test_buffers_of_lookups_that_torchrec_does_not_have() -> None:
+    problem = problem_of(zipf_table("t", 10))
+    with pytest.raises(PlanMismatchError, match="table 't': TorchRec has no lookup 'staged'"):
+        TorchRec().buffer_bytes(problem, 0, in_dram("t", ROWS, COLS), returns_bags=True)
+
+
+def test_without_torchrec_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "cost_models._torchrec_estimates", raising=False)
+    with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
+        cost_model("torchrec").cuts(problem_of(zipf_table("t", 9)), 0)
+
+
+def test_importing_cost_models_imports_neither_torchrec_nor_torch() -> None:
+    code = (
+        "import sys, cost_models; cost_models.cost_model('torchrec'); "
+        "print([name for name in ('torch', 'torchrec') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

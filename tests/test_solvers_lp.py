@@ -1,0 +1,380 @@
+"""The linear relaxation's bound, against plans, against bounds by hand, and its prices."""
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import machine
+from problem_cases import counted_table, problem_of, problems, unequal_machine, zipf_table
+
+from cost_models import PieceCurve, Roofline
+from placer import Constraints, Problem, Topology
+from placer.constraints.constraints import TableRule
+from placer.errors import BackendError
+from solvers import _lp_pools, solve
+from solvers._binding import binding
+from solvers._bound import pooled_bound
+from solvers._build import fitted_plan
+from solvers._fill import BYTES, DRAM_BYTES, DRAM_S, GPU_S
+from solvers._instance import Instance, Piece
+from solvers._lp import LpBound, _Program, lp_bound
+from solvers._lp_options import within
+from solvers._lp_pools import Pools, Prices
+from solvers._lp_space import Space
+from solvers._packing import Packing
+
+MODEL = Roofline()
+EPS = 1e-6
+
+
+def relaxed(problem: Problem, upper_s: float | None = None) -> LpBound:
+    found = lp_bound(Instance(problem, MODEL), upper_s)
+    assert found is not None
+    return found
+
+
+def hosts_with(topology: Topology, **changes: float) -> Topology:
+    """The same machine with other values of all its hosts."""
+    hosts = tuple(replace(host, **changes) for host in topology.hosts)  # type: ignore[arg-type]
+    return replace(topology, hosts=hosts)
+
+
+def random_problem(seed: int) -> Problem:
+    """A few tables on machines whose GPUs differ and whose HBM, DRAM or its bandwidth is short."""
+    rng = random.Random(seed)
+    tables = []
+    for number in range(rng.randint(1, 6)):
+        rows, dim = rng.randint(1, 3000), rng.choice([16, 32, 64])
+        lookups, pooling = rng.choice([0.1, 1.0, 8.0]), rng.choice(["sum", "none"])
+        if rng.random() < 0.3:
+            counts = [rng.randint(0, 20) for _ in range(min(rows, 200))]
+            tables.append(counted_table(f"t{number}", counts, dim, lookups=lookups))
+        else:
+            exponent = rng.uniform(0, 1.5)
+            tables.append(
+                zipf_table(
+                    f"t{number}", rows, dim, lookups=lookups, exponent=exponent, pooling=pooling
+                )
+            )
+    size = sum(t.table.bytes_per_row() * t.table.rows for t in tables)
+    topology = rng.choice([machine(1), machine(4), machine(2, 2), unequal_machine()])
+    hbm = size / len(topology.gpus) * rng.choice([0.3, 0.7, 1.5]) + 30_000
+    gpus = tuple(
+        replace(gpu, memory_bytes=int(hbm * (1 if rng.random() < 0.7 else 0.5)))
+        for gpu in topology.gpus
+    )
+    gpus = tuple(
+        replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * (1 if rng.random() < 0.7 else 0.3))
+        for gpu in gpus
+    )
+    dram = size / len(topology.hosts) * rng.choice([0.5, 0.9, 2.0, 50.0])
+    topology = hosts_with(
+        replace(topology, gpus=gpus),
+        memory_bytes=int(dram),
+        dram_bytes_per_s=topology.hosts[0].dram_bytes_per_s * rng.choice([1, 1, 0.1]),
+    )
+    return problem_of(*tables, topology=topology, batch_size=rng.choice([4, 64, 200]))
+
+
+@pytest.fixture(scope="module")
+def solved() -> list[tuple[Problem, float]]:
+    """Problems, and the step times of plans for them."""
+    every = [random_problem(seed) for seed in range(50)]
+    results = [(problem, solve(problem, "greedy-cost").step_time_s) for problem in every]
+    return [(problem, step_s) for problem, step_s in results if step_s is not None]
+
+
+def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
+    assert len(solved) > 20
+    ratios = []
+    for problem, step_s in solved:
+        instance = Instance(problem, MODEL)
+        pooled = pooled_bound(instance)
+        found = lp_bound(instance, pooled=pooled)
+        assert found is not None
+        assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
+        ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
+    gain, share = np.array(ratios).T
+    # It is there for machines where HBM is not one pool; and it is close to plans.
+    assert (gain > 1.02).sum() >= 6
+    assert np.median(share) > 0.85
+
+
+def test_the_bound_is_at_most_the_step_time_of_a_known_plan(
+    solved: list[tuple[Problem, float]],
+) -> None:
+    for problem, step_s in solved:
+        alone_s = relaxed(problem).step_time_s
+        # Prices are looked for until they are this close to the best.
+        assert alone_s * (1 - 1e-4) <= relaxed(problem, step_s).step_time_s <= step_s * (1 + EPS)
+        assert relaxed(problem, alone_s / 2).step_time_s == alone_s / 2
+
+
+def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
+    """A table that is slower in DRAM than the whole known plan: a part of it is not there."""
+    large = zipf_table("large", 400_000, lookups=20.0, exponent=0.0)
+    small = [zipf_table(f"t{n}", 80_000, lookups=4.0, exponent=0.0) for n in range(5)]
+    problem = problem_of(
+        large, *small, topology=machine(1, hbm_bytes=48_000_000, launch_s=0.0), batch_size=4096
+    )
+    rule = TableRule(forbid=frozenset({"split", "host", "cached"}))
+    problem = replace(problem, constraints=Constraints(tables=(("*", rule),)))
+    curves_ = [Instance(problem, MODEL).curve(Piece(table), 0) for table in range(2)]
+    assert [curve.hot_rows.size for curve in curves_] == [2, 2]
+    # The large table and two small ones in HBM.
+    known_s = curves_[0].gpu_s[1] + 2 * curves_[1].gpu_s[1] + 3 * curves_[1].gpu_s[0]
+    assert known_s < curves_[0].gpu_s[0]
+    assert relaxed(problem, known_s).step_time_s > 1.002 * relaxed(problem).step_time_s
+
+
+@given(problems(hbm_bytes=1 << 13))
+@settings(max_examples=40, deadline=None)
+def test_no_plan_of_odd_tables_beats_the_bound(problem: Problem) -> None:
+    step_s = solve(problem, "greedy-cost").step_time_s
+    found = relaxed(problem)
+    if step_s is not None:
+        assert found.step_time_s <= step_s * (1 + EPS)
+        assert relaxed(problem, step_s).step_time_s <= step_s * (1 + EPS)
+
+
+def test_unequal_gpus_share_work_by_their_speed() -> None:
+    """By hand: small tables, all in HBM, take the time of all over the sum of speeds."""
+    topology = machine(2, launch_s=0.0)
+    fast, slow = topology.gpus
+    slow = replace(slow, hbm_bytes_per_s=slow.hbm_bytes_per_s / 4)
+    problem = problem_of(
+        *(zipf_table(f"t{n}", 500, lookups=20.0) for n in range(40)),
+        topology=replace(topology, gpus=(fast, slow)),
+        batch_size=256,
+    )
+    instance = Instance(problem, MODEL)
+    # No rows are replicated: that would be another way.
+    constraints = Constraints(tables=(("*", TableRule(forbid=frozenset({"replicated"}))),))
+    problem = replace(problem, constraints=constraints)
+    times = [float(instance.curve(Piece(0), gpu).gpu_s[-1]) for gpu in range(2)]
+    by_hand_s = 40 / sum(1 / time_s for time_s in times)
+    found = relaxed(problem)
+    assert found.step_time_s == pytest.approx(by_hand_s, rel=1e-4)
+    assert found.step_time_s > pooled_bound(Instance(problem, MODEL)).step_time_s * 1.2
+    # Where time is short on both GPUs, a second is worth the more, the faster the GPU.
+    shares = [pool.time_share for pool in found.gpus]
+    assert shares == pytest.approx([times[1] / sum(times), times[0] / sum(times)], rel=1e-3)
+
+
+def test_pinned_tables_are_served_where_they_are_pinned() -> None:
+    tables = [zipf_table(f"t{n}", 500, lookups=20.0) for n in range(8)]
+    problem = problem_of(*tables, topology=machine(4), batch_size=256)
+    pinned = replace(
+        problem, constraints=Constraints(tables=(("*", TableRule(devices=("gpu:1",))),))
+    )
+    alone_s = sum(
+        float(Instance(problem, MODEL).curve(Piece(table), 1).gpu_s.min()) for table in range(8)
+    )
+    assert relaxed(problem).step_time_s < alone_s / 3
+    assert relaxed(pinned).step_time_s == pytest.approx(alone_s, rel=1e-4)
+
+
+def short_of_dram() -> Problem:
+    """Two hosts; cold tables do not fit the small one, so that the other's GPUs get them."""
+    topology = machine(2, 2, hbm_bytes=1_200_000, launch_s=0.0)
+    small, large = topology.hosts
+    small, large = replace(small, memory_bytes=200_000), replace(large, memory_bytes=1 << 30)
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.4) for n in range(8)]
+    return problem_of(*tables, topology=replace(topology, hosts=(small, large)), batch_size=64)
+
+
+def test_dram_that_is_short_lifts_the_bound_and_has_a_price() -> None:
+    problem = short_of_dram()
+    found = relaxed(problem)
+    assert found.step_time_s > 1.2 * pooled_bound(Instance(problem, MODEL)).step_time_s
+    small, large = sorted(found.hosts, key=lambda pool: pool.memory_bytes)
+    assert small.price_s_per_byte > 0
+    assert large.price_s_per_byte == 0
+    more = 20_000
+    hosts = problem.topology.hosts
+    roomier = replace(hosts[0], memory_bytes=hosts[0].memory_bytes + more)
+    changed = replace(problem, topology=replace(problem.topology, hosts=(roomier, hosts[1])))
+    saved_s = found.step_time_s - relaxed(changed).step_time_s
+    assert saved_s == pytest.approx(small.price_s_per_byte * more, rel=0.1)
+
+
+def test_the_price_of_hbm_is_the_slope_of_the_bound() -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(8)]
+    problem = problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000), batch_size=64)
+    found = relaxed(problem)
+    assert found.hbm_price_s_per_byte > 0
+    more = 40_000
+    larger = problem.topology.with_memory(hbm=2_000_000 + more)
+    saved_s = found.step_time_s - relaxed(replace(problem, topology=larger)).step_time_s
+    assert saved_s == pytest.approx(found.hbm_price_s_per_byte * more, rel=0.1)
+
+
+def test_memory_that_is_slow_is_what_the_step_waits_for() -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(8)]
+    topology = hosts_with(machine(4, hbm_bytes=1_000_000), dram_bytes_per_s=1e9)
+    problem = problem_of(*tables, topology=topology, batch_size=64)
+    found = relaxed(problem)
+    assert found.dram_time_share == pytest.approx(1.0)
+    assert found.hbm_price_s_per_byte > 0
+    faster = hosts_with(topology, dram_bytes_per_s=1.01e9)
+    saved = 1 - relaxed(replace(problem, topology=faster)).step_time_s / found.step_time_s
+    assert saved == pytest.approx(0.01, rel=0.1)
+
+
+def test_whole_tables_stand_for_their_cuts_in_large_problems(
+    solved: list[tuple[Problem, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is then weaker, and still one."""
+    exact = [relaxed(problem).step_time_s for problem, _ in solved]
+    monkeypatch.setattr(_lp_pools, "_ALL_CUTS", 0)
+    weaker = [relaxed(problem).step_time_s for problem, _ in solved]
+    assert all(w <= s * (1 + EPS) for w, (_, s) in zip(weaker, solved, strict=True))
+    ratios = np.array(weaker) / np.array(exact)
+    assert ratios.max() <= 1 + 1e-4
+    assert ratios.min() < 1
+
+
+def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = short_of_dram()
+    exact = relaxed(problem)
+    assert len(exact.gpus) == 2
+    monkeypatch.setattr(_lp_pools, "_POOLS", 1)
+    found = relaxed(problem)
+    assert len(found.gpus) == 1
+    assert found.gpus[0].devices == (0, 1, 2, 3)
+    assert found.step_time_s <= exact.step_time_s * (1 + EPS)
+
+
+def test_all_prices_give_bounds(solved: list[tuple[Problem, float]]) -> None:
+    """Not only those that a linear program finds: its solver is not to be trusted."""
+    rng = np.random.default_rng(0)
+    for problem, step_s in solved[:10]:
+        instance = Instance(problem, MODEL)
+        pools = Pools.of(instance)
+        space = Space.of(instance, pools, 0.0, math.inf, math.inf)
+        assert isinstance(space, Space)
+        for _ in range(10):
+            seconds = rng.random(len(pools.gpus)), rng.random(len(pools.hosts))
+            weight = seconds[0] @ pools.gpu_counts + seconds[1] @ pools.host_counts
+            hbm, dram = (
+                rng.random(memory.size) * step_s / np.maximum(memory, 1)
+                for memory in (pools.hbm_bytes, pools.dram_bytes)
+            )
+            prices = Prices(seconds[0] / weight, hbm, seconds[1] / weight, dram)
+            least_s = np.minimum.reduceat(space.priced(prices), space.first_cut).sum()
+            assert least_s - pools.credit_s(prices) <= step_s * (1 + EPS)
+
+
+def test_without_time_there_is_no_bound(solved: list[tuple[Problem, float]]) -> None:
+    assert lp_bound(Instance(solved[0][0], MODEL), time_limit_s=0.0) is None
+
+
+def test_tables_that_fit_nowhere_have_an_infinite_bound() -> None:
+    problem = problem_of(zipf_table("t", 1000), topology=machine(2, hbm_bytes=10))
+    assert relaxed(problem).step_time_s == math.inf
+    assert relaxed(problem, 1.0).step_time_s == 1.0
+
+
+def test_a_broken_program_is_a_backend_error(solved: list[tuple[Problem, float]]) -> None:
+    instance = Instance(solved[0][0], MODEL)
+    space = Space.of(instance, Pools.of(instance), 0.0, math.inf, math.inf)
+    assert isinstance(space, Space)
+    program = _Program(space, 1.0)
+    program.times[0].upper_bound = math.nan
+    with pytest.raises(BackendError, match="GLOP"):
+        program.solve(1.0)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> PieceCurve:
+    """A curve of a piece whose memory may rise or fall."""
+    points = draw(st.integers(1, 7))
+    several = st.lists(st.integers(1, 40), min_size=points - 1, max_size=points - 1)
+    hot = np.concatenate(([0], np.cumsum(draw(several)))).astype(np.int64)
+    slopes = np.array(sorted(draw(several)), dtype=float)[::-1]
+    gpu_s = 5.0 + np.concatenate((np.cumsum((slopes * np.diff(hot))[::-1])[::-1], [0.0]))
+    change = st.lists(st.integers(-20, 80), min_size=points - 1, max_size=points - 1)
+    return PieceCurve(
+        hot,
+        gpu_s,
+        gpu_s / 3,
+        200.0 + np.concatenate(([0.0], np.cumsum(draw(change)))),
+        10.0 * (hot[-1] - hot),
+        float(draw(st.sampled_from([0, 7, math.inf]))),
+        float(draw(st.integers(0, 30))),
+    )
+
+
+@given(curves(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.data())
+@settings(max_examples=200, deadline=None)
+def test_what_is_within_limits_is_between_the_corners(
+    curve: PieceCurve, shares: list[float], data: st.DataObject
+) -> None:
+    every = []
+    for hot in range(int(curve.hot_rows[-1]) + 1):
+        point = np.empty(4)
+        for row, of in (
+            (BYTES, curve.hbm_bytes),
+            (GPU_S, curve.gpu_s),
+            (DRAM_S, curve.dram_s),
+            (DRAM_BYTES, curve.dram_bytes),
+        ):
+            point[row] = np.interp(hot, curve.hot_rows, of)
+        if 0 < hot < curve.hot_rows[-1]:
+            point[GPU_S] += curve.split_s
+            point[BYTES] += curve.split_hbm_bytes
+        every.append(point)
+    tried = np.array(every).T
+    sane = np.where(np.isfinite(tried), tried, 0.0)
+    limits = sane.min(axis=1) + np.array(shares) * 1.2 * np.ptp(sane, axis=1)
+    corners = within(curve, limits)
+    assert (corners <= limits[:, None] * (1 + 1e-6) + 1e-6).all()
+    fits = tried[:, (tried <= limits[:, None]).all(axis=0)]
+    if not fits.size:
+        return
+    prices = np.array(data.draw(st.lists(st.floats(0, 9), min_size=4, max_size=4)))
+    assert (prices @ corners).min() <= (prices @ fits).min() * (1 + 1e-9) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource", "words"),
+    [
+        ("roomy", "work", "of its own memory"),
+        ("no time", "dram time", "memory of host:0 is busy"),
+        ("little HBM", "hbm", "more would save"),
+        ("little DRAM", "dram", "all hosts' memory is taken"),
+        ("one table", "table", "table 'large' alone"),
+    ],
+)
+def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(8)]
+    problems_by_kind = {
+        "roomy": lambda: problem_of(*tables, topology=machine(4, launch_s=0.0)),
+        "no time": lambda: problem_of(
+            *tables, topology=hosts_with(machine(4, hbm_bytes=1_000_000), dram_bytes_per_s=1e9)
+        ),
+        "little HBM": lambda: problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000)),
+        "little DRAM": short_of_dram,
+        "one table": lambda: problem_of(
+            zipf_table("small", 10), zipf_table("large", 1, lookups=3e5), topology=machine(2)
+        ),
+    }
+    problem = problems_by_kind[kind]()
+    instance = Instance(problem, MODEL)
+    if kind == "little DRAM":  # All on the host that has some.
+        pieces = [(Piece(table), 2 + table % 2) for table in range(8)]
+        packing = Packing.of(instance, pieces)
+        plan = fitted_plan(packing) if packing else None
+    else:
+        plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    report = MODEL.evaluate(problem, plan)
+    found = binding(instance, relaxed(problem, report.step_time_s), report)
+    assert found.resource == resource
+    assert words in found.words
+    if resource != "dram":  # Of which the pooled bound knows nothing.
+        assert binding(instance, pooled_bound(instance), report).resource == resource

@@ -1,0 +1,365 @@
+"""The strategies after NeuroShard, after TorchRec, and by min-cost flow."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import machine
+from problem_cases import problem_of, problems, unequal_machine, zipf_table
+from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
+
+from cost_models import Cut, Piece, Roofline
+from placer import Constraints, Problem, TableRule
+from placer.constraints.unmet import unmet
+from placer.plan.verify import verify
+from solvers import Limits, Solver, SolveResult
+from solvers import dp as dp_module
+from solvers import flow as flow_module
+from solvers._bound import pooled_bound
+from solvers._clock import Clock
+from solvers._instance import Instance
+from solvers.beam import Beam
+from solvers.dp import DynamicProgramming
+from solvers.flow import Flow
+from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
+
+STRATEGIES: dict[str, Callable[[], Solver]] = {
+    "beam": Beam,
+    "dp": DynamicProgramming,
+    "flow": Flow,
+}
+FAR_S = 60.0
+
+
+def run(name: str, problem: Problem, **limits: object) -> SolveResult:
+    limits = {"time_limit_s": FAR_S, "gap": 0.0, "threads": 1} | limits
+    return STRATEGIES[name]().solve(problem, Roofline(), Limits(**limits))  # type: ignore[arg-type]
+
+
+class StrategyContract(SolverContract):
+    """The contract of all solvers, for strategies by themselves."""
+
+    def solve(self, problem: Problem, *, time_limit_s: float = TIME_LIMIT_S) -> SolveResult:
+        return run(self.name, problem, time_limit_s=time_limit_s, gap=GAP, seed=3)
+
+    def test_it_is_a_solver_by_its_name(self) -> None:
+        strategy = STRATEGIES[self.name]()
+        assert isinstance(strategy, Solver)
+        assert strategy.name == self.name
+
+
+class TestBeam(StrategyContract):
+    name = "beam"
+
+
+class TestDynamicProgramming(StrategyContract):
+    name = "dp"
+
+
+class TestFlow(StrategyContract):
+    name = "flow"
+
+
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+# What each of them promises
+
+
+def equal_tables(number: int, dim: int = 16) -> list:
+    return [zipf_table(f"t{n}", 1000, dim, lookups=4.0) for n in range(number)]
+
+
+@every_strategy
+def test_equal_tables_on_equal_gpus_are_shared_evenly(name: str) -> None:
+    """Eight equal tables of 16 columns on four GPUs: two each, and no GPU waits."""
+    problem = problem_of(*equal_tables(8), topology=machine(4, launch_s=1e-3))
+    result = run(name, problem)
+    assert result.plan is not None
+    report = Roofline().evaluate(problem, result.plan)
+    assert report.balance == pytest.approx(1.0)
+    # A launch takes far longer than all the rest: nothing was cut.
+    assert len(result.plan.shards) == 8
+    assert [gpu.launch_s for gpu in report.gpus] == pytest.approx([report.gpus[0].launch_s] * 4)
+
+
+@every_strategy
+def test_a_slow_gpu_gets_less(name: str) -> None:
+    """Six equal tables; a GPU of half the speed serves fewer of them than the other."""
+    topology = machine(2, launch_s=0.0)
+    slow = replace(topology.gpus[1], hbm_bytes_per_s=topology.gpus[1].hbm_bytes_per_s / 2)
+    problem = problem_of(
+        *equal_tables(6), topology=replace(topology, gpus=(topology.gpus[0], slow))
+    )
+    result = run(name, problem)
+    assert result.plan is not None
+    of_gpu = {gpu.id: 0 for gpu in topology.gpus}
+    for shard in result.plan.shards:
+        for device in shard.devices:
+            of_gpu[device] += (len(range(*shard.rows))) * shard.width
+    assert of_gpu["gpu:1"] < of_gpu["gpu:0"]
+
+
+@every_strategy
+def test_one_gpu_needs_no_search(name: str) -> None:
+    result = run(name, PROBLEMS["one gpu"]())
+    assert result.gap is not None
+    assert result.gap < 0.02
+
+
+@every_strategy
+@pytest.mark.parametrize("case", ["roomy", "tight", "unequal gpus", "two hosts"])
+def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
+    problem = PROBLEMS[case]()
+    greedies = (GreedySize, GreedyLookup, GreedySizeLookup, GreedyDim)
+    times = [g().solve(problem, Roofline(), Limits()).step_time_s for g in greedies]
+    mine = run(name, problem).step_time_s
+    assert mine is not None
+    assert mine <= min(time for time in times if time is not None) * (1 + 1e-9)
+
+
+@every_strategy
+def test_constraints_hold(name: str) -> None:
+    topology = machine(2, 2, launch_s=1e-8)
+    problem = with_hbm(problem_of(*tables(7, 9000), topology=topology, batch_size=32), 0.8)
+    rules = Constraints.of(
+        {
+            "t0": TableRule(("gpu:1",)),
+            "t1": TableRule(("host:1",)),
+            "t2": TableRule(None, "dram"),
+            "t5": TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"})),
+        },
+        [["t3", "t4"]],
+        {"gpu": 1000},
+    )
+    problem = replace(problem, constraints=rules)
+    result = run(name, problem)
+    assert result.plan is not None, result.termination
+    verify(result.plan)
+    assert unmet(result.plan, problem.constraints) == []
+    free = run(name, replace(problem, constraints=Constraints())).step_time_s
+    assert free is not None
+    assert result.step_time_s is not None
+    assert result.step_time_s > free
+
+
+@every_strategy
+@given(problems(hbm_bytes=60_000))
+@settings(max_examples=10)
+def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
+    """`finished` checks each plan; here, that there is one or a reason for there being none."""
+    result = run(name, problem, time_limit_s=1.0)
+    if result.plan is None:
+        assert result.termination.reason in ("infeasible", "no_plan")
+        assert result.termination.detail
+    else:
+        assert unmet(result.plan, problem.constraints) == []
+
+
+@every_strategy
+@pytest.mark.parametrize("limit", ["time", "steps", "stop"])
+def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
+    limits: dict[str, dict[str, object]] = {
+        "time": {"time_limit_s": 0.0},
+        "steps": {"max_steps": 0},
+        "stop": {"stop": lambda: True},
+    }
+    result = run(name, PROBLEMS["tight"](), **limits[limit])
+    assert result.plan is not None
+    assert result.termination.limit == limit
+
+
+@every_strategy
+def test_more_steps_are_no_worse(name: str) -> None:
+    problem = PROBLEMS["two hosts"]()
+    times = [run(name, problem, max_steps=steps).step_time_s for steps in (0, 3, 1000)]
+    # Bytes of which curves make a little less than plans cost a little time now and then.
+    assert all(later <= earlier * 1.001 for earlier, later in pairwise(times))  # type: ignore[operator]
+
+
+@every_strategy
+def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
+    """The buffers of three tables that may not be cut, on two GPUs with room for 1.5 each."""
+    each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
+    whole = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
+    problem = problem_of(*each, topology=machine(hbm_bytes=60_000))
+    result = run(name, replace(problem, constraints=Constraints.of({"t*": whole})))
+    assert result.plan is None
+    assert result.termination.reason == "no_plan"
+    assert "greedy-cost" in result.termination.detail
+    assert result.bound_s is not None
+
+
+# beam
+
+
+def test_the_beam_cuts_by_columns_only() -> None:
+    for case in ("roomy", "tight", "unequal gpus"):
+        problem = PROBLEMS[case]()
+        plan = run("beam", problem).plan
+        assert plan is not None
+        assert all(len(shard.devices) == 1 for shard in plan.shards)
+        for name, shards in plan.shards_by_table.items():
+            rows_of = {shard.cols: set() for shard in shards}
+            for shard in shards:
+                rows_of[shard.cols] |= {*range(*shard.rows)}
+            # Every strip has all rows, on one GPU.
+            assert all(len(rows) == plan.tables_by_name[name].rows for rows in rows_of.values())
+            assert all(len({s.devices for s in shards if s.cols == cols}) == 1 for cols in rows_of)
+
+
+def test_the_beam_halves_one_large_table() -> None:
+    """One table of 64 columns on four GPUs with nothing but its reading to pay: 4 strips."""
+    problem = problem_of(zipf_table("t", 5000, 64, lookups=50.0), topology=machine(4, launch_s=0.0))
+    result = run("beam", problem)
+    assert result.plan is not None
+    assert sorted(shard.cols for shard in result.plan.shards) == [
+        (0, 16), (16, 32), (32, 48), (48, 64)
+    ]  # fmt: skip
+    assert result.stats["beam_steps"] >= 3
+
+
+# dp
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_the_program_finds_the_least_total_time(seed: int) -> None:
+    """Against every choice of options, with bytes that are whole bins."""
+    rng = np.random.default_rng(seed)
+    instance = Instance(problem_of(*tables(1), topology=machine(2)), Roofline())
+    bins = 200
+    size = float(instance.hbm_bytes.sum()) / bins
+    options = []
+    for _ in range(3):
+        number = int(rng.integers(1, 5))
+        options.append(
+            dp_module._Options(
+                [Cut(ways) for ways in range(1, number + 1)],
+                np.arange(number),
+                rng.integers(0, 80, number) * size,
+                rng.integers(1, 50, number).astype(float),
+                np.zeros(number),
+            )
+        )
+    best = np.full(bins, np.inf)
+    for at in np.ndindex(*(one.time_s.size for one in options)):
+        used = sum(one.bytes_[n] for one, n in zip(options, at, strict=True)) / size
+        if used < bins:
+            total = sum(one.time_s[n] for one, n in zip(options, at, strict=True))
+            best[round(used)] = min(best[round(used)], total)
+    proposals = list(dp_module._of_bins(instance, options))
+    if np.isinf(best).all():
+        assert proposals == []
+        return
+    assert proposals[0].total_s == best.min()
+    totals = [proposal.total_s for proposal in proposals]
+    assert totals == sorted(totals)
+    for proposal in proposals:
+        chosen = zip(options, proposal.cuts, proposal.rungs, strict=True)
+        picked = [(one, one.cuts.index(cut), rung) for one, cut, rung in chosen]
+        assert all(index == rung for _, index, rung in picked)
+        assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
+
+
+def test_proposals_with_less_hbm_take_longer() -> None:
+    instance = Instance(PROBLEMS["tight"](), Roofline())
+    options = [
+        dp_module._options(instance, table, instance.cuts_of(table)).within(np.inf)
+        for table in range(instance.tables)
+    ]
+    proposals = list(dp_module._of_bins(instance, options))
+    used, totals = [], []
+    for proposal in proposals:
+        chosen = zip(options, proposal.cuts, proposal.rungs, strict=True)
+        picked = [
+            (one, next(n for n, cut in enumerate(one.cuts) if (cut, one.rungs[n]) == (c, r)))
+            for one, c, r in chosen
+        ]
+        used.append(sum(one.bytes_[n] for one, n in picked))
+        totals.append(sum(one.time_s[n] for one, n in picked))
+    assert len(proposals) > 5
+    assert used == sorted(used, reverse=True)
+    assert used[0] <= instance.hbm_bytes.sum()
+    assert totals == pytest.approx([proposal.total_s for proposal in proposals])
+    assert totals == sorted(totals)
+
+
+# flow
+
+
+def test_the_flow_of_a_class_is_the_best_assignment() -> None:
+    """Equal strips of two tables on three unequal GPUs: no other assignment ends earlier."""
+    problem = problem_of(
+        *equal_tables(2, 32), topology=unequal_machine(launch_s=1e-8), batch_size=32
+    )
+    instance = Instance(problem, Roofline())
+    cut = next(c for c in instance.cuts_of(0) if c.widths == (16, 16) and c.cold == "staged")
+    state = flow_module._State.empty(instance, [cut, cut], 0.0, np.zeros(instance.gpus))
+    members = sorted(state.blocks)
+    flow = flow_module._flow(state, members)
+    assert flow is not None
+    assert sorted(flow) == members
+
+    def ends(gpus: dict[tuple[Piece, ...], int]) -> float:
+        load = state.load.copy()
+        for block, gpu in gpus.items():
+            load[gpu] += state.cost[block][gpu]
+        return float(load.max(axis=1).max())
+
+    pairs = list(permutations(range(instance.gpus), 2))
+    tried = [ends(dict(zip(members, (*one, *two), strict=True))) for one in pairs for two in pairs]
+    assert ends(flow) == pytest.approx(min(tried))
+    for table in range(2):
+        assert len({gpu for block, gpu in flow.items() if block[0].table == table}) == 2
+
+
+def test_a_class_that_no_flow_takes_is_halved() -> None:
+    """Pieces that are all counted as large as the largest find no room together."""
+    problem = with_hbm(problem_of(*tables(6, 9000), topology=machine(2, launch_s=1e-8)), 0.6)
+    instance = Instance(problem, Roofline())
+    cuts = [next(c for c in instance.cuts_of(t) if c.pieces == 1) for t in range(6)]
+    state = flow_module._State.empty(instance, cuts, 0.0, np.zeros(instance.gpus))
+    largest = max(state.least_bytes.values())
+    state.hbm[:] = 1.5 * largest
+    assert flow_module._flow(state, state.blocks) is None
+    search = flow_module._Search(instance, pooled_bound(instance), Clock.start(Limits(FAR_S)))
+    search._assign(state, state.blocks)
+    assert search.flows > 1
+    assert len(state.pairs) > 2
+
+
+def test_hosts_short_of_memory_take_no_more_than_they_hold() -> None:
+    problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=8), 0.3)
+    instance = Instance(problem, Roofline())
+    state = flow_module._State.empty(instance, [Cut()] * 6, 1.0, np.zeros(2))
+    cold = max(state.cold_bytes.values())
+    assert cold > 0
+    state.dram[:] = (1.5 * cold, 10 * cold)
+    flow = flow_module._flow(state, state.blocks)
+    assert flow is not None
+    assert [sum(host == of for of in flow.values()) for host in (0, 1)] == [1, 5]
+    state.dram[:] = 1.5 * cold
+    assert flow_module._flow(state, state.blocks) is None
+
+
+def test_networkx_is_asked_in_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network simplex may never end on fractions."""
+    seen: list[nx.MultiDiGraph] = []
+    simplex = nx.network_simplex
+
+    def watched(graph: nx.MultiDiGraph) -> object:
+        seen.append(graph)
+        return simplex(graph)
+
+    monkeypatch.setattr(nx, "network_simplex", watched)
+    assert run("flow", PROBLEMS["unequal gpus"]()).plan is not None
+    assert seen
+    for graph in seen:
+        for _, _, arc in graph.edges(data=True):
+            assert all(isinstance(value, int) and value >= 0 for value in arc.values())
