@@ -28,6 +28,7 @@ from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
 from placer.plan.buffers import exchange_buffer_bytes
 from placer.plan.diff import diff as diff_plans
+from placer.plan.drift import in_plan_order
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
@@ -36,8 +37,10 @@ from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help
 from placer.units import format_bytes, format_seconds, parse_bytes
 from placer.workloads import named_workload
-from solvers import SOLVERS, SolveResult, solve
+from solvers import SOLVERS, Limits, SolveResult, solve
 from solvers.explain import explain
+from solvers.replan import HORIZON_STEPS
+from solvers.replan import replan as follow_up
 from solvers.whatif import front
 from solvers.whatif import whatif as effects_of_changes
 
@@ -612,7 +615,8 @@ def show(
             found = explain(problem, loaded, explained, cost_model(model))
             _print_report(report.explain_report(found), output)
             return
-        evaluate = functools.partial(cost_model(model).evaluate, problem)
+        # Times are those of the rows that the plan has in HBM, hot or not any more.
+        evaluate = functools.partial(cost_model(model).evaluate, in_plan_order(problem, loaded))
     _print_report(report.plan_report(loaded, evaluate, top=top), output)
 
 
@@ -888,6 +892,70 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
     """
     found = diff_plans(placer.Plan.load(old), placer.Plan.load(new))
     _print_report(report.diff_report(found), output)
+
+
+@main.command()
+@click.option("--from", "old_path", type=_PATH, required=True, help="The plan in use.")
+@_problem_options
+@click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
+@click.option("--horizon-steps", type=click.IntRange(0), default=HORIZON_STEPS, show_default=True,
+              help="Training steps over which moving rows has to pay.")
+@click.option(
+    "--solver",
+    type=click.Choice(list(SOLVERS)),
+    default="greedy-cost",
+    show_default=True,
+    help="Makes the plan from scratch.",
+)
+@click.option(
+    "--cost-model",
+    "model",
+    type=click.Choice(list(COST_MODELS)),
+    default="roofline",
+    show_default=True,
+)
+@_solve_options
+@click.option("-o", "--output", "file", type=_PATH, required=True, help="Plan file to write.")
+@_output_option  # fmt: skip
+def replan(
+    old_path: Path,
+    asked: _Asked,
+    hbm: str | None,
+    horizon_steps: int,
+    solver: str,
+    model: str,
+    effort: _Effort,
+    file: Path,
+    output: OutputFormat,
+) -> None:
+    """Follow up a plan when accesses or the machine have changed, at a move that pays.
+
+    \b
+    placer replan --from plan.json --profile today --topology 8xh100 --hbm 8GiB -o new.json
+    placer replan --from plan.json --profile profile --topology 7xh100 --horizon-steps 20000 \\
+        -o new.json
+    """
+    problem = asked.problem(asked.profile(), hbm)
+    with _bar("candidates") as update:
+        done = itertools.count(1)
+        found = follow_up(
+            problem,
+            cost_model(model),
+            placer.Plan.load(old_path),
+            Limits(effort.time_limit, effort.gap, effort.seed),
+            horizon_steps=horizon_steps,
+            solver=solver,
+            on_candidate=lambda name: update(next(done), None, name),
+        )
+    if found.chosen is None:
+        _refuse(found.fresh)
+    chosen = found.chosen.plan
+    name = str(asked.workload)
+    if asked.profile_path is not None:
+        name = _relative(asked.profile_path, file)
+    replace(chosen, provenance=replace(chosen.provenance, profile=name)).save(file)
+    _print_report(report.replan_report(found), output)
+    _note(f"{found.chosen.name}; plan written to {file}")
 
 
 @main.command()

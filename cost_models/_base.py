@@ -117,7 +117,7 @@ class Cut(NamedTuple):
     cold : {"staged", "uva", "host", "cached"}
         How rows in DRAM are read. ``cached`` pieces have all rows in DRAM and a cache in HBM.
     blocked : bool
-        Row slices are contiguous blocks of equally many rows.
+        Row slices are contiguous blocks of equally many rows, the i-th on GPU number i.
     """
 
     ways: int = 1
@@ -218,9 +218,12 @@ class CostModel(Protocol):
     Attributes
     ----------
     name : str
+    uniform_splits : bool
+        Whether all pieces of a table must have the same share of their rows in HBM.
     """
 
     name: str
+    uniform_splits: bool
 
     def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
         """The cuts of table number `table` that are searched: the model's search space."""

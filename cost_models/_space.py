@@ -76,8 +76,10 @@ def standard_cuts(problem: Problem, table: int, colds: tuple[Cold, ...]) -> tupl
             heads = {profile.cdf.hot_rows_for(share) for share in _HEAD_SHARES}
         for head in sorted(heads):
             if 0 < head <= room and head + gpus <= spec.rows:
-                found += [Cut(w, head=head, cold=usual) for w in sorted({1, 2, 3, 4, gpus}) if w <= gpus]
-    return tuple(sorted(found, key=lambda cut: (cut.head > 0, cut.pieces, cut)))
+                found += [
+                    Cut(w, head=head, cold=usual) for w in sorted({1, 2, 3, 4, gpus}) if w <= gpus
+                ]
+    return tuple(sorted(found, key=lambda cut: (cut.head > 0, cut.pieces, cut.cold != usual, cut)))
 
 
 def even_widths(dim: int, strips: int) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ SORT_BYTES_PER_LOOKUP = 112
 """HBM bytes to sort one (row, bag) pair of 12 bytes: four radix passes that read and write
 it, 96, and a histogram pass with its ids, 16."""
 
+
 @dataclass(frozen=True, slots=True)
 class _Traffic:
     """Bytes that a step moves: in HBM, over the link in its busier direction, in host DRAM."""
@@ -107,6 +108,7 @@ class Roofline:
     """The cost model of this module's docstring; see `cost_models.CostModel`."""
 
     name = "roofline"
+    uniform_splits = False
 
     def extra_cut_s(self, problem: Problem) -> float | None:
         """A further launch; what pieces return and sort is never less. See `CostModel`.
@@ -243,8 +245,10 @@ class Roofline:
             bags = output_vectors(spec, samples, 0.0)
             cold_vectors = bags + (vectors - bags) * _share_of_last(cold_lookups)
             by_host = _by_host(spec, width, cold_lookups, cold_unique, cold_vectors)
-            # With all rows in HBM there is nothing for the host to send.
-            traffic += _Traffic(*(np.where(hot < members, part, 0.0) for part in by_host.parts))
+            # With all rows in HBM there is nothing for the host to send; without any row it
+            # sends empty bags.
+            sends = (hot < members) | (members == 0)
+            traffic += _Traffic(*(np.where(sends, part, 0.0) for part in by_host.parts))
         in_dram = (members - hot) * row_bytes * 1.0
         if cold == "cached":
             in_dram = np.where(hot < members, members * row_bytes, 0.0)
@@ -307,9 +311,9 @@ class Roofline:
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
         """Ways to read the cold rows of a table that may pay, the usual one first.
 
-        Staging beats reading in place wherever its buffers fit, but they may not. A host that pools saves link
-        time where bags are large and hardly repeat rows. A cache needs no map of a split's
-        rows, which pays where it is small.
+        Staging beats reading in place wherever its buffers fit, but they may not. A host that
+        pools saves link time where bags are large and hardly repeat rows. A cache needs no map
+        of a split's rows, which pays where it is small.
         """
         profile, gpu = problem.profile.tables[table], problem.topology.gpus[0]
         spec, samples = profile.table, problem.global_batch_size
@@ -328,6 +332,9 @@ class Roofline:
             colds.append("host")
         if profile.counts is not None and spec.rows > 1:
             colds.append("cached")
+        forbidden = problem.constraints.rule_of(profile.name).forbid
+        if forbidden & {"staged", "uva"}:  # Then others may pay, or be all that is left.
+            colds += [cold for cold in ("host", "cached") if cold not in colds]
         return tuple(colds)
 
     def _shard_traffic(

@@ -121,6 +121,8 @@ class TorchRec:
             found.append(Cut(head=spec.rows, cold="cached"))
         return tuple(found)
 
+    uniform_splits = True
+
     def extra_cut_s(self, problem: Problem) -> None:
         """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""
 

@@ -7,6 +7,9 @@ from placer.errors import PlacerError
 from placer.problem import Problem
 from solvers._base import Limits, Shortage, Solver, SolveResult, Termination
 from solvers.auto import Auto
+from solvers.beam import Beam
+from solvers.dp import DynamicProgramming
+from solvers.flow import Flow
 from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 from solvers.greedy_cost import GreedyCost
 from solvers.ilp import Ilp
@@ -23,6 +26,9 @@ SOLVERS: dict[str, Callable[[], Solver]] = {
     "local-search": LocalSearch,
     "lns": Lns,
     "ilp": Ilp,
+    "beam": Beam,
+    "dp": DynamicProgramming,
+    "flow": Flow,
 }
 
 __all__ = [

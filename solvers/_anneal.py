@@ -193,7 +193,9 @@ class _Annealing:
                     sums = sums + self._sum((replica,), gpu)
                 new[gpu] = sums
         pieces = instance.pieces(table, cut)
-        if len(pieces) == len(dropped) and rng.random() < 0.5:
+        if cut.blocked:
+            free = list(range(instance.gpus))
+        elif len(pieces) == len(dropped) and rng.random() < 0.5:
             free = rng.sample(list(dropped), len(dropped))  # Only their shares change.
         else:
             noise = 0.5 * self.scale_s
@@ -204,11 +206,14 @@ class _Annealing:
             ]
             free = sorted(range(instance.gpus), key=after.__getitem__)
         added: list[tuple[Piece, int]] = []
-        for piece, gpu in zip(pieces, (g for g in free if instance.may_serve(Piece(table), g)),
-                              strict=False):  # fmt: skip
+        for piece in pieces:
+            gpu = next((g for g in free if instance.may_serve(piece, g)), -1)
+            if gpu < 0:
+                return False
+            free.remove(gpu)
             new[gpu] = new.get(gpu, self.sums[gpu]) + self._sum((piece,), gpu)
             added.append((piece, gpu))
-        if len(added) < len(pieces) or not self._accept(new, temperature):
+        if not self._accept(new, temperature):
             return False
         for gpu, block in dropped.items():
             self.on[gpu].remove(block)
@@ -261,9 +266,7 @@ class _Annealing:
             found = self._sums[key] = total(self.instance, block, gpu)
         return found
 
-    def _may(
-        self, block: tuple[Piece, ...], gpu: int, leaving: tuple[Piece, ...]
-    ) -> bool:
+    def _may(self, block: tuple[Piece, ...], gpu: int, leaving: tuple[Piece, ...]) -> bool:
         """Whether a block may be served by a GPU that another block leaves."""
         for piece in block:
             if not self.instance.may_serve(piece, gpu):
@@ -294,5 +297,3 @@ class _Annealing:
                 rated.append((work, cut))
             self._cuts[table] = [cut for _, cut in sorted(rated)]
         return self._cuts[table]
-
-

@@ -1,5 +1,6 @@
 """What keeps a plan from being faster, in words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,7 +8,7 @@ from cost_models import CostReport
 from placer.units import format_bytes, format_seconds
 from solvers._bound import PooledBound
 from solvers._instance import Instance
-from solvers._lp import LpBound
+from solvers._lp import LpBound, PoolPrice
 
 Resource = Literal["table", "dram time", "dram", "hbm", "link", "communication", "launches", "work"]
 
@@ -19,6 +20,9 @@ _WORTH = 1e-3
 
 _MORE = 0.1
 """How much more memory is spoken of."""
+
+_NAMED = 4
+"""Devices that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +105,37 @@ def _of_memory(
 ) -> Binding | None:
     if not bound.step_time_s > 0:
         return None
-    topology = instance.problem.topology
+    gpus = [gpu.id for gpu in instance.problem.topology.gpus]
+    hosts = [host.id for host in instance.problem.topology.hosts]
     if isinstance(bound, LpBound):
-        hosts_s, gpus_s = (
-            sum(pool.price_s_per_byte * pool.memory_bytes for pool in pools)
-            for pools in (bound.hosts, bound.gpus)
-        )
+        of_gpus, of_hosts = _worth_s(bound.gpus, gpus), _worth_s(bound.hosts, hosts)
     else:
-        hosts_s, gpus_s = 0.0, bound.pool_s / instance.gpus
-    devices = {"dram": [host.id for host in topology.hosts], "hbm": [g.id for g in topology.gpus]}
-    resource: Literal["dram", "hbm"] = "dram" if hosts_s > gpus_s else "hbm"
-    share = max(hosts_s, gpus_s) / bound.step_time_s
-    if not share > _WORTH:
+        of_gpus, of_hosts = (bound.pool_s / instance.gpus, gpus), (0.0, [])
+    is_dram = of_hosts[0] > of_gpus[0]
+    saved_s, devices = of_hosts if is_dram else of_gpus
+    if not saved_s > _WORTH * bound.step_time_s:
         return None
-    uses = [report.memory[device] for device in devices[resource]]
+    uses = [report.memory[device] for device in devices]
     used, has = sum(use.total_bytes for use in uses), sum(use.capacity_bytes for use in uses)
-    where = "all GPUs' HBM" if resource == "hbm" else "all hosts' memory"
+    every, kind = (hosts, "memory") if is_dram else (gpus, "HBM")
+    if len(devices) == len(every) > 1:
+        whose = f"all {'hosts' if is_dram else 'GPUs'}"
+    else:
+        whose = ", ".join(devices[:_NAMED]) + (", …" if len(devices) > _NAMED else "")
     return Binding(
-        resource,
-        f"{format_bytes(used)} of {format_bytes(has)} of {where} is taken, and {_MORE:.0%} more "
-        f"would save up to {min(1.0, share * _MORE):.1%} of the step",
+        "dram" if is_dram else "hbm",
+        f"{format_bytes(used)} of {format_bytes(has)} of the {kind} of {whose} is taken, and "
+        f"by the bound's price {_MORE:.0%} more would save up to "
+        f"{min(1.0, saved_s / bound.step_time_s * _MORE):.1%} of the step",
     )
+
+
+def _worth_s(pools: Sequence[PoolPrice], names: Sequence[str]) -> tuple[float, list[str]]:
+    """What all of a memory is worth at its prices, and the devices where it has one."""
+    priced = [pool for pool in pools if pool.price_s_per_byte > 0]
+    devices = sorted(device for pool in priced for device in pool.devices)
+    worth_s = sum(pool.price_s_per_byte * pool.memory_bytes for pool in priced)
+    return worth_s, [names[device] for device in devices]
 
 
 def _of_work(report: CostReport) -> Binding:

@@ -115,6 +115,10 @@ class _Works:
     replica_s: Float
     priced_s: Float
 
+    def set(self, at: int, longest_s: float, replica_s: float, priced_s: Float) -> None:
+        """Fill in one cut."""
+        self.longest_s[at], self.replica_s[at], self.priced_s[at] = longest_s, replica_s, priced_s
+
 
 def pooled_bound(instance: Instance) -> PooledBound:
     """The bound of this module's docstring."""
@@ -125,13 +129,16 @@ def pooled_bound(instance: Instance) -> PooledBound:
     if extra_s is None:
         works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
     else:
-        works = [_whole_works(instance, whole, table, prices, extra_s)
-                 for table in range(instance.tables)]  # fmt: skip
+        found = [
+            _whole_works(instance, whole, table, prices, extra_s)
+            for table in range(instance.tables)
+        ]
+        works = [work for work, _ in found]
         # No step is shorter than this, so that tables that one GPU can serve within it need
         # no finer cut; the others do.
         least_s = max(_bounds(instance, works, prices, dram_s))
-        for table, work in enumerate(works):
-            if not (work.longest_s <= least_s).any():
+        for table, (_, usual_s) in enumerate(found):
+            if usual_s > least_s or not np.isfinite(usual_s):
                 works[table] = _all_works(instance, whole, table, prices)
     bounds = _bounds(instance, works, prices, dram_s)
     best = int(np.argmax(bounds))
@@ -263,49 +270,58 @@ class _Whole:
 def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> _Works:
     """Every cut of a table."""
     cuts = instance.cuts_of(table)
-    longest, priced = np.zeros(len(cuts)), np.zeros((len(cuts), prices.size))
-    replica_s = np.zeros(len(cuts))
+    works = _Works(
+        cuts, np.zeros(len(cuts)), np.zeros(len(cuts)), np.zeros((len(cuts), prices.size))
+    )
     for at, cut in enumerate(cuts):
-        replica_s[at], priced[at] = whole.replicas(instance.replica(table, cut))
-        longest[at] = replica_s[at]
-        pieces = instance.pieces(table, cut)
-        if not pieces:
-            continue
-        found = [whole.best(piece) for piece in _representatives(pieces)]
-        longest[at] += max(time_s for time_s, _ in found)
-        # Thin slices differ only in which of the hottest ranks they hold; the last one has
-        # the least work and stands for those that were not looked at.
-        rest = len(pieces) - len(found)
-        priced[at] += np.sum([p for _, p in found], axis=0) + rest * found[-1][1]
-    return _Works(cuts, longest, replica_s, priced)
+        works.set(at, *_work_of(instance, whole, table, cut))
+    return works
+
+
+def _work_of(instance: Instance, whole: _Whole, table: int, cut: Cut) -> tuple[float, float, Float]:
+    """Longest piece, time of replicas, and costs at each price of one cut."""
+    replica_s, priced = whole.replicas(instance.replica(table, cut))
+    pieces = instance.pieces(table, cut)
+    if not pieces:
+        return replica_s, replica_s, priced
+    found = [whole.best(piece) for piece in _representatives(pieces)]
+    longest_s = replica_s + max(time_s for time_s, _ in found)
+    priced = priced + np.sum([p for _, p in found], axis=0)
+    # Thin slices differ only in which of the hottest ranks they hold; the last one has
+    # the least work and stands for those that were not looked at.
+    if rest := len(pieces) - len(found):
+        priced = priced + rest * found[-1][1]
+    return longest_s, replica_s, priced
 
 
 def _whole_works(
     instance: Instance, whole: _Whole, table: int, prices: Float, extra_s: float
-) -> _Works:
+) -> tuple[_Works, float]:
     """The uncut variants of a table, cheap enough to stand for all cuts.
 
     Their `priced_s` and `longest_s` are below those of all cuts with the same replicas and
-    cold rows read alike; but for the usual way to read them without replicas, of which the
-    whole table has to be short enough for what it is asked for.
+    cold rows read alike; caches are looked at cut by cut. Also returned is the longest time
+    of the first variant in truth: it stands for all for any step that is not shorter.
     """
     cuts = instance.cuts_of(table)
-    whole_cuts = tuple(cut for cut in cuts if cut.pieces == 1)
     finer = {(cut.head, cut.cold) for cut in cuts if cut.pieces > 1}
-    longest, priced = np.zeros(len(whole_cuts)), np.zeros((len(whole_cuts), prices.size))
-    replica_s = np.zeros(len(whole_cuts))
-    for at, cut in enumerate(whole_cuts):
-        replica_s[at], priced[at] = whole.replicas(instance.replica(table, cut))
-        longest[at] = replica_s[at]
-        for piece in instance.pieces(table, cut):
-            time_s, of_whole = whole.best(piece)
-            usual = not cut.head and cut.cold == cuts[0].cold
-            if usual or (cut.head, cut.cold) not in finer:
-                longest[at] += time_s  # Else finer cuts may be shorter.
-            if (cut.head, cut.cold) in finer:
-                of_whole = np.minimum(of_whole, whole.free(piece) + extra_s)
-            priced[at] += of_whole
-    return _Works(whole_cuts, longest, replica_s, priced)
+    chosen = tuple(cut for cut in cuts if cut.pieces == 1 or cut.cold == "cached")
+    works = _Works(
+        chosen, np.zeros(len(chosen)), np.zeros(len(chosen)), np.zeros((len(chosen), prices.size))
+    )
+    usual_s = 0.0
+    for at, cut in enumerate(chosen):
+        longest_s, replica_s, priced = _work_of(instance, whole, table, cut)
+        if at == 0:
+            usual_s = longest_s
+        if cut.cold != "cached" and (cut.head, cut.cold) in finer:
+            longest_s = replica_s  # Finer cuts may be shorter.
+            free = whole.replicas(instance.replica(table, cut))[1] + extra_s
+            for piece in instance.pieces(table, cut):
+                free = free + whole.free(piece)
+            priced = np.minimum(priced, free)
+        works.set(at, longest_s, replica_s, priced)
+    return works, usual_s
 
 
 def least(curve: PieceCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
@@ -351,7 +367,7 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
     grid = instance.prices
     total = np.zeros((5, grid.size))
     for table in range(instance.tables):
-        total += instance.ladder(Piece(table), instance.kinds[0]).values
+        total += instance.ladder(instance.whole(table), instance.kinds[0]).values
     rung = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
     price = float(grid[min(max(1, rung + 1), grid.size - 1)])
     staged_s = float(total[DRAM_S, rung]) / len(instance.dram_bytes)
@@ -360,7 +376,12 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
         return np.array([0.0]), 0.0
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     dram_s = 0.0
-    if staged_s > busy_s / 2 and instance.cost_model.extra_cut_s(instance.problem) is not None:
+    comparable = instance.cost_model.extra_cut_s(instance.problem) is not None and not any(
+        cut.cold == "cached" and cut.pieces > 1
+        for table in range(instance.tables)
+        for cut in instance.cuts_of(table)
+    )
+    if staged_s > busy_s / 2 and comparable:
         spans = np.ptp(total[[DRAM_S, GPU_S]], axis=1)
         dram_s = _staged_bound(instance, around * float(spans[0] / spans[1]))
     return np.concatenate(([0.0], around)), dram_s
@@ -369,7 +390,8 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
 def _staged_bound(instance: Instance, prices: Float) -> float:
     """What the hosts' memory must read and write, with all HBM pooled at one price.
 
-    The same argument as for GPUs: a host's time plus price times its GPUs' HBM.
+    The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
+    whole tables stand for their cuts, which those with caches do not.
     """
     total = -prices * float(instance.hbm_bytes.sum())
     for table in range(instance.tables):

@@ -14,6 +14,7 @@ from solvers._base import Limit, Limits, SolveResult, Termination
 from solvers._clock import Clock
 from solvers._instance import Instance, Piece, Placement
 from solvers._packing import Packing
+from solvers._uniform import uniform
 
 _REFILLS = 20
 
@@ -32,9 +33,7 @@ def build_plan(
 
     def add(table: int, parts: Sequence[Shard]) -> None:
         for number, shard in enumerate(parts):
-            size = instance.cost_model.buffer_bytes(
-                problem, table, shard, returns_bags=number == 0
-            )
+            size = instance.cost_model.buffer_bytes(problem, table, shard, returns_bags=number == 0)
             shards.append(replace(shard, buffer_bytes=size))
 
     def list_ids(table: int, ranks: int) -> None:
@@ -112,6 +111,8 @@ def fitted_plan(packing: Packing) -> Plan | None:
     spare = [0] * len(topology.gpus)
     trial: Packing | None = packing
     for attempt in range(_REFILLS):
+        if trial is not None and packing.instance.cost_model.uniform_splits:
+            trial = uniform(trial)
         if trial is None:
             return None
         plan = build_plan(packing.instance, trial.placements(), trial.replicas)

@@ -12,21 +12,24 @@ from solvers._packing import Packing
 
 _Balanced = Literal["time", "buffers", "rows"]
 
-_ATTEMPTS: tuple[tuple[float, _Balanced], ...] = (
-    (0.5, "time"),
-    (1.0, "time"),
-    (1.0, "buffers"),
-    (0.25, "rows"),
+_ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
+    (0.5, "time", False),
+    (1.0, "time", False),
+    (1.0, "buffers", False),
+    (0.25, "rows", False),
+    (1.0, "buffers", True),
 )
-"""Largest piece, as a share of a GPU's HBM, and what GPUs are balanced by."""
+"""Largest piece, as a share of a GPU's HBM, what GPUs are balanced by, and whether cold rows
+are read in the way that needs the fewest buffers."""
 
 
 def construct(instance: Instance, bound: PooledBound, target_s: float) -> Packing | None:
     """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
 
     Pieces with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
-    they may be as large as a GPU; then buffers are balanced instead of time; at last,
-    for hosts short of memory, tables are cut small and all their rows balanced.
+    they may be as large as a GPU; then buffers are balanced instead of time; then, for
+    hosts short of memory, tables are cut small and all their rows balanced; at last, for
+    GPUs short of memory, cold rows are read as needs the fewest buffers.
     """
     cuts: list[Cut] = []
     for table in range(instance.tables):
@@ -34,7 +37,9 @@ def construct(instance: Instance, bound: PooledBound, target_s: float) -> Packin
         if work is None:
             return None
         cuts.append(work.cut)
-    for largest_share, balanced in _ATTEMPTS:
+    for largest_share, balanced, frugal in _ATTEMPTS:
+        if frugal:
+            cuts = [_frugal_cut(instance, table) for table in range(instance.tables)]
         fitting = [
             _cut_that_fits(instance, table, cut, largest_share, balanced == "rows")
             for table, cut in enumerate(cuts)
@@ -59,10 +64,7 @@ def pack(
     rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
     costs = {
         block: np.array(
-            [
-                sum(instance.ladder(p, gpu).values[:, rung] for p in block)
-                for gpu in instance.kinds
-            ]
+            [sum(instance.ladder(p, gpu).values[:, rung] for p in block) for gpu in instance.kinds]
         )
         for block in blocks
     }
@@ -103,6 +105,8 @@ def pack(
             mask = instance.allowed(piece.table)
             if mask is not None:
                 allowed &= mask
+            if piece.cut.blocked:
+                allowed &= np.arange(instance.gpus) == piece.offset
         score = np.where(allowed, filled, np.inf)
         gpu = int(np.argmin(score))
         if not np.isfinite(score[gpu]):
@@ -117,6 +121,17 @@ def pack(
         taken[gpu] += sizes[block]
         dram[hosts[gpu]] -= cost[gpu, DRAM_BYTES]
     return Packing.of(instance, pairs, replicas)
+
+
+def _frugal_cut(instance: Instance, table: int) -> Cut:
+    """The uncut variant of a table that needs the least HBM."""
+
+    def least_hbm(cut: Cut) -> float:
+        needed = [instance.replica(table, cut), *instance.pieces(table, cut)]
+        ladders = [instance.ladder(p, instance.kinds[0]).values[BYTES, 0] for p in needed if p]
+        return float(sum(ladders))
+
+    return min((c for c in instance.cuts_of(table) if c.pieces == 1), key=least_hbm)
 
 
 def _cut_that_fits(

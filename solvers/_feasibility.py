@@ -39,9 +39,7 @@ def impossible(instance: Instance) -> Termination | None:
     return None
 
 
-def _least_bytes(
-    instance: Instance, table: int, whole_is_least: bool
-) -> tuple[float, float]:
+def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
     """The fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
     found: list[tuple[float, float]] = []
     for cut in instance.cuts_of(table):

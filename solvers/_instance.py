@@ -97,7 +97,7 @@ class Instance:
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
         looked_at = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
-        whole = [costs_of(self.curve(Piece(table), self.kinds[0])) for table in looked_at]
+        whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in looked_at]
         hbm_bytes = self.hbm_bytes.sum() * len(looked_at) / self.tables
         low, high = np.inf, 0.0
         for points in whole:
@@ -128,6 +128,10 @@ class Instance:
             self._cuts[table] = self._rules.allowed_cuts(table, cuts)
         return self._cuts[table]
 
+    def whole(self, table: int) -> Piece:
+        """A table in one piece, its cold rows read in the usual way."""
+        return Piece(table, self.cuts_of(table)[0])
+
     def pieces(self, table: int, cut: Cut) -> list[Piece]:
         """The pieces of a table that is cut in this way, replicas aside."""
         return pieces_of(table, cut, self.rows(table))
@@ -150,6 +154,8 @@ class Instance:
 
     def may_serve(self, piece: Piece, gpu: int) -> bool:
         """Whether a GPU may serve a piece."""
+        if piece.cut.blocked and piece.offset != gpu:
+            return False
         allowed = self._rules.gpus_of_table.get(piece.table)
         return allowed is None or bool(allowed[gpu])
 
@@ -201,7 +207,9 @@ class Instance:
         kinds = [cut._replace(head=min(cut.head, 1)) for cut in cuts]
         rows = sorted({cut.ways for cut in kinds if not cut.widths and cut.ways > 1})
         strips = sorted({len(cut.widths) for cut in kinds if cut.widths and cut.ways == 1})
-        grids = sorted({(cut.ways, len(cut.widths)) for cut in kinds if cut.widths and cut.ways > 1})
+        grids = sorted(
+            {(cut.ways, len(cut.widths)) for cut in kinds if cut.widths and cut.ways > 1}
+        )
         words = ["whole"]
         if rows:
             blocks = "blocks of rows" if any(cut.blocked for cut in kinds) else "strided row slices"
@@ -245,6 +253,7 @@ class _Rules:
             for name in members:
                 self.group_of_table[number[name]] = group
         self._names = names
+        self._rows = [profile.table.rows for profile in problem.profile]
         # Tables that stay together are served by GPUs that each of them may be on.
         for group in set(self.group_of_table.values()):
             tables = [t for t, g in self.group_of_table.items() if g == group]
@@ -273,9 +282,13 @@ class _Rules:
             refused.append(lambda cut: cut.pieces > 1 or cut.head > 0)
         if pinned is not None:
             servers = int(pinned.sum())
-            refused.append(lambda cut: cut.pieces > servers or cut.head > 0)
+            if servers < pinned.size:
+                refused.append(lambda cut: cut.pieces > servers or cut.head > 0 or cut.blocked)
         if self.tiers.get(table) == "dram":
-            refused.append(lambda cut: cut.head > 0)
+            refused.append(lambda cut: cut.head > 0 or cut.cold in forbidden)
+            if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
+                rows = self._rows[table]
+                refused.append(lambda cut: cut.cold == "cached" and rows < 2 * cut.ways)
         left = tuple(cut for cut in cuts if not any(test(cut) for test in refused))
         if not left:
             raise ProblemError(
@@ -287,26 +300,36 @@ class _Rules:
     def limits_tiers(self, piece: Piece) -> bool:
         """Whether not every number of a piece's rows may be in HBM."""
         forbidden = self.forbidden.get(piece.table, frozenset())
-        return piece.table in self.tiers or "split" in forbidden or piece.cut.cold in forbidden
+        return piece.table in self.tiers or bool(
+            forbidden & {"split", "staged", "uva", "host", "cached"}
+        )
 
     def within_tier(self, piece: Piece, curve: PieceCurve) -> PieceCurve:
         """The part of a curve that the table's tier, and what is forbidden, allow."""
-        forbidden = self.forbidden.get(piece.table, frozenset())
-        tier = "hbm" if piece.cut.cold in forbidden else self.tiers.get(piece.table)
         last = curve.hot_rows.size - 1
-        ends = [0, last] if "split" in forbidden else None
-        kept = {"hbm": [last], "dram": [0]}.get(tier or "", ends)
-        if kept is None or last == 0:
+        if last == 0 or not self.limits_tiers(piece):
             return curve
-        at = np.array(kept)
+        forbidden = self.forbidden.get(piece.table, frozenset())
+        tier, cached = self.tiers.get(piece.table), piece.cut.cold == "cached"
+        kept = np.ones(last + 1, dtype=bool)
+        if tier == "hbm" or piece.cut.cold in forbidden:
+            kept[:-1] = False
+        if tier == "dram":
+            kept[-1 if cached else slice(1, None)] = False
+        if cached and "uva" in forbidden:
+            kept[0] = False
+        if "split" in forbidden and not cached:
+            kept[1:-1] = False
+        if kept.all():
+            return curve
         return replace(
             curve,
-            hot_rows=curve.hot_rows[at],
-            gpu_s=curve.gpu_s[at],
-            dram_s=curve.dram_s[at],
-            hbm_bytes=curve.hbm_bytes[at],
-            dram_bytes=curve.dram_bytes[at],
-            split_s=np.inf,  # Nothing between the ends.
+            hot_rows=curve.hot_rows[kept],
+            gpu_s=curve.gpu_s[kept],
+            dram_s=curve.dram_s[kept],
+            hbm_bytes=curve.hbm_bytes[kept],
+            dram_bytes=curve.dram_bytes[kept],
+            split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
         )
 
     def blocks(self, pieces: Iterable[Piece]) -> list[tuple[Piece, ...]]:

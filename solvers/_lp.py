@@ -40,13 +40,16 @@ import numpy.typing as npt
 from placer.errors import BackendError
 from solvers._bound import PooledBound, pooled_bound
 from solvers._instance import Instance
-from solvers._lp_pools import Pools, Prices
+from solvers._lp_pools import Pools, Prices, is_large
 from solvers._lp_space import Space
 
 Float = npt.NDArray[np.float64]
 
 _CLOSE_ENOUGH = 1e-5
 """Prices are good enough if others cannot lift the bound by more than this share."""
+
+_STEP_ACCURACY = 1e-7
+"""How close to a step time at which other cuts become possible the bound comes."""
 
 _ROUNDS = 100
 
@@ -134,6 +137,7 @@ def lp_bound(
     *,
     pooled: PooledBound | None = None,
     time_limit_s: float = 10.0,
+    all_cuts: bool = False,
 ) -> LpBound | None:
     """The bound of this module's docstring, at least the pooled one; None if there is no time.
 
@@ -146,6 +150,9 @@ def lp_bound(
     pooled : PooledBound or None
         If it is known already.
     time_limit_s : float
+    all_cuts : bool
+        Look at all cuts of all tables of large problems too: closer, and takes several times
+        as long.
 
     Raises
     ------
@@ -156,8 +163,9 @@ def lp_bound(
     deadline = started + time_limit_s
     pooled = pooled or pooled_bound(instance)
     upper = np.inf if upper_s is None else upper_s
-    pools = Pools.of(instance)
-    space = Space.of(instance, pools, pooled.step_time_s, upper, deadline)
+    large = is_large(instance) and not all_cuts
+    pools = Pools.of(instance, large)
+    space = Space.of(instance, pools, pooled.step_time_s, upper, deadline, large=large)
     if space is None:
         return None
     if isinstance(space, int):
@@ -222,7 +230,7 @@ class _Search:
         longest_s = np.minimum.reduceat(space.longest_s, space.first_cut)
         self.bound_s = min(upper_s, max(bound_s, float(longest_s.max())))
         self.best = _even(space.pools, 0.0)
-        self._strongest = -np.inf
+        self._strongest_s = -np.inf
 
     def run(self, price: float, deadline: float) -> tuple[Literal["converged", "limit"], int]:
         """Lift the bound until prices settle; how it ended, and after how many programs.
@@ -260,18 +268,22 @@ class _Search:
             allowed = np.where(space.longest_s <= step_time_s, priced, np.inf)
             return float(np.minimum.reduceat(allowed, space.first_cut).sum()) - credit_s
 
-        low = self.bound_s
-        value = least_s(low)
+        low, value = self.bound_s, least_s(self.bound_s)
         if value > low:
             high = value
-            while high - low > 1e-7 * high:
+            while high - low > _STEP_ACCURACY * high:
                 middle = (low + high) / 2
                 low, high = (middle, high) if least_s(middle) > middle else (low, middle)
-            self.bound_s = min(self.upper_s, low)
-        if value > self._strongest:
-            self._strongest, self.best = value, prices
-        allowed = np.where(space.longest_s <= self.bound_s, priced, np.inf)
-        return _argmin_of(allowed, space.first_cut)
+            low = min(self.upper_s, low)
+            if low > self.bound_s * (1 + _STEP_ACCURACY):
+                self._strongest_s = -np.inf  # Of more cuts, other prices may prove the most.
+            self.bound_s = low
+        # Work falls in steps as T grows, and the bound is just below one of them.
+        reached_s = self.bound_s * (1 + 2 * _STEP_ACCURACY)
+        value = least_s(reached_s)
+        if value > self._strongest_s:
+            self._strongest_s, self.best = value, prices
+        return _argmin_of(np.where(space.longest_s <= reached_s, priced, np.inf), space.first_cut)
 
 
 def _argmin_of(values: Float, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

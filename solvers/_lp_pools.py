@@ -70,8 +70,8 @@ class Pools:
     uniform: bool
 
     @classmethod
-    def of(cls, instance: Instance) -> "Pools":
-        """The pools of an instance; if they are many, or the instance is large, by kind alone."""
+    def of(cls, instance: Instance, large: bool = False) -> "Pools":
+        """The pools of an instance; if they are many, or it is a large one, by kind alone."""
         masks: dict[bytes, npt.NDArray[np.bool_]] = {}
         for table in range(instance.tables):
             mask = instance.allowed(table)
@@ -84,8 +84,8 @@ class Pools:
             )
         ]
         found = cls._by(instance, keys)
-        large = is_large(instance) and len(instance.kinds) == 1
-        if len(found.gpus) > 1 and (large or len(found.gpus) > _POOLS):
+        one_kind = large and len(instance.kinds) == 1
+        if len(found.gpus) > 1 and (one_kind or len(found.gpus) > _POOLS):
             return cls._by(instance, list(instance.kind_of_gpu), uniform=True)
         return found
 
@@ -132,7 +132,7 @@ class Pools:
 
 
 def is_large(instance: Instance) -> bool:
-    """Whether whole tables have to stand for all their cuts, and can."""
+    """Whether whole tables had better stand for all their cuts, and can."""
     return (
         instance.tables * instance.gpus > _ALL_CUTS
         and instance.cost_model.extra_cut_s(instance.problem) is not None

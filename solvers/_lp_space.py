@@ -9,7 +9,7 @@ import numpy.typing as npt
 from solvers._fill import BYTES, DRAM_BYTES, DRAM_S, GPU_S
 from solvers._instance import Instance
 from solvers._lp_options import Option, Options
-from solvers._lp_pools import Pools, Prices, is_large
+from solvers._lp_pools import Pools, Prices
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -62,15 +62,23 @@ class Space:
 
     @classmethod
     def of(
-        cls, instance: Instance, pools: Pools, least_s: float, upper_s: float, deadline: float
+        cls,
+        instance: Instance,
+        pools: Pools,
+        least_s: float,
+        upper_s: float,
+        deadline: float,
+        *,
+        large: bool = False,
     ) -> "Space | int | None":
         """What a plan faster than `upper_s` can use.
 
         A table that no such plan can place is returned instead, and None if the time is up or
-        there is too much. `least_s` is a step time that no plan beats.
+        there is too much. `least_s` is a step time that no plan beats; of a `large` instance
+        whole tables stand for cuts, if one price holds for all GPUs.
         """
         extra_s = instance.cost_model.extra_cut_s(instance.problem)
-        whole = is_large(instance) and len(pools.gpus) == 1
+        whole = large and len(pools.gpus) == 1
         found: list[list[Option]] = []
         points = 0
         for table in range(instance.tables):

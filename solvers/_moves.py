@@ -218,26 +218,28 @@ class _Without:
             replicas = tuple(sorted((*replicas, replica)))
             sums = sums + np.array(replicated(instance, [replica]))[instance.kind_of_gpu]
         near = least_loaded(packing, instance.allowed(self.table), len(pieces) + _CANDIDATE_GPUS)
-        candidates = list(dict.fromkeys((*self.holders, *near)))
+        homes = range(instance.gpus) if cut.blocked else near
+        candidates = list(dict.fromkeys((*self.holders, *homes)))
         open_sums = sums[candidates].copy()
         for at, gpu in enumerate(candidates):
             if gpu in self.sums_of_holders:
                 extra = sums[gpu] - self.sums[gpu]
                 open_sums[at] = self.sums_of_holders[gpu] + extra
-        may = np.array([instance.may_serve(Piece(self.table), gpu) for gpu in candidates])
+        free = np.ones(len(candidates), dtype=bool)
         change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
         for piece in pieces:
             if len({instance.kind_of_gpu[gpu] for gpu in candidates}) == 1:
                 added = total(instance, [piece], candidates[0])
             else:
                 added = np.array([total(instance, [piece], gpu) for gpu in candidates])
+            may = free & [instance.may_serve(piece, gpu) for gpu in candidates]
             after = np.where(may, time_with(instance, open_sums, candidates, added), np.inf)
             at = int(after.argmin())
             if not np.isfinite(after[at]):
                 return np.inf, {}, replicas
             gpu = candidates[at]
             open_sums[at] += added if added.ndim == 2 else added[at]
-            may[at] = False  # One piece of a table on a GPU.
+            free[at] = False  # One piece of a table on a GPU.
             change.setdefault(gpu, list(packing.pieces[gpu])).append(piece)
         if everywhere:
             all_sums = sums.copy()
@@ -267,9 +269,7 @@ def _work_s(packing: Packing, table: int, cut: Cut) -> float:
     return work
 
 
-def _make(
-    packing: Packing, change: Change, replicas: tuple[Piece, ...], below_s: float
-) -> bool:
+def _make(packing: Packing, change: Change, replicas: tuple[Piece, ...], below_s: float) -> bool:
     """Make a change if, filled exactly, all GPUs it touches take less than `below_s`."""
     touched = range(packing.instance.gpus) if replicas != packing.replicas else change
     fillings: dict[int, Filling] = {}

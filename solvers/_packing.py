@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from solvers._fill import BYTES, GPU_S, Filling, Float, fill, least_times
+from solvers._fill import BYTES, GPU_S, Filling, Float, Ladder, fill, least_times
 from solvers._instance import Cut, Instance, Piece, Placement
 
 Change = dict[int, list[Piece]]
@@ -88,9 +89,7 @@ class Packing:
             if filling is None:
                 return None
             fillings.append(filling)
-        spared = Packing(
-            self.instance, self.pieces, self.replicas, fillings, self.sums, self.moves
-        )
+        spared = Packing(self.instance, self.pieces, self.replicas, fillings, self.sums, self.moves)
         return spared if spared.fits_dram() else None
 
     @property
@@ -131,15 +130,19 @@ class Packing:
         pieces: Sequence[Piece],
         spare_bytes: float = 0.0,
         replicas: Sequence[Piece] | None = None,
+        given: Mapping[Piece, Ladder] = MappingProxyType({}),
     ) -> Filling | None:
-        """The best filling of a GPU that serves `pieces`, in their order; None if none fits."""
+        """The best filling of a GPU that serves `pieces`, in their order; None if none fits.
+
+        `given` has ladders of pieces of which not every number of rows may be in HBM.
+        """
         instance = self.instance
         everywhere = self.replicas if replicas is None else replicas
         base = np.zeros(5)
         for piece in everywhere:
             base += instance.ladder(piece, gpu).values[:, 0]
         filled = fill(
-            [instance.ladder(piece, gpu) for piece in pieces],
+            [given.get(piece) or instance.ladder(piece, gpu) for piece in pieces],
             float(instance.hbm_bytes[gpu]) - float(base[BYTES]) - spare_bytes,
             lambda number: instance.curve(pieces[number], gpu),
         )
@@ -206,9 +209,7 @@ def replicated(instance: Instance, replicas: Iterable[Piece]) -> list[Float]:
     return [total(instance, replicas, gpu) for gpu in instance.kinds]
 
 
-def least_loaded(
-    packing: Packing, allowed: npt.NDArray[np.bool_] | None, number: int
-) -> list[int]:
+def least_loaded(packing: Packing, allowed: npt.NDArray[np.bool_] | None, number: int) -> list[int]:
     """The GPUs of those allowed that are done first, at most `number` of them."""
     times = packing.times_s
     if allowed is not None:

@@ -192,8 +192,7 @@ class Program:
             cuts[table] = [
                 cut.cut
                 for cut in bound.cuts[table]
-                if cut.longest_s <= upper_s
-                and cut.priced_s - cheapest.priced_s <= spare_s + 1e-12
+                if cut.longest_s <= upper_s and cut.priced_s - cheapest.priced_s <= spare_s + 1e-12
             ]
         places = sum(cut.pieces for options in cuts.values() for cut in options) * instance.gpus
         if places > most_places:

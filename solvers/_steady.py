@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cost_models import Cut, Piece
 from placer.plan.diff import Home, shared_bytes
-from placer.plan.order import Ranks, listed_ids
+from placer.plan.order import Ranks, distinct, listed_ids
 from placer.plan.plan import Plan, RowOrder
 from placer.profile.counts import RowCounts
 from solvers._instance import Instance, Placement
@@ -92,7 +92,7 @@ def steady_order(counts: RowCounts, before: Int, ways: int, head: int, told_apar
         return old.listed
     listed = old.listed.size
     ranks = old.ranks(counts.hottest(told_apart))
-    groups = np.unique((ranks[ranks >= listed] - listed) // ways)
+    groups = distinct((ranks[ranks >= listed] - listed) // ways)
     # The last ids may be too few for a group.
     groups = groups[listed + (groups + 1) * ways <= counts.rows]
     added = (listed + groups[:, None] * ways + np.arange(ways)).ravel()

@@ -316,6 +316,8 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Packing | None:
             mask = instance.allowed(piece.table)
             if mask is not None:
                 open_ &= mask
+            if piece.cut.blocked:
+                open_ &= np.arange(instance.gpus) == piece.offset
         after = np.where(open_, load + cost[:, GPU_S], np.inf)
         gpu = int(after.argmin())
         if not np.isfinite(after[gpu]):

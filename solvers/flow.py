@@ -66,6 +66,11 @@ _ARCS_PER_GPU = 8
 """Sizes of networks: pieces of a class per GPU, and how many one GPU can get of them."""
 
 _DAMPING = 0.5
+
+_PATIENCE = 5
+_LEAST_GAIN = 1e-3
+"""Rounds in a row without so much gain after which tables are cut anew."""
+
 _UNITS = 10_000
 """Costs of arcs are whole numbers: this many for the longest piece of a class."""
 
@@ -145,6 +150,7 @@ class _Search:
         """Assign tables cut in one way, again and again with corrected times."""
         instance = self.instance
         ahead_s = np.zeros(instance.gpus)
+        least_s, idle = np.inf, 0
         for ratio in _RATIOS:
             state = _State.empty(instance, cuts, self.bound.price_s_per_byte, ahead_s)
             for members in _classes(state, ratio):
@@ -156,9 +162,11 @@ class _Search:
                 if self.clock.spent:
                     return
                 continue
+            better = packing.step_time_s < least_s * (1 - _LEAST_GAIN)
+            least_s, idle = min(least_s, packing.step_time_s), 0 if better else idle + 1
             if self.best is None or packing.step_time_s < self.best.step_time_s:
                 self.best = packing
-            if self.done:
+            if self.done or idle == _PATIENCE:
                 return
             wrong_s = packing.times_s - (state.done_s - ahead_s)
             ahead_s = _DAMPING * (wrong_s - wrong_s.mean())
@@ -290,6 +298,8 @@ class _State:
         mask = self.instance.allowed(block[0].table)
         open_ = np.ones(self.instance.gpus, dtype=bool) if mask is None else mask.copy()
         open_[list(self.holders.get(block[0].table, ()))] = False
+        if block[0].cut.blocked:
+            open_ &= np.arange(self.instance.gpus) == block[0].offset
         return open_
 
     def colder_by(self, block: Block) -> Float:

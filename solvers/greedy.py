@@ -40,45 +40,42 @@ class _ScoreGreedy(ABC):
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
         tables = [profile.table for profile in problem.profile]
-        scores = np.array([self.score(table) for table in tables])
+        score_of = [self.score(table) for table in tables]
         load = np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
-        placements = []
-        order = np.argsort(-scores, kind="stable")
+        placements: list[Placement] = []
+        # Mostly one table each; more where the user wants them together.
+        blocks = instance.blocks(instance.whole(table) for table in range(instance.tables))
+        scores = np.array([sum(score_of[piece.table] for piece in block) for block in blocks])
+        order = np.argsort(-scores, kind="stable").tolist()
         # A table in DRAM needs buffers in HBM too: rows leave room for those still to come.
-        buffers = np.array([instance.curve(Piece(int(n)), 0).hbm_bytes[0] for n in order])
+        buffers = np.array([_ends(instance, blocks[n], 0)[0, 0] for n in order])
         for turn, number in enumerate(order):
-            piece = Piece(int(number))
-            chosen: Placement | None = None
-            by_load = np.argsort(load, kind="stable")
+            block = blocks[number]
             to_come = buffers[turn + 1 :]
             kept = to_come.sum() / instance.gpus + to_come.max(initial=0.0)
-            for hot in (tables[number].rows, 0):
-                for gpu in by_load:
-                    curve = instance.curve(piece, int(gpu))
-                    end = -1 if hot else 0
-                    room = hbm[gpu] - (kept if hot else 0.0)
-                    if curve.hbm_bytes[end] + 1 <= room and (
-                        curve.dram_bytes[end] <= dram[instance.host_of_gpu[gpu]]
-                    ):
-                        chosen = Placement(piece, int(gpu), hot)
-                        hbm[gpu] -= np.ceil(curve.hbm_bytes[end])
-                        dram[instance.host_of_gpu[gpu]] -= curve.dram_bytes[end]
-                        break
-                if chosen:
+            gpu = -1
+            for end, spare in ((-1, kept), (0, 0.0)):
+                gpu = self._first_with_room(instance, block, load, hbm - spare, dram, end)
+                if gpu >= 0:
                     break
-            if chosen is None:
+            if gpu < 0:
+                piece = block[0]
                 return SolveResult(
                     None,
                     Termination(
                         "no_plan",
-                        detail=_no_room(tables[number], hbm, dram),
+                        detail=_no_room(tables[piece.table], hbm, dram),
                         shortages=(_shortage(instance, piece, hbm, dram),),
                     ),
                     bound_s=bound.step_time_s,
                 )
-            load[chosen.gpu] += scores[number]
-            placements.append(chosen)
+            used = _ends(instance, block, gpu)[:, end]
+            hbm[gpu] -= np.ceil(used[0])
+            dram[instance.host_of_gpu[gpu]] -= used[1]
+            load[gpu] += scores[number]
+            hot = [int(instance.curve(piece, gpu).hot_rows[end]) for piece in block]
+            placements += [Placement(p, gpu, h) for p, h in zip(block, hot, strict=True)]
         return finished(
             self.name,
             instance,
@@ -87,6 +84,38 @@ class _ScoreGreedy(ABC):
             limits=limits,
             started=started,
         )
+
+    @staticmethod
+    def _first_with_room(
+        instance: Instance,
+        block: tuple[Piece, ...],
+        load: np.ndarray,
+        hbm: np.ndarray,
+        dram: np.ndarray,
+        end: int,
+    ) -> int:
+        """The GPU with the least load that has room for all (end -1) or no rows; -1 for none."""
+        for gpu in np.argsort(load, kind="stable").tolist():
+            if not all(instance.may_serve(piece, gpu) for piece in block):
+                continue
+            hbm_bytes, dram_bytes = _ends(instance, block, gpu)[:, end]
+            if (
+                hbm_bytes + 2 * len(block) <= hbm[gpu]
+                and dram_bytes <= dram[instance.host_of_gpu[gpu]]
+            ):
+                return int(gpu)
+        return -1
+
+
+def _ends(instance: Instance, block: tuple[Piece, ...], gpu: int) -> np.ndarray:
+    """Bytes of HBM and DRAM with no rows and with all rows in HBM, shape (2, 2)."""
+    curves = [instance.curve(piece, gpu) for piece in block]
+    return np.array(
+        [
+            [sum(float(c.hbm_bytes[end]) for c in curves) for end in (0, -1)],
+            [sum(float(c.dram_bytes[end]) for c in curves) for end in (0, -1)],
+        ]
+    )
 
 
 def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:

@@ -168,6 +168,4 @@ def _content(packing: Packing, gpus: list[int]) -> tuple[list[int], list[Piece]]
 
 def _cuts(packing: Packing, bound: PooledBound, table: int, most: int) -> list[Cut]:
     """Cuts for a table that stays without replicas, the one that it has among them."""
-    return [
-        cut for cut in packing.instance.cuts_of(table) if cut.pieces <= most and not cut.head
-    ]
+    return [cut for cut in packing.instance.cuts_of(table) if cut.pieces <= most and not cut.head]

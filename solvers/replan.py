@@ -220,6 +220,8 @@ class _Question:
         self.instance = Instance(problem, cost_model)
         self.devices = [gpu.id for gpu in problem.topology.gpus]
         self.fresh: Plan | None = None
+        # With the plans themselves, as the identity of one that is gone may come again.
+        self._costed: dict[int, tuple[Plan, tuple[float, Plan, PlanDiff] | None]] = {}
         self.was = {
             number: table
             for number in range(self.instance.tables)
@@ -419,6 +421,11 @@ class _Question:
 
     def costed(self, plan: Plan) -> tuple[float, Plan, PlanDiff] | None:
         """A plan's step time and what moves from the old one; None if it is not sound."""
+        if id(plan) not in self._costed:
+            self._costed[id(plan)] = plan, self._cost(plan)
+        return self._costed[id(plan)][1]
+
+    def _cost(self, plan: Plan) -> tuple[float, Plan, PlanDiff] | None:
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:

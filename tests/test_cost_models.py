@@ -4,11 +4,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import in_hbm
 from problem_cases import (
@@ -23,7 +24,7 @@ from problem_cases import (
 
 from cost_models import COST_MODELS, CostModel, CostReport, Cut, Piece, PieceCurve, cost_model
 from cost_models._base import Cold
-from placer import Plan, Problem, Shard, TableProfile
+from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
 from placer.plan.memory import row_map_bytes
@@ -37,6 +38,15 @@ LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
 
 PRICES = np.concatenate(([0.0], np.geomspace(1e-16, 1e-4, 61)))
 """Seconds per byte of HBM: from far less than any row is worth to far more."""
+
+
+def examples(number: int) -> settings:
+    """So many examples; the tests of the contract run in one class for each model."""
+    return settings(
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=[HealthCheck.differing_executors],
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,7 @@ class CostModelContract:
         assert self.model.name == self.name
 
     @given(st.data())
-    @settings(max_examples=150, deadline=None)
+    @examples(150)
     def test_pieces_add_up_to_the_plan(self, data: st.DataObject) -> None:
         case, model = self.placed(data), self.model
         problem, instance = case.problem, Instance(case.problem, model)
@@ -189,7 +199,7 @@ class CostModelContract:
             assert report.memory[host.device].total_bytes == round(dram_bytes[host.device])
 
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     def test_memory_is_that_of_the_curve_at_its_points(self, data: st.DataObject) -> None:
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
@@ -207,7 +217,7 @@ class CostModelContract:
             assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
 
     @given(st.data())
-    @settings(max_examples=100, deadline=None)
+    @examples(100)
     def test_curves_are_as_promised(self, data: st.DataObject) -> None:
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
@@ -258,7 +268,7 @@ class CostModelContract:
         assert (np.diff(curve.dram_bytes) < 0).all()
 
     @given(st.data())
-    @settings(max_examples=200, deadline=None)
+    @examples(200)
     def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
         """At any price of HBM, and each piece on the kind of GPU that is best for it."""
         problem, model = self.problem(data), self.model
@@ -294,7 +304,7 @@ class CostModelContract:
             assert together >= least_bytes(single, dram=dram) * (1 - 1e-9)
 
     @given(st.data())
-    @settings(max_examples=80, deadline=None)
+    @examples(80)
     def test_more_rows_in_hbm_never_cost_more(self, data: st.DataObject) -> None:
         """The launch of a second shard aside; and a cache has at least one row."""
         problem, model = self.problem(data), self.model
@@ -317,7 +327,7 @@ class CostModelContract:
         assert costs[1][1] <= costs[0][1] * (1 + 1e-12) + 1e-18
 
     @given(st.data(), st.floats(1.0, 10.0))
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     def test_faster_hardware_never_costs_more(self, data: st.DataObject, factor: float) -> None:
         case = self.placed(data)
         problem, plan = case.problem, case.plan(self.model)
@@ -346,7 +356,7 @@ class CostModelContract:
         st.floats(0, 1),
         st.floats(0.1, 20),
     )
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     def test_more_skew_never_costs_more_link_time_at_the_same_split(
         self,
         data: st.DataObject,
@@ -367,7 +377,7 @@ class CostModelContract:
         assert link_s[1] <= link_s[0] * (1 + (1e-9 if rows <= 256 else 1e-2)) + 1e-15
 
     @given(st.data())
-    @settings(max_examples=20, deadline=None)
+    @examples(20)
     def test_the_same_question_has_the_same_answer(self, data: st.DataObject) -> None:
         case = self.placed(data)
         problem, model, other = case.problem, self.model, cost_model(self.name)
@@ -384,7 +394,7 @@ class CostModelContract:
             np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
 
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     def test_cuts_that_are_searched_can_be_placed(self, data: st.DataObject) -> None:
         """On GPUs of their own, and whole tables always; no piece is empty unless its table is."""
         problem, model = self.problem(data), self.model
@@ -400,7 +410,7 @@ class CostModelContract:
                 assert all(len(range(*piece.rows(rows))) or not rows for piece in pieces)
 
     @given(st.data())
-    @settings(max_examples=80, deadline=None)
+    @examples(80)
     def test_buffers_of_shards(self, data: st.DataObject) -> None:
         """Whole bytes; only one of a table's shards on a GPU is charged for its pooled output."""
         case, model = self.placed(data), self.model
@@ -419,7 +429,7 @@ class CostModelContract:
             seen.add(place)
 
     @given(st.data(), st.integers(1, 4), st.booleans())
-    @settings(max_examples=80, deadline=None)
+    @examples(80)
     def test_every_way_to_read_rows_has_a_finite_cost(
         self, data: st.DataObject, replicas: int, buffered: bool
     ) -> None:
@@ -468,6 +478,51 @@ class CostModelContract:
 
 class TestRoofline(CostModelContract):
     name = "roofline"
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")
+class TestTorchRec(CostModelContract):
+    """It reads rows in place or through caches, and knows no cuts but those that it searches."""
+
+    name = "torchrec"
+    colds = ("cached",)
+    lookups = ("device", "uva", "cached")
+    launches = False
+
+    def table(self, data: st.DataObject) -> TableProfile:
+        return self.pooled_alike(data, data.draw(table_profiles("t", least_rows=1)))
+
+    def problem(self, data: st.DataObject) -> Problem:
+        problem = data.draw(problems())
+        tables = tuple(self.pooled_alike(data, profile) for profile in problem.profile)
+        return replace(problem, profile=replace(problem.profile, tables=tables))
+
+    def pooled_alike(self, data: st.DataObject, profile: TableProfile) -> TableProfile:
+        """TorchRec has a module for tables whose features are all pooled, or none."""
+        pooling = data.draw(st.sampled_from(["sum", "none"]))
+        features = tuple(replace(f, pooling=pooling) for f in profile.table.features)
+        features = features or (Feature(f"{profile.name}0", 1.0),)
+        return replace(profile, table=replace(profile.table, features=features))
+
+    def cut(self, data: st.DataObject, problem: Problem, table: int, *, head: bool = True) -> Cut:
+        searched = self.model.cuts(problem, table)
+        return data.draw(st.sampled_from([cut for cut in searched if head or not cut.head]))
+
+    def hot_rows(self, data: st.DataObject, curves: list[PieceCurve]) -> list[int]:
+        """A table has one load factor, and curves are exact at their points."""
+        if not curves:
+            return []
+        point = data.draw(st.sampled_from([0, -1, 1]))
+        least = min(curve.hot_rows.size for curve in curves)
+        alike = len({int(curve.hot_rows[-1]) for curve in curves}) == 1
+        point = point if alike and least > 2 else -abs(point)
+        return [int(curve.hot_rows[point]) for curve in curves]
+
+    def homes(self, data: st.DataObject, cut: Cut, gpus: int) -> list[int]:
+        return list(range(gpus)) if cut.blocked else super().homes(data, cut, gpus)
+
+    def can_replicate(self, lookup: Lookup, replicas: int) -> bool:
+        return replicas == 1 or (lookup == "device" and replicas == 4)
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:

@@ -25,14 +25,16 @@ from placer.constraints.constraints import Constraints, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
-from solvers import _bound, solve
+from solvers import SOLVERS, _bound, solve
 from solvers._bound import least, pooled_bound
 from solvers._feasibility import impossible
 from solvers._fill import BYTES, GPU_S, HOT, costs_of, fill, ladder, least_times
 from solvers._instance import Instance, Piece
 
-PROGRAMS = 8
-"""Problems of each kind that CP-SAT solves too."""
+SEARCHED = 5
+"""Problems of each kind that every solver is run on."""
+
+CLASSIC = {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"}
 
 
 def tiny_table(rng: random.Random, name: str, rows: int, dims: list[int]) -> TableProfile:
@@ -251,50 +253,57 @@ def test_what_is_called_impossible_is(kind: str, solved: list[Solved]) -> None:
     assert proofs >= 2
 
 
-@pytest.mark.parametrize(
-    ("name", "found", "optimal"),
-    [("greedy-cost", 0.8, 0.5), ("greedy-size", 0.3, 0.02)],
-)
-def test_greedies_against_the_best_plan(
-    kind: str, solved: list[Solved], name: str, found: float, optimal: float
-) -> None:
-    if name == "greedy-size" and kind == "constrained":
-        pytest.skip("whole-table greedies do not obey constraints")
-    times = []
-    for number, case in enumerate(solved):
-        result = solve(case.problem, name)
-        if result.termination.reason == "infeasible":
-            assert np.isinf(case.best_s), f"{kind} {number}"
-        if result.step_time_s is None:
-            times.append((np.inf, case.best_s))
-            continue
-        assert result.bound_s is not None
-        assert result.bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
-        assert result.step_time_s >= case.best_s * (1 - 1e-9), f"{kind} {number}"
-        times.append((result.step_time_s, case.best_s))
+FOUND_AND_OPTIMAL = {
+    "pair": (0.7, 0.6),
+    "four": (0.8, 0.8),
+    "crossed": (0.6, 0.4),
+    "one large": (0.7, 0.5),
+    "constrained": (0.5, 0.4),
+}
+"""Shares of the solvable problems that the cost greedy finds a plan for, and the best one."""
+
+
+def check(name: str, case: Solved, gap: float, **limits: float) -> float:
+    """What holds of a solver's answer to a solved problem; its step time, infinite without one."""
+    result = solve(case.problem, name, gap=gap, **limits)  # type: ignore[arg-type]
+    if np.isinf(case.best_s):
+        assert result.plan is None
+        return np.inf
+    assert result.termination.reason != "infeasible"
+    if result.bound_s is not None:
+        assert result.bound_s <= case.best_s * (1 + 1e-9)
+    if result.step_time_s is None:
+        return np.inf
+    assert result.step_time_s >= case.best_s * (1 - 1e-9)
+    if result.termination.reason == "optimal":
+        assert result.step_time_s <= case.best_s * (1 + gap)
+    return result.step_time_s
+
+
+def test_the_cost_greedy_against_the_best_plan(kind: str, solved: list[Solved]) -> None:
+    times = [(check("greedy-cost", case, 1e-3), case.best_s) for case in solved]
     solvable = [(time, best) for time, best in times if np.isfinite(best)]
+    found, optimal = FOUND_AND_OPTIMAL[kind]
     assert np.mean([np.isfinite(time) for time, _ in solvable]) > found
     assert np.mean([time <= best * (1 + 1e-6) for time, best in solvable]) > optimal
 
 
-def test_the_ilp_against_the_best_plan(kind: str, solved: list[Solved]) -> None:
+def test_a_classic_greedy_against_the_best_plan() -> None:
+    times = [(check("greedy-size", case, 1e-3), case) for case in _ENUMERATED["pair"].solved]
+    found = [time / case.best_s for time, case in times if np.isfinite(time)]
+    assert len(found) > len(times) / 10
+    assert np.median(found) < 3
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - CLASSIC))
+def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: str) -> None:
+    """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
-    for number, case in enumerate(solved[:PROGRAMS]):
-        result = solve(case.problem, "ilp", time_limit_s=1.0, gap=gap, threads=1)
-        if np.isinf(case.best_s):
-            assert result.plan is None, f"{kind} {number}"
-            continue
-        assert result.termination.reason != "infeasible", f"{kind} {number}"
-        if result.bound_s is not None:
-            assert result.bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
-        if result.step_time_s is None:
-            exact.append(False)
-            continue
-        assert result.step_time_s >= case.best_s * (1 - 1e-9), f"{kind} {number}"
-        if result.termination.reason == "optimal":
-            assert result.step_time_s <= case.best_s * (1 + gap), f"{kind} {number}"
-        exact.append(result.step_time_s <= case.best_s * (1 + 1e-3))
-    assert np.mean(exact) > 0.7
+    for case in solved[:SEARCHED]:
+        time_s = check(name, case, gap, time_limit_s=0.5, threads=1)
+        if np.isfinite(case.best_s):
+            exact.append(time_s <= case.best_s * (1 + 1e-3))
+    assert any(exact)
 
 
 def medium(seed: int) -> Problem:

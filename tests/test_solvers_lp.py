@@ -2,14 +2,17 @@
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from enumeration import Enumeration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import counted_table, problem_of, problems, unequal_machine, zipf_table
+from test_solvers_bound import constrained, crossed
 
 from cost_models import PieceCurve, Roofline
 from placer import Constraints, Problem, Topology
@@ -43,8 +46,11 @@ def hosts_with(topology: Topology, **changes: float) -> Topology:
     return replace(topology, hosts=hosts)
 
 
-def random_problem(seed: int) -> Problem:
-    """A few tables on machines whose GPUs differ and whose HBM, DRAM or its bandwidth is short."""
+def random_problem(seed: int, *, alike: bool = False) -> Problem:
+    """A few tables on machines whose HBM, DRAM or its bandwidth is short.
+
+    GPUs differ, or they differ in HBM alone.
+    """
     rng = random.Random(seed)
     tables = []
     for number in range(rng.randint(1, 6)):
@@ -61,14 +67,17 @@ def random_problem(seed: int) -> Problem:
                 )
             )
     size = sum(t.table.bytes_per_row() * t.table.rows for t in tables)
-    topology = rng.choice([machine(1), machine(4), machine(2, 2), unequal_machine()])
+    topology = rng.choice([machine(1), machine(4), machine(2, 2)])
+    topology = topology if alike or rng.random() < 0.7 else unequal_machine()
     hbm = size / len(topology.gpus) * rng.choice([0.3, 0.7, 1.5]) + 30_000
     gpus = tuple(
         replace(gpu, memory_bytes=int(hbm * (1 if rng.random() < 0.7 else 0.5)))
         for gpu in topology.gpus
     )
     gpus = tuple(
-        replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * (1 if rng.random() < 0.7 else 0.3))
+        replace(
+            gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * (1 if alike or rng.random() < 0.7 else 0.3)
+        )
         for gpu in gpus
     )
     dram = size / len(topology.hosts) * rng.choice([0.5, 0.9, 2.0, 50.0])
@@ -83,13 +92,13 @@ def random_problem(seed: int) -> Problem:
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[Problem, float]]:
     """Problems, and the step times of plans for them."""
-    every = [random_problem(seed) for seed in range(50)]
+    every = [random_problem(seed) for seed in range(32)]
     results = [(problem, solve(problem, "greedy-cost").step_time_s) for problem in every]
     return [(problem, step_s) for problem, step_s in results if step_s is not None]
 
 
 def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
-    assert len(solved) > 20
+    assert len(solved) > 12
     ratios = []
     for problem, step_s in solved:
         instance = Instance(problem, MODEL)
@@ -100,8 +109,25 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
         ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
     gain, share = np.array(ratios).T
     # It is there for machines where HBM is not one pool; and it is close to plans.
-    assert (gain > 1.02).sum() >= 6
+    assert (gain > 1.02).sum() >= 4
     assert np.median(share) > 0.85
+
+
+@pytest.mark.parametrize("make", [crossed, constrained], ids=["crossed", "constrained"])
+def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> None:
+    """Of tiny problems that are solved by enumeration."""
+    ratios = []
+    for seed in range(15):
+        problem = make(seed)
+        best_s, _ = Enumeration(problem, MODEL).best()
+        found = relaxed(problem)
+        assert found.step_time_s <= best_s * (1 + 1e-9), seed
+        if np.isfinite(best_s):
+            assert relaxed(problem, best_s).step_time_s <= best_s * (1 + 1e-9), seed
+            pooled_s = pooled_bound(Instance(problem, MODEL)).step_time_s
+            ratios.append((found.step_time_s / best_s, pooled_s / best_s))
+    closeness, of_pooled = np.median(ratios, axis=0)
+    assert closeness > max(0.8, of_pooled)
 
 
 def test_the_bound_is_at_most_the_step_time_of_a_known_plan(
@@ -178,11 +204,11 @@ def test_pinned_tables_are_served_where_they_are_pinned() -> None:
     assert relaxed(pinned).step_time_s == pytest.approx(alone_s, rel=1e-4)
 
 
-def short_of_dram() -> Problem:
+def short_of_dram(small_bytes: int = 200_000) -> Problem:
     """Two hosts; cold tables do not fit the small one, so that the other's GPUs get them."""
     topology = machine(2, 2, hbm_bytes=1_200_000, launch_s=0.0)
     small, large = topology.hosts
-    small, large = replace(small, memory_bytes=200_000), replace(large, memory_bytes=1 << 30)
+    small, large = replace(small, memory_bytes=small_bytes), replace(large, memory_bytes=1 << 30)
     tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.4) for n in range(8)]
     return problem_of(*tables, topology=replace(topology, hosts=(small, large)), batch_size=64)
 
@@ -226,16 +252,19 @@ def test_memory_that_is_slow_is_what_the_step_waits_for() -> None:
 
 
 def test_whole_tables_stand_for_their_cuts_in_large_problems(
-    solved: list[tuple[Problem, float]], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bound is then weaker, and still one."""
-    exact = [relaxed(problem).step_time_s for problem, _ in solved]
+    every = [random_problem(seed, alike=True) for seed in range(24)]
+    exact = np.array([relaxed(problem).step_time_s for problem in every])
     monkeypatch.setattr(_lp_pools, "_ALL_CUTS", 0)
-    weaker = [relaxed(problem).step_time_s for problem, _ in solved]
-    assert all(w <= s * (1 + EPS) for w, (_, s) in zip(weaker, solved, strict=True))
-    ratios = np.array(weaker) / np.array(exact)
+    weaker = np.array([relaxed(problem).step_time_s for problem in every])
+    ratios = weaker[np.isfinite(exact)] / exact[np.isfinite(exact)]
+    assert ratios.size > 12
     assert ratios.max() <= 1 + 1e-4
-    assert ratios.min() < 1
+    assert ratios.min() < 1 - 1e-4
+    closer = [lp_bound(Instance(problem, MODEL), all_cuts=True) for problem in every]
+    assert [found.step_time_s for found in closer if found is not None] == exact.tolist()
 
 
 def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,8 +374,8 @@ def test_what_is_within_limits_is_between_the_corners(
     [
         ("roomy", "work", "of its own memory"),
         ("no time", "dram time", "memory of host:0 is busy"),
-        ("little HBM", "hbm", "more would save"),
-        ("little DRAM", "dram", "all hosts' memory is taken"),
+        ("little HBM", "hbm", "10% more would save"),
+        ("little DRAM", "dram", "of the memory of host:0 is taken"),
         ("one table", "table", "table 'large' alone"),
     ],
 )
@@ -358,15 +387,15 @@ def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
             *tables, topology=hosts_with(machine(4, hbm_bytes=1_000_000), dram_bytes_per_s=1e9)
         ),
         "little HBM": lambda: problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000)),
-        "little DRAM": short_of_dram,
+        "little DRAM": lambda: short_of_dram(8_000_000),
         "one table": lambda: problem_of(
             zipf_table("small", 10), zipf_table("large", 1, lookups=3e5), topology=machine(2)
         ),
     }
     problem = problems_by_kind[kind]()
     instance = Instance(problem, MODEL)
-    if kind == "little DRAM":  # All on the host that has some.
-        pieces = [(Piece(table), 2 + table % 2) for table in range(8)]
+    if kind == "little DRAM":  # As much on the small host as it has room for.
+        pieces = [(Piece(table), table % 2 + 2 * (table > 2)) for table in range(8)]
         packing = Packing.of(instance, pieces)
         plan = fitted_plan(packing) if packing else None
     else:

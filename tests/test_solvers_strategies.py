@@ -18,6 +18,7 @@ from placer import Constraints, Problem, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import verify
 from solvers import Limits, Solver, SolveResult
+from solvers import beam as beam_module
 from solvers import dp as dp_module
 from solvers import flow as flow_module
 from solvers._bound import pooled_bound
@@ -195,6 +196,29 @@ def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
     assert result.bound_s is not None
 
 
+@every_strategy
+def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
+    """A cost model that cuts the largest table into blocks alone."""
+
+    class Blocks(Roofline):
+        def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
+            gpus = len(problem.topology.gpus)
+            return (Cut(), Cut(gpus, blocked=True)) if table == 0 else (Cut(),)
+
+    problem = problem_of(
+        zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1),
+        *tables(3),
+        topology=machine(4, launch_s=0.0),
+    )
+    result = STRATEGIES[name]().solve(problem, Blocks(), Limits(FAR_S))
+    assert result.plan is not None
+    starts = {s.devices[0]: s.rows[0] for s in result.plan.shards_by_table["large"]}
+    if name == "beam":
+        assert len(starts) == 1
+    else:
+        assert starts == {f"gpu:{gpu}": 5000 * gpu for gpu in range(4)}
+
+
 # beam
 
 
@@ -222,6 +246,48 @@ def test_the_beam_halves_one_large_table() -> None:
         (0, 16), (16, 32), (32, 48), (48, 64)
     ]  # fmt: skip
     assert result.stats["beam_steps"] >= 3
+
+
+@pytest.mark.parametrize("case", ["roomy", "tight", "unequal gpus", "two hosts"])
+def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
+    """The grid search of algorithm 2, against the same in plain loops."""
+    instance = Instance(PROBLEMS[case](), Roofline())
+    search = beam_module._Search(instance, pooled_bound(instance))
+    items, kinds = search.items, instance.kind_of_gpu
+    halved = beam_module._halved(instance, Piece(2, search.whole[2]))
+    assert halved is not None
+    strips = [(piece,) for piece in instance.pieces(2, halved)]
+    mine = np.concatenate((search.base, items.of(strips)))
+    mine = mine[[items.blocks[item][0] != Piece(2, search.whole[2]) for item in mine]]
+    table = [0 if items.blocks[item] in strips else -1 for item in mine]
+    # And the first few as if they were pieces of one table, more than there are GPUs.
+    few = mine[: instance.gpus + 1]
+    states = [(mine, table), (few, [0] * few.size)]
+    both = beam_module._greedy(
+        instance, items, *map(list, zip(*states, strict=True)), search.limits
+    )
+    for (order, of_table), found in zip(states, both, strict=True):
+        for limit, gpus in zip(search.limits, found, strict=True):
+            load = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
+            columns, least = np.zeros((2, instance.gpus))
+            holders: set[int] = set()
+            for at, item in enumerate(order):
+                best, chosen = np.inf, -1
+                for gpu in range(instance.gpus):
+                    apart = of_table[at] < 0 or gpu not in holders
+                    fits = least[gpu] + items.least_bytes[item] <= instance.hbm_bytes[gpu]
+                    after = load[gpu] + items.cost[item, kinds[gpu]]
+                    narrow = columns[gpu] + items.columns[item] <= limit + 1e-6
+                    if apart and fits and narrow and after < best:
+                        best, chosen = after, gpu
+                assert gpus[at] == chosen
+                if chosen >= 0:
+                    load[chosen] = best
+                    columns[chosen] += items.columns[item]
+                    least[chosen] += items.least_bytes[item]
+                    holders |= {chosen} if of_table[at] == 0 else set()
+    assert (both[0][-1] >= 0).all()
+    assert (both[1][-1] < 0).sum() == few.size - instance.gpus
 
 
 # dp
@@ -315,8 +381,13 @@ def test_the_flow_of_a_class_is_the_best_assignment() -> None:
     pairs = list(permutations(range(instance.gpus), 2))
     tried = [ends(dict(zip(members, (*one, *two), strict=True))) for one in pairs for two in pairs]
     assert ends(flow) == pytest.approx(min(tried))
+    # Even where one GPU is done long before the others, it gets one strip of each table.
+    state.load[1:] += 1.0
+    flow = flow_module._flow(state, members)
+    assert flow is not None
     for table in range(2):
         assert len({gpu for block, gpu in flow.items() if block[0].table == table}) == 2
+    assert sum(gpu == 0 for gpu in flow.values()) == 2
 
 
 def test_a_class_that_no_flow_takes_is_halved() -> None:

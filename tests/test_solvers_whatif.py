@@ -1,21 +1,31 @@
 """Effects of changed machines: prices, solutions and proofs that check one another."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
 
 from cost_models import Roofline
-from placer import Problem, Topology
+from placer import Constraints, Problem, Profile, Topology
 from placer.errors import PlacerError
 from placer.report.whatif import plot_front, whatif_report
 from placer.workloads import named_workload
-from solvers import solve
-from solvers._bound import pooled_bound
+from solvers import SolveResult, solve
 from solvers._instance import Instance
-from solvers.whatif import HBM_STEP_BYTES, Effect, WhatIf, front, whatif
+from solvers._lp import lp_bound
+from solvers.whatif import (
+    DRAM_STEP_BYTES,
+    HBM_STEP_BYTES,
+    Effect,
+    MemoryPrices,
+    WhatIf,
+    front,
+    whatif,
+)
 
 MODEL = Roofline()
 
@@ -28,6 +38,11 @@ def problem() -> Problem:
 @pytest.fixture(scope="module")
 def answer(problem: Problem) -> WhatIf:
     return whatif(problem, MODEL)
+
+
+def problem_at(problem: Problem) -> Callable[[int], Problem]:
+    """The problem at budgets of HBM."""
+    return lambda hbm: replace(problem, topology=problem.topology.with_memory(hbm=hbm))
 
 
 def effect(answer: WhatIf, words: str) -> Effect:
@@ -70,22 +85,57 @@ def test_an_effect_within_the_gap_is_not_proven(
     assert one.is_proven == proven
     shown = whatif_report(
         problem_of(zipf_table("t", 10)),
-        WhatIf(solve(problem_of(zipf_table("t", 10)), "greedy-cost"), 0.0, (one,)),
+        WhatIf(solve(problem_of(zipf_table("t", 10)), "greedy-cost"), MemoryPrices(), (one,)),
         solver="greedy-cost",
     ).to_json()
     expected = "no bound" if least is None else "proven" if proven else "within the gap"
     assert shown["effects"][0]["verdict"] == expected
 
 
-def test_the_price_is_the_slope_of_the_bound(problem: Problem, answer: WhatIf) -> None:
+def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> None:
     step = 2**26
     more = replace(problem, topology=problem.topology.with_memory(hbm=2**31 + step))
-    bounds = [pooled_bound(Instance(p, MODEL)).step_time_s for p in (problem, more)]
-    assert bounds[0] - bounds[1] == pytest.approx(answer.price_s_per_byte * step, rel=0.3)
-    found = effect(answer, "GiB of HBM")
+    bounds = [lp_bound(Instance(p, MODEL)) for p in (problem, more)]
+    assert bounds[0] is not None
+    assert bounds[1] is not None
+    saved_s = bounds[0].step_time_s - bounds[1].step_time_s
+    assert saved_s == pytest.approx(answer.prices.hbm_s_per_byte * step, rel=0.3)
+    found = effect(answer, "of HBM per GPU")
     assert found.priced_gain is not None
     assert found.gain is not None
     assert found.priced_gain >= found.gain * 0.5 > 0
+    # Host memory is plenty, and not what the step waits for.
+    assert effect(answer, "of DRAM per host").priced_gain == 0
+    assert effect(answer, "DRAM bandwidth").priced_gain == 0
+    assert effect(answer, "host link").priced_gain is None
+    assert "; " in answer.binding
+
+
+def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> None:
+    (host,) = problem.topology.hosts
+    slow = replace(host, dram_bytes_per_s=host.dram_bytes_per_s / 100)
+    answer = whatif(replace(problem, topology=replace(problem.topology, hosts=(slow,))), MODEL)
+    found = effect(answer, "DRAM bandwidth")
+    assert found.priced_gain is not None
+    assert found.gain is not None
+    assert found.priced_gain == pytest.approx(found.gain, abs=0.02)
+    assert found.gain > 0.05
+    assert "memory of host:0 is busy" in answer.binding
+    shown = whatif_report(problem, answer, solver="greedy-cost")
+    assert answer.binding in shown.headline
+    # All rows fit HBM and DRAM by a hair.
+    rows = sum(profile.table.total_bytes for profile in problem.profile)
+    hbm = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
+    short = replace(host, memory_bytes=int(1.02 * (rows - hbm)))
+    changed = whatif(replace(problem, topology=replace(problem.topology, hosts=(short,))), MODEL)
+    assert changed.prices.dram_s_per_byte > 0
+    roomier = effect(changed, "of DRAM per host")
+    assert roomier.gain is not None
+    assert roomier.gain >= 0
+    # The first byte is worth so much that the price says nothing about so many.
+    saved_s = changed.prices.dram_s_per_byte * DRAM_STEP_BYTES
+    assert saved_s > (changed.base.step_time_s or 0.0)
+    assert roomier.priced_gain is None
 
 
 def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
@@ -107,7 +157,7 @@ def test_a_problem_without_a_plan_has_no_effects() -> None:
 @given(problems(hbm_bytes=1 << 13))
 def test_more_memory_is_never_slower(problem: Problem) -> None:
     budgets = [1 << 16, 1 << 11, 1 << 13, 1 << 11]
-    points = front(problem, budgets, lambda changed: solve(changed, "greedy-cost"))
+    points = front(problem_at(problem), budgets, lambda changed: solve(changed, "greedy-cost"))
     assert [point.hbm_bytes for point in points] == sorted(set(budgets))
     solved = [point for point in points if point.step_time_s is not None]
     times = [point.step_time_s or 0.0 for point in solved]
@@ -120,11 +170,28 @@ def test_more_memory_is_never_slower(problem: Problem) -> None:
         assert point.detail
 
 
+def test_budgets_of_the_front_are_before_what_users_reserve() -> None:
+    reserve = Constraints(reserve=(("gpu", 3_000),))
+    asked: list[int] = []
+
+    def problem_at(hbm_bytes: int) -> Problem:
+        topology = machine(2, hbm_bytes=hbm_bytes)
+        return Problem(Profile((zipf_table("t", 1000),)), topology, 4, reserve)
+
+    def solved(problem: Problem) -> SolveResult:
+        asked.append(problem.topology.gpus[0].memory_bytes)
+        return solve(problem, "greedy-cost")
+
+    points = front(problem_at, [1 << 20, 1 << 14], solved)
+    assert asked == [(1 << 14) - 3_000, (1 << 20) - 3_000]
+    assert [point.hbm_bytes for point in points] == [1 << 14, 1 << 20]
+
+
 def test_pictures_of_the_front(problem: Problem, tmp_path: Path) -> None:
 
     folder = tmp_path
     pytest.importorskip("matplotlib")
-    points = front(problem, [0, 2**30, 2**31], lambda p: solve(p, "greedy-cost"))
+    points = front(problem_at(problem), [0, 2**30, 2**31], lambda p: solve(p, "greedy-cost"))
     plot_front(points, folder / "front.svg")
     assert "<!-- proven bound" in (folder / "front.svg").read_text()
     with pytest.raises(PlacerError, match="no budget has a plan"):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanError
-from placer.plan.order import Ranks
+from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Memory, Plan, Shard
 
 Int = npt.NDArray[np.int64]
@@ -266,7 +266,7 @@ def _common_rows(
     """Rows that each pair of an older and a newer shard with columns in common shares."""
     old_ids, new_ids = (order.listed for order in orders)
     common = np.zeros((len(old), len(new)), dtype=np.int64)
-    listed = np.union1d(old_ids, new_ids)
+    listed = distinct(np.concatenate((old_ids, new_ids)))
     for start in range(0, listed.size, _BLOCK_IDS):
         ids = listed[start : start + _BLOCK_IDS]
         members = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from placer.plan.order import Ranks
+from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
@@ -29,7 +29,8 @@ def in_plan_order(problem: Problem, plan: Plan) -> Problem:
 
     Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
     if the hottest came first: strided slices share them evenly, and caches hold the hottest.
-    Tables whose ranks the plan has in the profile's order are left as they are.
+    Tables whose ranks the plan has in the profile's order are left as they are, and so are
+    those of caches alone, which find what is hot whatever its rank.
     """
     tables = tuple(_in_order(profile, plan) for profile in problem.profile)
     if all(one is other for one, other in zip(tables, problem.profile, strict=True)):
@@ -42,7 +43,7 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
     shards = plan.shards_by_table.get(profile.name, ())
     ends = {end for shard in shards if shard.row_count for end in shard.rows[:2]}
     edges = np.array(sorted(end for end in ends if 0 < end < rows), dtype=np.int64)
-    if not edges.size:
+    if not edges.size or all(shard.lookup == "cached" for shard in shards if shard.row_count):
         return profile
     planned = Ranks.in_plan(plan, profile.name)
     own = Ranks.of(() if profile.counts is None else profile.counts.hottest())
@@ -54,17 +55,17 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
     ):
         return profile
     # Runs of ids whose ranks are consecutive in both orders, and that are read equally often.
-    starts = np.unique(
+    starts = distinct(
         np.concatenate(
             [
-                [0],
+                np.zeros(1, dtype=np.int64),
                 *(ids for order in (planned, own) for ids in (order.listed, order.listed + 1)),
                 own.unlisted_ids(cdf.ranks[(cdf.ranks >= own.listed.size) & (cdf.ranks < rows)]),
                 planned.unlisted_ids(edges[edges >= planned.listed.size]),
             ]
         )
     )
-    starts = starts[starts < rows].astype(np.int64)
+    starts = starts[starts < rows]
     lengths = np.diff(starts, append=rows)
     segment = np.searchsorted(cdf.ranks, own.ranks(starts), side="right") - 1
     between = np.searchsorted(edges, planned.ranks(starts), side="right")

@@ -63,6 +63,14 @@ class Ranks:
         return ids.astype(np.int64)
 
 
+def distinct(ids: Int) -> Int:
+    """The different ones of `ids`, ascending: of millions, sorting is faster than hashing."""
+    ascending = np.sort(ids)
+    first = np.ones(ascending.size, dtype=bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    return ascending[first]
+
+
 def listed_ids(plan: Plan, table: str) -> Int:
     """The ids that a table's row order lists, hottest first."""
     if plan.order_of(table).kind == "id":

@@ -9,6 +9,7 @@ from placer.report.explain import explain_report
 from placer.report.plan import plan_report
 from placer.report.plot import plot_compare
 from placer.report.profile import profile_report, workloads_report
+from placer.report.replan import replan_report
 from placer.report.section import Column, Report, Section, rows_to_csv
 from placer.report.topology import topology_report
 from placer.report.whatif import plot_front, whatif_report
@@ -26,6 +27,7 @@ __all__ = [
     "plot_compare",
     "plot_front",
     "profile_report",
+    "replan_report",
     "rows_to_csv",
     "topology_report",
     "whatif_report",

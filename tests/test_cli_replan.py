@@ -1,0 +1,104 @@
+"""`placer replan`, and `placer show` of plans with constraints or rows that have gone cold."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_cases import Workbench, fail, invoke, succeed
+
+import placer
+from placer.profile.counts import RowCounts
+
+
+def replanned(*arguments: str | Path) -> dict[str, object]:
+    """What `placer replan --format json` prints."""
+    found: dict[str, object] = json.loads(succeed("replan", *arguments, "--format", "json").stdout)
+    return found
+
+
+def test_an_unchanged_problem_keeps_its_plan(workbench: Workbench, tmp_path: Path) -> None:
+    new = tmp_path / "new.json"
+    result = succeed("replan", "--from", workbench.plan, *workbench.problem(), "-o", new)
+    assert "nothing moves" in result.stdout
+    assert "never needed" in result.stdout
+    assert "keep; plan written to" in result.stderr
+    old = placer.Plan.load(workbench.plan)
+    assert set(placer.Plan.load(new).shards) == set(old.shards)
+    assert "is sound" in succeed("verify", new).stdout
+    moved = json.loads(succeed("diff", workbench.plan, new, "--format", "json").stdout)
+    assert moved["changed_cells"] == 0
+
+
+def test_a_smaller_machine(workbench: Workbench, tmp_path: Path) -> None:
+    new = tmp_path / "new.json"
+    tighter = [*workbench.problem(), "--hbm", "95KiB"]
+    found = replanned("--from", workbench.plan, *tighter, "--horizon-steps", "1000", "-o", new)
+    assert found["horizon_steps"] == 1000
+    assert found["old_step_time_s"] is None
+    assert "bytes too many" in str(found["old_refused"])
+    moved = json.loads(succeed("diff", workbench.plan, new, "--format", "json").stdout)
+    assert moved["moved_bytes"] == found["moved_bytes"] > 0
+    plan = placer.Plan.load(new)
+    assert plan.solver.step_time_s == found["step_time_s"]
+    assert plan.topology.gpus[0].memory_bytes == 95 << 10
+    # The profile is named from the new plan's folder.
+    assert (tmp_path / plan.provenance.profile).resolve() == workbench.profile.resolve()
+
+
+def test_drift(workbench: Workbench, tmp_path: Path) -> None:
+    profile = placer.Profile.load(workbench.profile)
+    rng = np.random.default_rng(1)
+    tables = []
+    for one in profile:
+        assert one.counts is not None
+        dense = np.zeros(one.table.rows, dtype=np.int64)
+        dense[one.counts.ids] = one.counts.counts
+        counts = RowCounts.from_dense(rng.permutation(dense))
+        tables.append(placer.TableProfile(one.table, one.cdf, counts, one.features))
+    drifted = tmp_path / "drifted"
+    placer.Profile(tuple(tables), profile.samples, source="drifted").save(drifted)
+    new, problem = tmp_path / "new.json", ("--profile", drifted, *workbench.machine())
+    roomy = [*problem, "--hbm", "120KiB"]
+    found = replanned("--from", workbench.plan, *roomy, "--horizon-steps", "0", "-o", new)
+    assert found["chosen"] == "keep"
+    # Its rows have gone cold, which `show` tells as well.
+    recorded = placer.Plan.load(workbench.plan).solver.step_time_s
+    assert recorded is not None
+    assert float(str(found["step_time_s"])) > 1.01 * recorded
+    shown = json.loads(succeed("show", new, "--format", "json").stdout)
+    assert shown["step_time_s"] == pytest.approx(found["step_time_s"])
+    later = replanned("--from", workbench.plan, *roomy, "--horizon-steps", "1000000000", "-o", new)
+    assert float(str(later["step_time_s"])) < float(str(found["step_time_s"]))
+    shown = json.loads(succeed("show", new, "--format", "json").stdout)
+    assert shown["step_time_s"] == pytest.approx(later["step_time_s"])
+
+
+def test_what_goes_wrong(workbench: Workbench, tmp_path: Path) -> None:
+    new = tmp_path / "new.json"
+    before = ("replan", "--from", workbench.plan)
+    tiny = ("--profile", workbench.profile, "--topology", "1xt4", "--hbm", "1KiB", "-o", new)
+    assert "no plan (infeasible)" in fail(*before, *tiny, exit_code=3)
+    assert "either --profile or --workload" in invoke(*before, "-o", new).stderr
+    negative = invoke(*before, *workbench.problem(), "--horizon-steps", "-1", "-o", new)
+    assert negative.exit_code == 2
+    assert not new.exists()
+
+
+def test_show_with_constraints(workbench: Workbench, tmp_path: Path) -> None:
+    rules, plan = tmp_path / "rules.yaml", tmp_path / "plan.json"
+    rules.write_text("tables: {C3: {devices: [gpu:0]}}\nreserve: {gpu: 4KiB}\n")
+    asked = ("--constraints", rules)
+    succeed("plan", *workbench.problem(), *asked, "--solver", "greedy-cost", "-o", plan)
+    assert "not those that the plan was made for" not in succeed("show", plan, *asked).stderr
+    assert "not those that the plan was made for" in succeed("show", plan).stderr
+    text = succeed("show", plan, "--explain", "C3", *asked).stdout
+    assert "pinned to gpu:0" in text
+    assert "pinned" not in succeed("show", plan, "--explain", "C3").stdout
+    assert "no table" in fail("show", plan, "--constraints", _of_another_model(tmp_path))
+
+
+def _of_another_model(folder: Path) -> Path:
+    path = folder / "others.yaml"
+    path.write_text("tables: {nope: {tier: hbm}}\n")
+    return path

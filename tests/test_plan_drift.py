@@ -1,0 +1,194 @@
+"""Plans whose rows are not those that are hot now, and rows on the way from plan to plan."""
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_cases import covers, in_dram, in_hbm, machine, plan_of
+from problem_cases import counted_table, problem_of, zipf_table
+
+from cost_models import Roofline
+from placer import Plan, Shard, Table
+from placer.errors import TopologyError
+from placer.plan.diff import diff
+from placer.plan.drift import in_plan_order
+from placer.plan.migration import migration
+from placer.plan.order import Ranks, distinct
+from placer.plan.plan import RowOrder
+from placer.topology.topology import Topology
+
+ROWS = 30
+
+
+def ids_by_rank(plan: Plan, table: str) -> list[int]:
+    """Every id of a table, in the order of the plan's ranks."""
+    listed = plan.hot_ids[table].tolist() if plan.order_of(table).kind == "profile" else []
+    rows = plan.tables_by_name[table].rows
+    return [*listed, *(row for row in range(rows) if row not in set(listed))]
+
+
+def ordered(plan: Plan, listed: list[int] | None) -> Plan:
+    """The plan with a row order of its own for table t."""
+    if listed is None:
+        return plan
+    ids = {"t": np.array(listed, dtype=np.int64)}
+    return replace(plan, row_order={"t": RowOrder("profile")}, hot_ids=ids)
+
+
+row_orders = st.none() | st.permutations(range(ROWS)).flatmap(
+    lambda ids: st.integers(0, ROWS).map(lambda size: list(ids[:size]))
+)
+
+
+@given(row_orders, st.lists(st.integers(0, ROWS - 1)))
+def test_ranks_are_places_in_the_order(listed: list[int] | None, some: list[int]) -> None:
+    order = Ranks.of(listed or [])
+    plan = ordered(plan_of(Table("t", ROWS, 8)), listed or [])
+    ids = ids_by_rank(plan, "t")
+    asked = np.array(some, dtype=np.int64)
+    assert order.ranks(asked).tolist() == [ids.index(one) for one in some]
+    unlisted = np.arange(order.listed.size, ROWS)
+    assert order.unlisted_ids(unlisted).tolist() == ids[order.listed.size :]
+    assert distinct(asked).tolist() == sorted(set(some))
+
+
+@given(row_orders, st.lists(st.integers(0, 5), min_size=ROWS, max_size=ROWS), st.data())
+def test_accesses_are_those_of_the_ids_at_a_plans_ranks(
+    listed: list[int] | None, counts: list[int], data: st.DataObject
+) -> None:
+    profile = counted_table("t", counts)
+    problem = problem_of(profile, topology=machine(2))
+    shards = data.draw(covers(profile.table, problem.topology))
+    plan = ordered(plan_of(profile.table, *shards), listed)
+    found = in_plan_order(problem, plan).profile["t"].cdf
+    if all(shard.lookup == "cached" for shard in shards if shard.row_count):
+        assert found is profile.cdf
+        return
+    # Between two edges of shards, the hottest row is first.
+    edges = sorted({0, ROWS, *(end for shard in shards for end in shard.rows[:2])})
+    heat = [counts[one] for one in ids_by_rank(plan, "t")]
+    expected: list[int] = []
+    for low, high in pairwise(edges):
+        expected += sorted(heat[low:high], reverse=True)
+    per_rank = np.diff(np.interp(np.arange(ROWS + 1), found.ranks, found.shares))
+    assert per_rank == pytest.approx(np.array(expected) / max(1, sum(counts)), abs=1e-12)
+
+
+def test_a_published_table_has_ids_for_ranks() -> None:
+    profile = zipf_table("t", ROWS)
+    problem = problem_of(profile)
+    split = (in_hbm("t", (0, 10, 1), (0, 16)), in_dram("t", (10, ROWS, 1), (0, 16)))
+    plan = plan_of(profile.table, *split)
+    assert in_plan_order(problem, plan) is problem
+    # The ten ids that were hot once are the coldest now.
+    stale = in_plan_order(problem, ordered(plan, list(range(ROWS - 1, 19, -1))))
+    share = float(np.interp(10, stale.profile["t"].cdf.ranks, stale.profile["t"].cdf.shares))
+    assert share == pytest.approx(1 - float(profile.cdf.share(20)))
+    times = [Roofline().evaluate(one, plan).step_time_s for one in (problem, stale)]
+    assert times[0] < times[1]
+
+
+def test_the_profiles_own_order_changes_nothing() -> None:
+    counts = [3, 9, 1, 0, 7, 7, 2]
+    problem = problem_of(counted_table("t", counts))
+    split = (in_hbm("t", (0, 3, 1), (0, 16)), in_dram("t", (3, 7, 1), (0, 16)))
+    plan = plan_of(problem.profile["t"].table, *split)
+    assert in_plan_order(problem, ordered(plan, [1, 4, 5])) is problem
+    assert in_plan_order(problem, ordered(plan, [1, 4])) is not problem
+    whole = plan_of(problem.profile["t"].table, in_hbm("t", (0, 7, 1), (0, 16)))
+    assert in_plan_order(problem, ordered(whole, [3])) is problem
+
+
+SGD = Table("t", 24, 8, optimizer="sgd")
+
+
+def loads(old: Plan, new: Plan, *, nvlink: bool = True) -> dict[str, float]:
+    """Seconds that each link and memory needs, one cell at a time."""
+    hosts = {gpu.id: gpu.host for plan in (old, new) for gpu in plan.topology.gpus}
+
+    # Replicas in one host's memory are copies of their own, so these are no sets.
+    def places(plan: Plan) -> dict[tuple[int, int], list[tuple[str, str]]]:
+        return {
+            (one, column): [
+                (hosts.get(d, d), d if shard.memory == "hbm" else "") for d in shard.devices
+            ]
+            for shard in plan.shards
+            for one in (ids_by_rank(plan, "t")[rank] for rank in range(*shard.rows))
+            for column in range(*shard.cols)
+        }
+
+    bytes_: dict[str, float] = defaultdict(float)
+    before, after = places(old), places(new)
+    for cell, targets in after.items():
+        ((host, gpu),) = before[cell]
+        for to_host, to_gpu in targets:
+            if (to_host, to_gpu) == (host, gpu):
+                continue
+            near = host == to_host
+            kind = "nvlink" if near and gpu and to_gpu and nvlink else "pcie"
+            crossed = [f"{gpu} {kind} out" if gpu else f"{host} dram"]
+            crossed += [f"{to_gpu} {kind} in" if to_gpu else f"{to_host} dram"]
+            crossed += [] if near else [f"{host} network out", f"{to_host} network in"]
+            for name in crossed:
+                bytes_[name] += 4
+    speeds = {"pcie": 1e10, "nvlink": 1e11, "network": 1e10, "dram": 1e11}
+    return {name: size / speeds[name.split()[1]] for name, size in bytes_.items()}
+
+
+@given(st.data(), row_orders, row_orders)
+def test_migration_is_that_of_brute_force(
+    data: st.DataObject, first: list[int] | None, then: list[int] | None
+) -> None:
+    topology = machine(2, 2)
+    plans = []
+    for listed in (first, then):
+        shards = data.draw(covers(SGD, topology))
+        if not plans:  # Of several copies, which one is taken is not what this is about.
+            shards = [replace(shard, devices=shard.devices[:1]) for shard in shards]
+        within = None if listed is None else [one for one in listed if one < SGD.rows]
+        plans.append(ordered(plan_of(SGD, *shards, topology=topology), within))
+    expected = loads(*plans)
+    found = migration(diff(*plans))
+    assert found.seconds == pytest.approx(max(expected.values(), default=0.0))
+    if expected:
+        assert expected[found.waits_for] == pytest.approx(found.seconds)
+    else:
+        assert (found.moved_bytes, found.waits_for) == (0, "")
+
+
+def moved(old: Shard, new: Shard, topology: Topology, then: Topology | None = None) -> str:
+    before = plan_of(SGD, old, topology=topology)
+    return migration(diff(before, plan_of(SGD, new, topology=then or topology))).waits_for
+
+
+def test_links_that_rows_cross() -> None:
+    two, one = machine(2, 2), machine(1, 1)
+    whole = (0, 24, 1), (0, 8)
+    here, there, far = (in_hbm("t", *whole, f"gpu:{gpu}") for gpu in (0, 1, 2))
+    assert moved(here, there, two) in ("gpu:0 nvlink out", "gpu:1 nvlink in")
+    assert moved(here, far, two) in (
+        "gpu:0 pcie out", "gpu:2 pcie in", "host:0 network out", "host:1 network in",
+    )  # fmt: skip
+    assert moved(here, in_dram("t", *whole), two) == "gpu:0 pcie out"
+    assert moved(here, in_dram("t", *whole, "gpu:1"), two) == "gpu:0 pcie out"
+    assert moved(in_dram("t", *whole), in_dram("t", *whole, "gpu:1"), two) == ""
+    # A GPU that is not there any more can be read once more.
+    assert moved(there, here, machine(2), one) in ("gpu:1 nvlink out", "gpu:0 nvlink in")
+    alone = replace(two, links=tuple(link for link in two.links if link.kind != "network"))
+    with pytest.raises(TopologyError, match="no network link"):
+        moved(here, far, alone)
+    # Without NVLink, GPUs and hosts share PCIe.
+    plain = replace(two, links=tuple(link for link in two.links if link.kind != "nvlink"))
+    assert moved(here, there, plain) in ("gpu:0 pcie out", "gpu:1 pcie in")
+
+
+def test_a_copy_that_is_still_there_is_the_source() -> None:
+    whole = (0, 24, 1), (0, 8)
+    old = plan_of(SGD, in_hbm("t", *whole, "gpu:0", "gpu:3"), topology=machine(2, 2))
+    new = plan_of(SGD, in_dram("t", *whole, "gpu:2"), topology=machine(3, 1))
+    (move,) = diff(old, new).moves
+    assert str(move.source) == "gpu:0 hbm"

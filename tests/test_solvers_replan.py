@@ -1,0 +1,434 @@
+"""Plans that follow others: what they cost, what they move, and that rows stay where they can."""
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import in_dram, in_hbm, machine
+from problem_cases import counted_table, problem_of, problems, zipf_table
+from test_plan_drift import ids_by_rank
+
+from cost_models import Cut, Roofline
+from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
+from placer.constraints.unmet import unmet
+from placer.errors import ProblemError
+from placer.plan.diff import diff
+from placer.plan.drift import in_plan_order
+from placer.plan.order import Ranks
+from placer.plan.verify import violations
+from placer.profile.counts import RowCounts
+from placer.report.replan import replan_report
+from solvers import Limits, solve
+from solvers._build import build_plan, fitted_plan
+from solvers._instance import Instance, Placement
+from solvers._packing import Packing
+from solvers._placements import placements_of
+from solvers._steady import OldTable, kept_slices, relabelled, steady_order
+from solvers.replan import Candidate, Replanned, replan
+
+MODEL = Roofline()
+LIMITS = Limits(time_limit_s=60)
+HBM = 40 << 10
+
+
+def skewed(name: str, rows: int, seed: int, *, lookups: float = 4.0) -> TableProfile:
+    """A counted table whose hot rows are anywhere among its ids."""
+    rng = np.random.default_rng(seed)
+    counts = np.rint(2000 / (1 + np.arange(rows)))
+    profile = counted_table(name, rng.permutation(counts).astype(np.int64), lookups=lookups)
+    # So that bytes are those of rows, however their columns are cut.
+    return replace(profile, table=replace(profile.table, optimizer="sgd"))
+
+
+def drifted(profile: TableProfile, seed: int) -> TableProfile:
+    """The same table, with a fifth of its rows in each other's places."""
+    assert profile.counts is not None
+    dense = np.zeros(profile.table.rows, dtype=np.int64)
+    dense[profile.counts.ids] = profile.counts.counts
+    rng = np.random.default_rng(seed)
+    some = rng.choice(dense.size, dense.size // 5, replace=False)
+    dense[some] = dense[rng.permutation(some)]
+    cdf, counts = AccessCdf.from_counts(dense, dense.size), RowCounts.from_dense(dense)
+    return replace(profile, cdf=cdf, counts=counts)
+
+
+@cache
+def before() -> tuple[Problem, Plan]:
+    """Five tables that two hosts' four GPUs do not hold, and a plan."""
+    tables = [skewed(f"t{n}", rows, n) for n, rows in enumerate((2000, 900, 600, 300, 100))]
+    topology = machine(2, 2, hbm_bytes=HBM, launch_s=1e-9)
+    problem = problem_of(*tables, topology=topology, batch_size=16)
+    plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    assert any(shard.memory == "dram" for shard in plan.shards)
+    return problem, plan
+
+
+def later(problem: Problem) -> Problem:
+    """The problem after its accesses have drifted, with room for what is staged then."""
+    topology = problem.topology.with_memory(hbm=problem.topology.gpus[0].memory_bytes + (8 << 10))
+    tables = tuple(drifted(profile, at) for at, profile in enumerate(problem.profile))
+    profile = replace(problem.profile, tables=tables)
+    return replace(problem, profile=profile, topology=topology)
+
+
+def moved_bytes(old: Plan, new: Plan) -> int:
+    """Bytes that have no copy in the memory where they go to, counted cell by cell.
+
+    Cells are of 8 columns: narrower strips are not made.
+    """
+    total = 0
+    for table in new.tables:
+        if table.name not in old.tables_by_name:
+            continue
+        assert table.optimizer == "sgd"
+        places: list[dict[tuple[int, int], list[str]]] = []
+        for plan in (old, new):
+            ids, hosts = ids_by_rank(plan, table.name), plan.topology.gpus_by_id
+            where = defaultdict(list)
+            for shard in plan.shards_by_table[table.name]:
+                for rank in range(*shard.rows):
+                    for column in range(*shard.cols, 8):
+                        where[ids[rank], column] += [
+                            d if shard.memory == "hbm" else hosts[d].host for d in shard.devices
+                        ]
+            places.append(where)
+        was, now = places
+        cells = sum(place not in was[cell] for cell, homes in now.items() for place in homes)
+        assert all(edge % 8 == 0 for shard in (*old.shards, *new.shards) for edge in shard.cols)
+        total += cells * table.element_bytes * 8
+    return total
+
+
+def check(problem: Problem, old: Plan, found: Replanned) -> Candidate:
+    """Every candidate is sound and costs what is said, and the chosen one costs least."""
+    assert found.chosen is not None
+    for one in found.candidates:
+        assert violations(one.plan) == []
+        assert unmet(one.plan, problem.constraints) == []
+        cost = MODEL.evaluate(in_plan_order(problem, one.plan), one.plan)
+        assert one.step_time_s == pytest.approx(cost.step_time_s)
+        assert one.moved_bytes == moved_bytes(old, one.plan)
+        assert one.cost_s == pytest.approx(found.horizon_steps * one.step_time_s + one.migration_s)
+        assert found.chosen.cost_s <= one.cost_s
+        better = [c for c in found.candidates if c.moved_bytes <= one.moved_bytes
+                  and c.step_time_s < one.step_time_s]  # fmt: skip
+        assert not (one.on_front and better)
+        saved_s = (found.old_step_time_s or 0.0) - one.step_time_s
+        if one.break_even_steps:
+            assert one.break_even_steps * saved_s == pytest.approx(one.migration_s)
+    moved = [one.moved_bytes for one in found.candidates]
+    assert moved == sorted(moved)
+    assert found.chosen in found.candidates
+    record = found.chosen.plan.solver
+    assert (record.name, record.step_time_s) == ("replan", found.chosen.step_time_s)
+    assert found.chosen.plan.provenance.problem_sha256 == problem.sha256
+    return found.chosen
+
+
+def named(found: Replanned, start: str) -> Candidate:
+    return next(one for one in found.candidates if one.name.startswith(start))
+
+
+def test_nothing_moves_where_nothing_has_changed() -> None:
+    problem, old = before()
+    found = replan(problem, MODEL, old, LIMITS)
+    chosen = check(problem, old, found)
+    assert (chosen.name, chosen.moved_bytes, chosen.migration_s) == ("keep", 0, 0.0)
+    assert chosen.break_even_steps == 0
+    assert found.old_step_time_s == pytest.approx(old.solver.step_time_s)
+    # The same solver finds the same plan, on the same GPUs.
+    assert named(found, "from scratch").moved_bytes == 0
+    shown = replan_report(found).to_json()
+    assert shown["candidates"][0]["break_even"] == "never needed"
+    assert "tables" not in shown
+
+
+@settings(max_examples=15)
+@given(problems(hbm_bytes=1 << 13))
+def test_small_problems_keep_their_plans(problem: Problem) -> None:
+    result = solve(problem, "greedy-cost")
+    if result.plan is None:
+        return
+    found = replan(problem, MODEL, result.plan, LIMITS)
+    assert found.old_step_time_s is not None
+    assert found.old_step_time_s == pytest.approx(result.step_time_s)
+    assert found.chosen is not None
+    assert found.chosen.cost_s <= found.old_step_time_s * found.horizon_steps
+
+
+def test_drift_is_weighed_over_the_horizon() -> None:
+    problem, old = before()
+    now = later(problem)
+    by_horizon = {
+        steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps) for steps in (0, 50, 10**9)
+    }
+    for found in by_horizon.values():
+        check(now, old, found)
+    # Without steps to come nothing pays, with many only the step time counts.
+    none, many = by_horizon[0].chosen, by_horizon[10**9].chosen
+    assert none is not None
+    assert many is not None
+    assert (none.name, none.moved_bytes) == ("keep", 0)
+    assert many.moved_bytes > 0
+    fastest = min(one.step_time_s for one in by_horizon[10**9].candidates)
+    assert many.step_time_s == pytest.approx(fastest)
+    assert fastest <= named(by_horizon[10**9], "from scratch").step_time_s
+    # Hot rows are not where they were: what is kept is slower than it was.
+    assert (by_horizon[0].old_step_time_s or 0) > (old.solver.step_time_s or 0) * 1.01
+    assert many.break_even_steps is not None
+    assert 0 < many.break_even_steps < 10**9
+
+
+def test_refilling_moves_little_of_a_table_that_is_cut_by_rows() -> None:
+    profile = skewed("t", 3000, 5, lookups=20)
+    topology = machine(3, hbm_bytes=60 << 10, launch_s=1e-9)
+    problem = problem_of(profile, topology=topology, batch_size=8)
+    instance = Instance(problem, MODEL)
+    packing = Packing.of(instance, [(p, gpu) for gpu, p in enumerate(instance.pieces(0, Cut(3)))])
+    old = None if packing is None else fitted_plan(packing)
+    assert old is not None
+    now = later(problem)
+    found = replan(now, MODEL, old, LIMITS)
+    check(now, old, found)
+    refilled = named(found, "refill")
+    assert refilled.step_time_s < (found.old_step_time_s or 0)
+    # All rows keep their GPU: they move between its two tiers at most.
+    kinds = {move.kind for move in diff(old, refilled.plan).moves}
+    assert kinds <= {"HBM to DRAM", "DRAM to HBM"}
+    # Dealt out anew, two of three rows would go to another GPU.
+    assert refilled.moved_bytes < profile.table.total_bytes / 3
+
+
+def test_a_gpu_that_is_gone() -> None:
+    problem, old = before()
+    left = replace(problem.topology, gpus=problem.topology.gpus[:3],
+                   links=tuple(k for k in problem.topology.links if k.a != "gpu:3"))  # fmt: skip
+    now = replace(problem, topology=left, batch_size=21)
+    found = replan(now, MODEL, old, LIMITS)
+    check(now, old, found)
+    assert found.old_step_time_s is None
+    assert found.old_refused == "the old plan uses gpu:3, which '2x2' lacks"
+    refilled = named(found, "refill")
+    for name, shards in old.shards_by_table.items():
+        stays = {d for shard in shards for d in shard.devices} - {"gpu:3"}
+        assert stays <= {d for s in refilled.plan.shards_by_table[name] for d in s.devices}
+    assert all(one.break_even_steps is None for one in found.candidates)
+    assert "gpu:3, which" in " ".join(replan_report(found).headline)
+
+
+@pytest.mark.parametrize(("gpus", "hbm_bytes"), [(3, HBM), (2, HBM * 2), (2, HBM * 7 // 8)])
+def test_a_machine_that_grew_or_shrank(gpus: int, hbm_bytes: int) -> None:
+    problem, old = before()
+    topology = machine(gpus, 2, hbm_bytes=hbm_bytes, launch_s=1e-9)
+    if gpus == 3:  # As many hosts, each with one GPU more: those there were keep their host.
+        hosts = {gpu.id: gpu.host for gpu in problem.topology.gpus}
+        ids = [gpu.id for gpu in topology.gpus]
+        order = [*hosts, *(one for one in ids if one not in hosts)]
+        home = hosts | {"gpu:4": "host:0", "gpu:5": "host:1"}
+        topology = replace(
+            topology,
+            gpus=tuple(replace(topology.gpus_by_id[one], host=home[one]) for one in order),
+            links=tuple(replace(k, b=home[k.a]) if k.a in home else k for k in topology.links),
+        )
+    now = replace(problem, topology=topology, batch_size=64 // (2 * gpus))
+    found = replan(now, MODEL, old, LIMITS, horizon_steps=10**9)
+    chosen = check(now, old, found)
+    if hbm_bytes < HBM:
+        assert "bytes too many" in found.old_refused
+    else:
+        assert found.old_step_time_s is not None
+        assert chosen.step_time_s < found.old_step_time_s
+    if gpus == 3:
+        assert {d for shard in chosen.plan.shards for d in shard.devices} >= {"gpu:4", "gpu:5"}
+
+
+def test_tables_that_come_go_and_change_shape() -> None:
+    problem, old = before()
+    one, two, _, *rest = problem.profile
+    wider = skewed("t1", 950, 9)
+    come = skewed("new", 500, 7)
+    tables = (one, wider, *rest, come)
+    now = replace(problem, profile=replace(problem.profile, tables=tables))
+    found = replan(now, MODEL, old, LIMITS)
+    assert found.chosen is not None
+    assert found.old_refused == "table 't1' was 900 × 16 and is 950 × 16"
+    assert {one.name for one in found.candidates} > {"refill HBM"}
+    statuses = {table.table: table.status for table in diff(old, found.chosen.plan).tables}
+    assert (statuses["new"], statuses["t1"], statuses["t2"]) == ("added", "reshaped", "removed")
+    words = replan_report(found).headline[-1]
+    assert words == "not counted as moved: t1 (reshaped), t2 (removed), new (added)"
+    added = replan(
+        replace(problem, profile=replace(problem.profile, tables=(one, two, come))),
+        MODEL, old, LIMITS,
+    )  # fmt: skip
+    assert added.old_refused == "the old plan has no table 'new'"
+
+
+def test_constraints_that_have_come() -> None:
+    problem, old = before()
+    devices = {device for shard in old.shards_by_table["t4"] for device in shard.devices}
+    other = next(gpu.id for gpu in problem.topology.gpus if gpu.id not in devices)
+    rules = {"t4": TableRule((other,)), "t0": TableRule(forbid=frozenset({"column-wise"}))}
+    asked = Constraints.of(rules, together=[["t2", "t3"]])
+    now = replace(problem, constraints=asked)
+    found = replan(now, MODEL, old, LIMITS)
+    check(now, old, found)
+    assert found.old_step_time_s is None
+    assert found.old_refused
+    assert [shard.devices for shard in named(found, "refill").plan.shards_by_table["t4"]] == [
+        (other,)
+    ]
+
+
+def test_nothing_fits() -> None:
+    problem, old = before()
+    tiny = replace(problem, topology=problem.topology.with_memory(hbm=100, dram=100))
+    found = replan(tiny, MODEL, old, LIMITS)
+    assert (found.chosen, found.candidates, found.moves) == (None, (), None)
+    assert found.fresh.termination.reason == "infeasible"
+    assert replan_report(found).headline[-1] == "nothing fits"
+    with pytest.raises(ProblemError, match="0 steps or more, not -1"):
+        replan(problem, MODEL, old, LIMITS, horizon_steps=-1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_gpus_and_hosts_take_the_part_that_they_had(seed: int) -> None:
+    problem, plan = before()
+    rng = np.random.default_rng(seed)
+    hosts = rng.permutation(2).tolist()
+    renamed = {
+        f"gpu:{2 * host + gpu}": f"gpu:{2 * hosts[host] + other}"
+        for host in range(2)
+        for gpu, other in enumerate(rng.permutation(2).tolist())
+    }
+    shards = tuple(
+        replace(shard, devices=tuple(sorted(renamed[d] for d in shard.devices)))
+        for shard in plan.shards
+    )
+    found = replan(problem, MODEL, replace(plan, shards=shards), LIMITS)
+    assert named(found, "from scratch").moved_bytes == 0
+
+
+def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
+    tables = [replace(skewed(name, 50, 1), counts=None) for name in "tu"]
+    topology = machine(3)
+    small = replace(topology.gpus[2], memory_bytes=1 << 30)
+    topology = replace(topology, gpus=(*topology.gpus[:2], small))
+    for pins, expected in (({}, {0: 1, 1: 0, 2: 2}), ({"t": "gpu:0"}, {0: 0, 1: 1, 2: 2})):
+        asked = Constraints.of({name: TableRule((gpu,)) for name, gpu in pins.items()})
+        problem = replace(problem_of(*tables, topology=topology), constraints=asked)
+        instance = Instance(problem, MODEL)
+        new = build_plan(
+            instance, [Placement(instance.pieces(n, Cut())[0], n, 50) for n in range(2)]
+        )
+        swap = {"gpu:0": "gpu:1", "gpu:1": "gpu:2"}
+        shards = tuple(replace(s, devices=(swap[s.devices[0]],)) for s in new.shards)
+        old = replace(new, shards=shards)
+        read = [placements_of(instance, new, name) for name in "tu"]
+        found = [one for one in read if one is not None]
+        assert relabelled(instance, new, old, found, {}) == expected
+
+
+def test_slices_stay_on_their_gpus() -> None:
+    problem = problem_of(skewed("t", 90, 3), topology=machine(3))
+    instance = Instance(problem, MODEL)
+    pieces = instance.pieces(0, Cut(3))
+    plan = build_plan(instance, [Placement(p, gpu, 7) for gpu, p in enumerate(pieces)])
+    read = placements_of(instance, plan, "t")
+    assert read is not None
+    devices = ["gpu:0", "gpu:1", "gpu:2"]
+    # The second GPU had the third slice, the third one something else.
+    was = OldTable(Cut(3), ((pieces[2], "gpu:1"), (pieces[0], "gpu:7"), (pieces[1], "gpu:0")))
+    kept = kept_slices(read, was, devices, 90)
+    assert {p.gpu: p.piece.offset for p in kept.placements} == {0: 1, 1: 2, 2: 0}
+    assert kept_slices(read, OldTable(Cut(2), ()), devices, 90) is read
+
+
+@st.composite
+def reorderings(draw: st.DrawFn) -> tuple[np.ndarray, list[int], int, int, int]:
+    rows = draw(st.integers(8, 50))
+    counts = np.array(draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
+    size = draw(st.integers(0, rows))
+    listed = draw(st.permutations(range(rows)))[:size]
+    ways, head = draw(st.integers(2, 4)), draw(st.integers(0, 4))
+    return counts, list(listed), ways, head, draw(st.integers(head, rows))
+
+
+@given(reorderings())
+def test_rows_stay_in_their_slices(case: tuple[np.ndarray, list[int], int, int, int]) -> None:
+    dense, listed, ways, head, told_apart = case
+    rows, counts = dense.size, RowCounts.from_dense(dense)
+    order = steady_order(counts, np.array(listed, dtype=np.int64), ways, head, told_apart)
+    assert len(set(order.tolist())) == order.size
+    every = np.arange(rows)
+    was, now = Ranks.of(listed).ranks(every), Ranks.of(order).ranks(every)
+    if not told_apart:
+        assert np.array_equal(was, now)
+        return
+    in_head = now < head
+    stayed = ~in_head & (was >= head)
+    assert np.array_equal((was[stayed] - head) % ways, (now[stayed] - head) % ways)
+    # What has to be listed is, but for ids at the end that are too few for all slices.
+    missing = set(counts.hottest(told_apart).tolist()) - set(order.tolist())
+    assert len(missing) < ways
+    if head:
+        others = dense[order[head:]].max(initial=0)
+        assert dense[order[:head]].min() >= others
+    for number in range(ways):
+        heat = dense[order[head + number :: ways]]
+        assert (np.diff(heat) <= 0).all()
+
+
+def test_report() -> None:
+    problem, old = before()
+    now = later(problem)
+    found = replan(now, MODEL, old, LIMITS, horizon_steps=10**9)
+    shown = replan_report(found).to_json()
+    assert json.loads(json.dumps(shown)) == shown
+    assert found.chosen is not None
+    (chosen,) = [row for row in shown["candidates"] if row["chosen"]]
+    assert chosen["candidate"] == shown["chosen"] == found.chosen.name
+    assert chosen["break_even"].endswith(" steps")
+    assert sum(row["moved_bytes"] for row in shown["tables"]) == found.chosen.moved_bytes
+
+
+def test_a_replicated_table_follows_the_machine(tmp_path: Path) -> None:
+    profile = zipf_table("t", 40, optimizer="sgd", lookups=30)
+    other = zipf_table("u", 400, optimizer="sgd")
+    old_problem = problem_of(profile, other, topology=machine(2))
+    shards = (
+        in_hbm("t", (0, 40, 1), (0, 16), "gpu:0", "gpu:1"),
+        in_hbm("u", (0, 100, 1), (0, 16)),
+        in_dram("u", (100, 400, 1), (0, 16)),
+    )
+    tables = (profile.table, other.table)
+    old = Plan(tables, old_problem.topology, shards, batch_size=64)
+    now = replace(old_problem, topology=machine(3), batch_size=42)
+    found = replan(now, MODEL, old, LIMITS)
+    check(now, old, found)
+    (shard,) = named(found, "refill").plan.shards_by_table["t"]
+    assert shard.devices == ("gpu:0", "gpu:1", "gpu:2")
+    # What is written is read back as the same plan.
+    assert found.chosen is not None
+    found.chosen.plan.save(tmp_path / "new.json")
+    again = Plan.load(tmp_path / "new.json")
+    assert diff(found.chosen.plan, again).moves == ()
+
+
+def test_the_documented_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "replan.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, str(page), "exec"), {})
+    assert "the old plan uses gpu:3, which '3xa100-40' lacks" in capsys.readouterr().out
+    assert violations(Plan.load("new.json")) == []
