@@ -898,8 +898,13 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
 @click.option("--from", "old_path", type=_PATH, required=True, help="The plan in use.")
 @_problem_options
 @click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
-@click.option("--horizon-steps", type=click.IntRange(0), default=HORIZON_STEPS, show_default=True,
-              help="Training steps over which moving rows has to pay.")
+@click.option(
+    "--horizon-steps",
+    type=click.IntRange(0),
+    default=HORIZON_STEPS,
+    show_default=True,
+    help="Training steps over which moving rows has to pay.",
+)
 @click.option(
     "--solver",
     type=click.Choice(list(SOLVERS)),

@@ -249,9 +249,9 @@ class Roofline:
             # sends empty bags.
             sends = (hot < members) | (members == 0)
             traffic += _Traffic(*(np.where(sends, part, 0.0) for part in by_host.parts))
-        in_dram = (members - hot) * row_bytes * 1.0
+        in_dram = ((members - hot) * row_bytes).astype(np.float64)
         if cold == "cached":
-            in_dram = np.where(hot < members, members * row_bytes, 0.0)
+            in_dram = np.where(hot < members, float(members * row_bytes), 0.0)
             in_place = _in_place(spec, width, lookups[-1:], unique[-1:])
             for part, alone in zip(traffic.parts, in_place.parts, strict=True):
                 part[0] = alone[0]

@@ -41,9 +41,11 @@ _PRICES = 13
 
 _PRICE_SPAN = 6.0
 
+_MOST_CROWDED = 200
 _REPLICA_RANGES = 16
 _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
-"""Prices of a second of replicas on every GPU, in GPU seconds for each GPU."""
+"""Ranges of β, for problems of at most so many tables, and prices of a second of replicas on
+every GPU, in GPU seconds for each GPU."""
 
 _ALL_CUTS = 2500
 """Tables × GPUs up to which all cuts of all tables are looked at."""
@@ -202,6 +204,7 @@ class _Work:
         self.gpus = gpus
         # Ranges of the time of all replicas: the last one has no end.
         crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
+        crowded &= costs.shape[0] <= _MOST_CROWDED
         self.starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
 
     def __call__(self, step_time_s: float) -> float:

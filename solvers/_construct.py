@@ -10,10 +10,11 @@ from solvers._fill import BYTES, DRAM_BYTES, GPU_S
 from solvers._instance import Cut, Instance, Piece
 from solvers._packing import Packing
 
-_Balanced = Literal["time", "buffers", "rows"]
+_Balanced = Literal["time", "hosts", "buffers", "rows"]
 
 _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
     (0.5, "time", False),
+    (0.5, "hosts", False),
     (1.0, "time", False),
     (1.0, "buffers", False),
     (0.25, "rows", False),
@@ -27,8 +28,9 @@ def construct(instance: Instance, bound: PooledBound, target_s: float) -> Packin
     """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
 
     Pieces with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
-    they may be as large as a GPU; then buffers are balanced instead of time; then, for
-    hosts short of memory, tables are cut small and all their rows balanced; at last, for
+    hosts are balanced by the rows that they and their GPUs hold, as well as GPUs by time;
+    then pieces may be as large as a GPU; then buffers are balanced; then, for hosts short of
+    memory, tables are cut small and all their rows balanced; at last, for
     GPUs short of memory, cold rows are read as needs the fewest buffers.
     """
     cuts: list[Cut] = []
@@ -75,6 +77,7 @@ def pack(
     floors = {block: float(both[BYTES, 0]) for block, both in ladders.items()}
     sizes = {
         "time": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
+        "hosts": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
         "buffers": floors,
         "rows": {block: float(both[BYTES, 1]) for block, both in ladders.items()},
     }[balanced]
@@ -88,6 +91,11 @@ def pack(
     capacity = instance.hbm_bytes - base[kinds, BYTES]
     hbm, least, taken = capacity.copy(), np.zeros(instance.gpus), np.zeros(instance.gpus)
     dram, hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
+    # What a host and its GPUs can hold in all, and how much of that rows will take.
+    rows = {block: float((both[DRAM_BYTES] + both[BYTES])[0]) for block, both in ladders.items()}
+    room = dram + np.bincount(hosts, capacity, dram.size)
+    held, full = np.zeros(dram.size), max(1e-9, sum(rows.values()) / float(room.sum()))
+    evenly_s = max(1e-12, float(load.mean()) + sum(sizes.values()) / instance.gpus)
     used: dict[int, list[int]] = {}
     pairs: list[tuple[Piece, int]] = []
     for block in sorted(blocks, key=lambda b: (-sizes[b], b)):
@@ -95,11 +103,18 @@ def pack(
         # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
         # insist on the buffers alone.
         allowed = least + floor <= capacity
-        if balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+        if balanced == "hosts":
+            allowed &= (held + rows[block] <= room)[hosts]
+        elif balanced != "rows":  # Else cold rows are counted when HBM has been filled.
             allowed &= cost[:, DRAM_BYTES] <= dram[hosts]
         short = np.maximum(0.0, cost[:, BYTES] - hbm) * price
         # The time when the GPU would be done: GPUs need not be alike.
-        filled = load + short + cost[:, GPU_S] if balanced == "time" else taken - capacity
+        filled = taken - capacity
+        if balanced in ("time", "hosts"):
+            filled = load + short + cost[:, GPU_S]
+        if balanced == "hosts":
+            share = (held + rows[block]) / room / full
+            filled = np.maximum(filled / evenly_s, share[hosts])
         for piece in block:
             allowed[used.get(piece.table, [])] = False
             mask = instance.allowed(piece.table)
@@ -120,6 +135,7 @@ def pack(
         least[gpu] += floor
         taken[gpu] += sizes[block]
         dram[hosts[gpu]] -= cost[gpu, DRAM_BYTES]
+        held[hosts[gpu]] += rows[block]
     return Packing.of(instance, pairs, replicas)
 
 

@@ -23,7 +23,7 @@ from solvers._instance import Instance
 from solvers._moves import improve
 from solvers._packing import Packing
 
-_TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 1.5, 2.5)
+_TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 _CLOSE_ENOUGH = 1e-3
 
 

@@ -303,7 +303,8 @@ def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: s
         time_s = check(name, case, gap, time_limit_s=0.5, threads=1)
         if np.isfinite(case.best_s):
             exact.append(time_s <= case.best_s * (1 + 1e-3))
-    assert any(exact)
+    # The others look at a part of the search space, or stop at their first plan.
+    assert any(exact) or name not in ("auto", "ilp", "lns", "local-search")
 
 
 def medium(seed: int) -> Problem:

@@ -136,7 +136,7 @@ def test_packings_of_plans(problem: Problem, plan: Plan) -> None:
     first, devices = plan.tables[0], {shard.devices for shard in plan.shards_by_table["t1"]}
     elsewhere = next(g.id for g in problem.topology.gpus if (g.id,) not in devices)
     pinned = Constraints.of({"t1": TableRule((elsewhere,))})
-    with pytest.raises(PlanMismatchError, match="'t1' is on gpu:., where constraints"):
+    with pytest.raises(PlanMismatchError, match=r"'t1' is on gpu:., where constraints"):
         packing_of(Instance(replace(problem, constraints=pinned), MODEL), plan)
     # A table of more rows than its GPU holds does not fit where all of them have to.
     full = Constraints.of({"t1": TableRule(tier="hbm")})
