@@ -36,7 +36,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --cov --cov-report=term:skip-covered --cov-fail-under=90
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 format: setup
 	$(BIN)/ruff format .

@@ -26,6 +26,7 @@ from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
+from placer.interrupt import deferred_interrupt
 from placer.plan.buffers import exchange_buffer_bytes
 from placer.plan.diff import diff as diff_plans
 from placer.plan.drift import in_plan_order
@@ -86,6 +87,18 @@ def _bar(words: str) -> Iterator[_Update]:
             bar.update(task, completed=done, total=total, description=remark)
 
         yield update
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[], bool]]:
+    """Within it, Ctrl-C ends a search with its best plan so far; a second one acts as ever.
+
+    Yields what a search asks whether to stop. All later searches stop at once, too.
+    """
+    with deferred_interrupt() as interrupt:
+        yield lambda: interrupt.requested
+    if interrupt.requested:
+        _note("stopped: the best plan so far")
 
 
 def _print_report(shown: report.Report, output: OutputFormat) -> None:
@@ -167,11 +180,29 @@ class _Effort:
     time_limit: float = 20.0
     gap: float = 1e-3
     seed: int = 0
+    steps: int | None = None
 
-    def solve(self, problem: placer.Problem, solver: str, model: str) -> SolveResult:
+    def limits(self, stop: Callable[[], bool]) -> Limits:
+        """The same as a solver is told it."""
+        return Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
+
+    def solve(
+        self,
+        problem: placer.Problem,
+        solver: str,
+        model: str,
+        stop: Callable[[], bool] | None = None,
+    ) -> SolveResult:
         """What a solver makes of a problem."""
         return solve(
-            problem, solver, model, time_limit_s=self.time_limit, gap=self.gap, seed=self.seed
+            problem,
+            solver,
+            model,
+            time_limit_s=self.time_limit,
+            gap=self.gap,
+            seed=self.seed,
+            max_steps=self.steps,
+            stop=stop,
         )
 
 
@@ -224,6 +255,8 @@ _solve_options = _options(
     click.option("--gap", type=click.FloatRange(0), default=1e-3, show_default=True,
                  help="Stop when proven this close to the best possible."),
     click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--steps", type=click.IntRange(0),
+                 help="Stop after so many steps of search: on any machine the same plan."),
     _bundled(_Effort, "effort"),
 )  # fmt: skip
 
@@ -394,7 +427,8 @@ def plan(
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
     """
     problem = asked.problem(asked.profile(), hbm)
-    result = effort.solve(problem, solver, model)
+    with _stoppable() as stop:
+        result = effort.solve(problem, solver, model, stop)
     if result.plan is None:
         _refuse(result)
     found = result.plan
@@ -404,7 +438,7 @@ def plan(
     found = replace(found, provenance=replace(found.provenance, profile=name))
     found.save(file)
     evaluate = functools.partial(cost_model(model).evaluate, problem)
-    _print_report(report.plan_report(found, evaluate), output)
+    _print_report(report.plan_report(found, evaluate, end=result.termination), output)
     _note(_verdict(result) + f"; plan written to {file}")
 
 
@@ -478,9 +512,10 @@ def compare(
     machines = [name.strip() for name in asked.topology.split(",") if name.strip()]
     prices = _prices(price_text, machines)
     rows = []
-    for name, budget in itertools.product(machines, hbm.split(",") if hbm else [None]):
-        problem = asked.problem(loaded, budget, name)
-        rows += _compared(problem, solvers, cost_models, effort, prices.get(name))
+    with _stoppable() as stop:
+        for name, budget in itertools.product(machines, hbm.split(",") if hbm else [None]):
+            problem = asked.problem(loaded, budget, name)
+            rows += _compared(problem, solvers, cost_models, effort, prices.get(name), stop)
     if plot is not None:
         report.plot_compare(rows, plot)
         _note(f"picture written to {plot}")
@@ -522,6 +557,7 @@ def _compared(
     models: list[str],
     effort: _Effort,
     price_per_hour: float | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[report.CompareRow]:
     """A row for each cost model and solver; one bound for all solvers.
 
@@ -533,7 +569,7 @@ def _compared(
         for model in models:
             results: list[SolveResult] = []
             for name in solvers:
-                results.append(effort.solve(problem, name, model))
+                results.append(effort.solve(problem, name, model, stop))
                 update(len(rows) + len(results), len(models) * len(solvers))
             bound = max((r.bound_s for r in results if r.bound_s is not None), default=None)
             for name, result in zip(solvers, results, strict=True):
@@ -941,13 +977,13 @@ def replan(
         -o new.json
     """
     problem = asked.problem(asked.profile(), hbm)
-    with _bar("candidates") as update:
+    with _stoppable() as stop, _bar("candidates") as update:
         done = itertools.count(1)
         found = follow_up(
             problem,
             cost_model(model),
             placer.Plan.load(old_path),
-            Limits(effort.time_limit, effort.gap, effort.seed),
+            effort.limits(stop),
             horizon_steps=horizon_steps,
             solver=solver,
             on_candidate=lambda name: update(next(done), None, name),
@@ -1005,23 +1041,26 @@ def whatif(
     budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
     loaded = asked.profile()
     problem = asked.problem(loaded, hbm)
-    with _bar("problems") as update:
-        answer = effects_of_changes(
-            problem,
-            cost_model(model),
-            solver=solver,
-            time_limit_s=effort.time_limit,
-            gap=effort.gap,
-            seed=effort.seed,
-            on_solved=update,
+    with _stoppable() as stop:
+        with _bar("problems") as update:
+            answer = effects_of_changes(
+                problem,
+                cost_model(model),
+                solver=solver,
+                time_limit_s=effort.time_limit,
+                gap=effort.gap,
+                seed=effort.seed,
+                max_steps=effort.steps,
+                stop=stop,
+                on_solved=update,
+            )
+        if answer.base.plan is None:
+            _refuse(answer.base)
+        points = front(
+            lambda budget: asked.problem(loaded, str(budget)),
+            budgets,
+            lambda at: effort.solve(at, solver, model, stop),
         )
-    if answer.base.plan is None:
-        _refuse(answer.base)
-    points = front(
-        lambda budget: asked.problem(loaded, str(budget)),
-        budgets,
-        lambda at: effort.solve(at, solver, model),
-    )
     if plot is not None:
         report.plot_front(points, plot)
         _note(f"picture written to {plot}")

@@ -14,6 +14,9 @@ from placer.problem import Problem
 Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
+FREE = -1.0
+"""Share of a cut whose pieces may have any number of rows in HBM."""
+
 REPLICA = -1
 """Strip of the piece that stands for a table's replicated rows."""
 
@@ -118,6 +121,9 @@ class Cut(NamedTuple):
         How rows in DRAM are read. ``cached`` pieces have all rows in DRAM and a cache in HBM.
     blocked : bool
         Row slices are contiguous blocks of equally many rows, the i-th on GPU number i.
+    share : float
+        Share of its rows that each piece has in HBM; negative where any number of them may
+        be. Solvers fix it where all pieces of a table have to have the same.
     """
 
     ways: int = 1
@@ -125,6 +131,7 @@ class Cut(NamedTuple):
     head: int = 0
     cold: Cold = "staged"
     blocked: bool = False
+    share: float = FREE
 
     @property
     def pieces(self) -> int:

@@ -36,11 +36,11 @@ def standard_cuts(problem: Problem, table: int, colds: tuple[Cold, ...]) -> tupl
     """Cuts of table number `table`, coarse ones first.
 
     Row slices: 1 to 8, powers of two up to all GPUs, and all GPUs. Strips of columns: two
-    to four of any widths, or five to eight as even as can be. Grids of 2, 4 or 8 row slices and 2 or 4
-    strips. All rows replicated; or, of heavy tables, the rows that take a tenth to nine tenths
-    of the lookups, with the others in a few row slices. Ways to read cold rows other than the first of `colds` go
-    with whole tables, powers of two of row slices, and even strips; reading in place with
-    whole tables and one row slice for each GPU.
+    to four of any widths, or five to eight as even as can be. Grids of 2, 4 or 8 row slices
+    and 2 or 4 strips. All rows replicated; or, of heavy tables, the rows that take a tenth to
+    nine tenths of the lookups, with the others in a few row slices. Ways to read cold rows
+    other than the first of `colds` go with whole tables, powers of two of row slices, and even
+    strips; reading in place with whole tables and one row slice for each GPU.
     """
     profile = problem.profile.tables[table]
     spec, gpus = profile.table, len(problem.topology.gpus)

@@ -36,7 +36,7 @@ def format_bytes(count: float) -> str:
     """A size for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+        if abs(size) < 1023.5:  # What rounds to 1024 is one of the next unit.
             digits = 4 if abs(size) >= 1000 else 3
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{digits}g} {unit}"
         size /= 1024
@@ -47,7 +47,9 @@ def format_seconds(seconds: float) -> str:
     """A duration for people: ``"1.23 ms"``, ``"45.6 us"``, ``"12.0 s"``."""
     if seconds == 0:
         return "0 s"
+    if abs(seconds) >= 999.5:
+        return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= scale:
+        if abs(seconds) >= 0.9995 * scale:  # What rounds to 1000 is one of this unit.
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"

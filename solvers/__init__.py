@@ -68,6 +68,8 @@ def solve(
     gap: float = 1e-3,
     seed: int = 0,
     threads: int = 0,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> SolveResult:
     """Place the tables of a problem: pick a solver and a cost model by name and run them.
 
@@ -78,7 +80,7 @@ def solve(
         One of `SOLVERS`.
     cost_model : str or CostModel
         One of `cost_models.COST_MODELS`, or a model of your own.
-    time_limit_s, gap, seed, threads
+    time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
 
     Returns
@@ -88,7 +90,7 @@ def solve(
     """
     strategy = _by_name(solver)
     model = _cost_model_by_name(cost_model) if isinstance(cost_model, str) else cost_model
-    return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads))
+    return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))
 
 
 _by_name = solver

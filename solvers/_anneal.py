@@ -10,16 +10,15 @@ import math
 import random
 import time
 
-
 from solvers._clock import Clock
 from solvers._fill import BYTES, GPU_S, Float
 from solvers._instance import Cut, Piece
 from solvers._packing import Packing, total
 
 _NORM = 24
-_HOT, _WARM = 0.3, 0.03
-"""Temperatures at the start of a run, by turns: one that leaves the best packing behind, and
-one that looks around it. What a move may cost, as a share of the step."""
+_HEATS = (0.3, 0.03, 0.003)
+"""Temperatures at the start of a run, by turns: from one that leaves the best packing behind
+to one that looks around it. What a move may cost, as a share of the step."""
 
 _COOLING = 1e-3
 """Temperature at the end of a run, beside that at its start."""
@@ -27,10 +26,10 @@ _COOLING = 1e-3
 _STEPS_PER_PLACE = 600
 """Steps of the first runs, for each table and GPU; later runs are longer."""
 
-_LONGEST = 16
+_LONGEST = 8
 """Times the first run's steps that a run may take."""
 
-_IDLE_RUNS = 4
+_IDLE_RUNS = 6
 """Runs of the longest kind without a gain after which the search ends."""
 
 _RECUT, _SWAP = 0.4, 0.76
@@ -57,12 +56,12 @@ def anneal(start: Packing, *, target_s: float, seed: int, clock: Clock) -> Packi
     run = idle = 0
     speed = 0.0
     while not clock.spent and best.step_time_s > target_s and idle < _IDLE_RUNS:
-        length = min(2 ** (run // 2), _LONGEST)
+        length = min(2 ** (run // len(_HEATS)), _LONGEST)
         steps = length * _STEPS_PER_PLACE * (instance.tables + instance.gpus)
         if speed:  # A run that the deadline would cut off finds nothing: it ends cold.
             steps = max(1, min(steps, int(speed * clock.left_s)))
         began = time.monotonic()
-        found = _Annealing(best, rng).run(steps, _WARM if run % 2 else _HOT, target_s, clock)
+        found = _Annealing(best, rng).run(steps, _HEATS[run % len(_HEATS)], target_s, clock)
         speed = steps / max(1e-9, time.monotonic() - began)
         if found is not None and found.step_time_s < best.step_time_s * (1 - 1e-7):
             best, idle = found, 0
@@ -246,18 +245,19 @@ class _Annealing:
     def _time(self, gpu: int, sums: Float) -> float:
         """`least_times` of one GPU, an order of magnitude faster for one alone."""
         bytes_, time_s = sums[BYTES], sums[GPU_S]
-        room = self.hbm[gpu]
+        room: float = self.hbm[gpu]
         above = int(bytes_.searchsorted(room, "right"))
         if above == 0:
             return math.inf
-        slow = time_s.item(above - 1)
+        slow: float = time_s.item(above - 1)
         if above == bytes_.size:
             return slow
-        low = bytes_.item(above - 1)
-        more = bytes_.item(above) - low
+        low: float = bytes_.item(above - 1)
+        more: float = bytes_.item(above) - low
         if more < 0.5:
             return slow
-        return slow + (room - low) / more * (time_s.item(above) - slow)
+        fast: float = time_s.item(above)
+        return slow + (room - low) / more * (fast - slow)
 
     def _sum(self, block: tuple[Piece, ...], gpu: int) -> Float:
         key = block, self.instance.kind_of_gpu[gpu]

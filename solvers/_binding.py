@@ -18,6 +18,12 @@ _ALL_OF = 0.99
 _WORTH = 1e-3
 """Memory binds if as much of it again would save more than this share of the step."""
 
+_TAKEN = 0.5
+"""Memory does not bind a plan that takes less of it than this share."""
+
+_EVEN = 0.8
+"""GPUs busy for less than this share of the step on average are worth a word."""
+
 _MORE = 0.1
 """How much more memory is spoken of."""
 
@@ -56,7 +62,7 @@ def binding(instance: Instance, bound: PooledBound | LpBound, report: CostReport
     """
     waits = f"waits for {report.bottleneck}"
     found = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    found = found or _of_memory(instance, bound, report) or _of_work(report)
+    found = found or _of_memory(instance, bound, report) or _of_work(instance, report)
     return Binding(found.resource, f"{waits}; {found.words}")
 
 
@@ -117,6 +123,8 @@ def _of_memory(
         return None
     uses = [report.memory[device] for device in devices]
     used, has = sum(use.total_bytes for use in uses), sum(use.capacity_bytes for use in uses)
+    if used < _TAKEN * has:
+        return None
     every, kind = (hosts, "memory") if is_dram else (gpus, "HBM")
     if len(devices) == len(every) > 1:
         whose = f"all {'hosts' if is_dram else 'GPUs'}"
@@ -138,7 +146,8 @@ def _worth_s(pools: Sequence[PoolPrice], names: Sequence[str]) -> tuple[float, l
     return worth_s, [names[device] for device in devices]
 
 
-def _of_work(report: CostReport) -> Binding:
+def _of_work(instance: Instance, report: CostReport) -> Binding:
+    """What the slowest GPU does most of the time."""
     slowest = max(report.gpus, key=lambda gpu: gpu.total_s)
     parts: dict[Resource, float] = {
         "work": slowest.hbm_s,
@@ -154,7 +163,12 @@ def _of_work(report: CostReport) -> Binding:
     }
     resource = max(parts, key=lambda part: parts[part])
     share = parts[resource] / slowest.total_s if slowest.total_s else 0.0
-    return Binding(
-        resource,
-        f"{share:.0%} of it are {words[resource]}, which more memory would not shorten",
-    )
+    uses = [report.memory[gpu.id] for gpu in instance.problem.topology.gpus]
+    has = sum(use.capacity_bytes for use in uses)
+    free = has - sum(use.total_bytes for use in uses)
+    verdict = "which more memory would not shorten"
+    if report.balance < _EVEN:
+        verdict = f"and the GPUs are busy for {report.balance:.0%} of the step on average"
+    elif resource == "link" and free > (1 - _TAKEN) * has:
+        verdict = f"and {format_bytes(free)} of {format_bytes(has)} of HBM is free for those rows"
+    return Binding(resource, f"{share:.0%} of it are {words[resource]}, {verdict}")

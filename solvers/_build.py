@@ -11,8 +11,11 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
 from placer.plan.verify import violations
 from solvers._base import Limit, Limits, SolveResult, Termination
+from solvers._binding import binding
+from solvers._bound import PooledBound
 from solvers._clock import Clock
 from solvers._instance import Instance, Piece, Placement
+from solvers._lp import LpBound
 from solvers._packing import Packing
 from solvers._uniform import uniform
 
@@ -133,12 +136,14 @@ def result_of(
     instance: Instance,
     packing: Packing | None,
     *,
-    bound_s: float,
+    bound: PooledBound | LpBound,
+    bound_s: float | None = None,
     clock: Clock,
     started: float,
     stats: dict[str, object] | None = None,
 ) -> SolveResult:
-    """The result of a search that ended with `packing`, or without one."""
+    """The result of a search that ended with `packing`, or without one; see `finished`."""
+    bound_s = bound.step_time_s if bound_s is None else bound_s
     plan = fitted_plan(packing) if packing else None
     if packing is None or plan is None:
         return SolveResult(
@@ -157,6 +162,7 @@ def result_of(
         name,
         instance,
         plan,
+        bound=bound,
         bound_s=bound_s,
         limits=clock.limits,
         started=started,
@@ -170,15 +176,24 @@ def finished(
     instance: Instance,
     plan: Plan,
     *,
-    bound_s: float,
+    bound: PooledBound | LpBound,
+    bound_s: float | None = None,
     limits: Limits,
     started: float,
     limit: Limit | None = None,
-    detail: str = "",
     stats: dict[str, object] | None = None,
     search_space: str | None = None,
 ) -> SolveResult:
     """The result of a search that ended with `plan`; everything is recomputed from the plan.
+
+    Parameters
+    ----------
+    bound : PooledBound or LpBound
+        It tells what binds.
+    bound_s : float, optional
+        What is proven, where that is more than `bound`.
+    limit : str or None
+        What ended the search.
 
     Raises
     ------
@@ -186,6 +201,7 @@ def finished(
         If the plan breaks a rule or beats the bound: a bug in the solver.
     """
     problem = instance.problem
+    bound_s = bound.step_time_s if bound_s is None else bound_s
     broken = violations(plan) + unmet(plan, problem.constraints)
     assert not broken, f"{name} made an unsound plan: {broken[0].message}"
     report = instance.cost_model.evaluate(problem, plan)
@@ -219,7 +235,7 @@ def finished(
         Termination(
             "optimal" if optimal else "feasible",
             None if optimal else limit,
-            detail or f"waits for {report.bottleneck}",
+            binding(instance, bound, report).words,
         ),
         step_time_s,
         bound_s,

@@ -1,5 +1,6 @@
 """When a search has to stop."""
 
+import math
 import time
 from dataclasses import dataclass, replace
 
@@ -16,11 +17,14 @@ class Clock:
         On `time.monotonic`.
     steps_left : int or None
         Steps of local search; None for as many as there is time for.
+    whole : Clock or None
+        That of which this is a part, and whose steps are spent too.
     """
 
     limits: Limits
     deadline: float
     steps_left: int | None
+    whole: "Clock | None" = None
 
     @classmethod
     def start(cls, limits: Limits) -> "Clock":
@@ -57,10 +61,11 @@ class Clock:
         """Count one step of local search."""
         if self.steps_left is not None:
             self.steps_left -= 1
+            if self.whole is not None:
+                self.whole.step()
 
     def part(self, share: float) -> "Clock":
         """A clock that stops after a share of the time that is left, and of the steps."""
-        steps = None if self.steps_left is None else int(self.steps_left * share)
-        return replace(
-            self, deadline=time.monotonic() + share * max(0.0, self.left_s), steps_left=steps
-        )
+        steps = None if self.steps_left is None else math.ceil(self.steps_left * share)
+        deadline = time.monotonic() + share * max(0.0, self.left_s)
+        return replace(self, deadline=deadline, steps_left=steps, whole=self)

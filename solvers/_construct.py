@@ -66,12 +66,18 @@ def pack(
     rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
     costs = {
         block: np.array(
-            [sum(instance.ladder(p, gpu).values[:, rung] for p in block) for gpu in instance.kinds]
+            [
+                sum((instance.ladder(p, gpu).values[:, rung] for p in block), np.zeros(5))
+                for gpu in instance.kinds
+            ]
         )
         for block in blocks
     }
     ladders = {
-        block: sum(instance.ladder(p, instance.kinds[0]).values[:, [0, -1]] for p in block)
+        block: sum(
+            (instance.ladder(p, instance.kinds[0]).values[:, [0, -1]] for p in block),
+            np.zeros((5, 2)),
+        )
         for block in blocks
     }
     floors = {block: float(both[BYTES, 0]) for block, both in ladders.items()}

@@ -103,7 +103,7 @@ def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
     more = bytes_[every, above] - low
     # Where the last rung fits there is nothing more; bytes are whole, so half a byte is none.
     part = np.clip((room - low) / np.maximum(more, 0.5), 0.0, 1.0)
-    times = slow + part * (time_s[every, above] - slow)
+    times: Float = slow + part * (time_s[every, above] - slow)
     times[rung < 0] = np.inf
     return times.reshape(sums.shape[:-2])
 

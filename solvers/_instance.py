@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import WHOLE, CostModel, Cut, Piece, PieceCurve, pieces_of
-from cost_models._base import REPLICA
+from cost_models._base import FREE, REPLICA
 from placer.errors import ProblemError
 from placer.problem import Problem
 from solvers._fill import BYTES, GPU_S, Float, Ladder, costs_of, ladder
@@ -172,9 +172,14 @@ class Instance:
         key = self._key(piece, gpu)
         curve = self._curves.get(key)
         if curve is None:
-            number = self.kinds[self.kind_of_gpu[gpu]]
-            curve = self.cost_model.piece_curve(self.problem, piece, number)
-            curve = self._curves[key] = self._rules.within_tier(piece, curve)
+            if piece.cut.share >= 0 and piece.strip != REPLICA:
+                free = self.curve(piece._replace(cut=piece.cut._replace(share=FREE)), gpu)
+                curve = at_share(free, piece.cut.share)
+            else:
+                number = self.kinds[self.kind_of_gpu[gpu]]
+                curve = self.cost_model.piece_curve(self.problem, piece, number)
+                curve = self._rules.within_tier(piece, curve)
+            self._curves[key] = curve
             if len(self._curves) > _CURVES:
                 self._curves.popitem(last=False)
         return curve
@@ -197,7 +202,7 @@ class Instance:
         """What the cost of a piece depends on: not on the widths of other strips."""
         cut = piece.cut
         width = cut.widths[piece.strip] if cut.widths and piece.strip >= 0 else piece.strip
-        rest = cut if not cut.widths else (cut.ways, cut.head, cut.cold, cut.blocked)
+        rest = cut if not cut.widths else cut._replace(widths=())
         return piece.table, piece.offset, width, rest, self.kind_of_gpu[gpu]
 
     @property
@@ -226,6 +231,25 @@ class Instance:
             f"in HBM and the rest in DRAM, {' or '.join(colds)}"
             + (", within the constraints" if self._rules.any else "")
         )
+
+
+def at_share(curve: PieceCurve, share: float) -> PieceCurve:
+    """The one point of a curve with so large a share of the rows in HBM."""
+    hot = round(share * int(curve.hot_rows[-1]))
+    inside = 0 < hot < curve.hot_rows[-1]
+
+    def at(values: Float) -> Float:
+        return np.array([np.interp(hot, curve.hot_rows, values)])
+
+    return PieceCurve(
+        hot_rows=np.array([hot]),
+        gpu_s=at(curve.gpu_s) + (curve.split_s if inside else 0.0),
+        dram_s=at(curve.dram_s),
+        hbm_bytes=at(curve.hbm_bytes) + (curve.split_hbm_bytes if inside else 0.0),
+        dram_bytes=at(curve.dram_bytes),
+        split_s=0.0,
+        split_hbm_bytes=0.0,
+    )
 
 
 class _Rules:

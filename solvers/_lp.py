@@ -30,6 +30,7 @@ The relaxation gives away that pieces are whole, and that tables have to stay to
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -138,6 +139,7 @@ def lp_bound(
     pooled: PooledBound | None = None,
     time_limit_s: float = 10.0,
     all_cuts: bool = False,
+    stop: Callable[[], bool] | None = None,
 ) -> LpBound | None:
     """The bound of this module's docstring, at least the pooled one; None if there is no time.
 
@@ -153,6 +155,8 @@ def lp_bound(
     all_cuts : bool
         Look at all cuts of all tables of large problems too: closer, and takes several times
         as long.
+    stop : callable or None
+        Asked now and then whether to end with what is proven so far.
 
     Raises
     ------
@@ -175,7 +179,7 @@ def lp_bound(
             time.monotonic() - started,
         )  # fmt: skip
     search = _Search(space, min(upper, pooled.step_time_s), upper)
-    status, rounds = search.run(pooled.price_s_per_byte / instance.gpus, deadline)
+    status, rounds = search.run(pooled.price_s_per_byte / instance.gpus, deadline, stop)
     longest_s = np.minimum.reduceat(space.longest_s, space.first_cut)
     table = int(np.argmax(longest_s))
     return LpBound(
@@ -232,7 +236,9 @@ class _Search:
         self.best = _even(space.pools, 0.0)
         self._strongest_s = -np.inf
 
-    def run(self, price: float, deadline: float) -> tuple[Literal["converged", "limit"], int]:
+    def run(
+        self, price: float, deadline: float, stop: Callable[[], bool] | None
+    ) -> tuple[Literal["converged", "limit"], int]:
         """Lift the bound until prices settle; how it ended, and after how many programs.
 
         `price` is about that of a byte of HBM.
@@ -246,7 +252,8 @@ class _Search:
                 program.add(self._cheapest(prices), prices)
         for done in range(_ROUNDS):
             left_s = deadline - time.monotonic()
-            answer = program.solve(left_s) if left_s > 0 else None
+            is_over = left_s <= 0 or (stop is not None and stop())
+            answer = None if is_over else program.solve(left_s)
             if answer is None:
                 return "limit", done
             value_s, prices, wanted_s = answer

@@ -17,6 +17,9 @@ _CANDIDATE_GPUS = 8
 _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
 
+_LARGEST_TABLES, _CHEAPEST_CUTS = 12, 32
+"""Tables of the slowest GPU that are cut anew, and cuts of each that are tried."""
+
 _MOST_PIECES = 8
 """Finer cuts than this are left to the construction."""
 
@@ -55,7 +58,8 @@ def exchange(packing: Packing) -> bool:
         back = rated.argmin(axis=1)
         best = rated[np.arange(len(mine)), back]
         found += [
-            (float(best[i]), other, i, int(back[i])) for i in np.flatnonzero(np.isfinite(best))
+            (float(best[i]), other, i, int(back[i]))
+            for i in np.flatnonzero(np.isfinite(best)).tolist()
         ]
     for _, other, i, j in sorted(found)[:_FINALISTS]:
         given = mine[i]
@@ -131,31 +135,53 @@ def _may_swap(
 
 
 def recut(packing: Packing, clock: Clock) -> bool:
-    """Make the best new cut of a table of the slowest GPU, its pieces spread anew."""
+    """Make a new cut of a table of the slowest GPU, its pieces spread anew.
+
+    The largest tables are tried first, each in the cheapest of its cuts; the first that
+    leaves another GPU the slowest is taken, or else the best.
+    """
     instance = packing.instance
     times = packing.times_s
     slow = int(times.argmax())
-    slow_s = float(times[slow])
+    slow_s, next_s = float(times[slow]), float(np.partition(times, -2)[-2])
     # What a new cut may cost in all: with more, some GPU would be as slow.
     slack_s = instance.gpus * slow_s - float(times.sum())
     found: list[tuple[float, int, Cut]] = []
-    # Replicas are on every GPU, so on the slowest one too.
-    current = {piece.table: piece.cut for piece in (*packing.replicas, *packing.pieces[slow])}
-    for table, now in current.items():
-        if instance.in_group(table):
-            continue
+    for table, now in _largest(packing, slow):
         without = _Without(packing, table)
         before = without.work_s
-        for cut in instance.cuts_of(table):
-            if cut == now or cut.pieces > _MOST_PIECES:
-                continue
+        rated = [
+            (work_s, cut)
+            for cut in instance.cuts_of(table)
+            if cut != now
+            and cut.pieces <= _MOST_PIECES
+            and (work_s := _work_s(packing, table, cut)) - before < slack_s
+        ]
+        for _, cut in sorted(rated)[:_CHEAPEST_CUTS]:
             if clock.spent:
                 return False
-            if _work_s(packing, table, cut) - before >= slack_s:
-                continue
             worst = without.spread(cut)[0]
             if worst < slow_s * (1 - _LEAST_GAIN):
                 found.append((worst, table, cut))
+        if found and min(found)[0] <= next_s and _recut_to(packing, found, slow_s):
+            return True
+    return _recut_to(packing, found, slow_s)
+
+
+def _largest(packing: Packing, slow: int) -> list[tuple[int, Cut]]:
+    """Tables of a GPU with their cuts, those that take most of its time first."""
+    instance = packing.instance
+    # Replicas are on every GPU, so on the slowest one too.
+    alone = [p for p in packing.pieces[slow] if not instance.in_group(p.table)]
+    ranked = []
+    for pieces in (alone, packing.replicas):
+        times = [(-float(instance.ladder(p, slow).values[GPU_S, -1]), p) for p in pieces]
+        ranked += [(p.table, p.cut) for _, p in sorted(times)[:_LARGEST_TABLES]]
+    return list(dict(ranked).items())
+
+
+def _recut_to(packing: Packing, found: list[tuple[float, int, Cut]], slow_s: float) -> bool:
+    """Make the best of some new cuts that helps when filled exactly."""
     for _, table, cut in sorted(found)[:_FINALISTS]:
         change, replicas = _Without(packing, table).spread(cut)[1:]
         if _make(packing, change, replicas, slow_s):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +110,9 @@ class Packing:
             dram[gpu] = filling.dram_s, filling.dram_bytes
         of_host = self.instance.host_of_gpu
         hosts = len(self.instance.dram_bytes)
-        time_s, used = (np.bincount(of_host, dram[:, at], hosts) for at in (0, 1))
+        # NumPy's types say that counts are whole numbers, with weights too.
+        time_s: Any = np.bincount(of_host, dram[:, 0], hosts)
+        used: Any = np.bincount(of_host, dram[:, 1], hosts)
         return time_s, used
 
     def fits_dram(self) -> bool:

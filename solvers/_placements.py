@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cost_models import Cut, Piece, pieces_of
-from cost_models._base import REPLICA, Cold
+from cost_models._base import FREE, REPLICA, Cold
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan, Shard
 from placer.tables import Table
@@ -79,7 +79,9 @@ def packing_of(instance: Instance, plan: Plan) -> Packing | None:
                 raise PlanMismatchError(
                     f"table {profile.name!r} is on {device}, where constraints forbid it"
                 )
-            pairs.append((placed.piece, placed.gpu))
+            members = len(range(*placed.piece.rows(instance.rows(number))))
+            piece = _with_share(placed, instance.cuts_of(number), members)
+            pairs.append((piece, placed.gpu))
         replicas += found.replicas
     gpu_of = dict(pairs)
     for block in instance.blocks(gpu_of):
@@ -95,7 +97,17 @@ def is_one_of(cut: Cut, cuts: Iterable[Cut]) -> bool:
 
 
 def _sorted(cut: Cut) -> Cut:
-    return cut._replace(widths=tuple(sorted(cut.widths))) if cut.widths else cut
+    """A cut whatever its strips' order and its share of rows in HBM."""
+    return cut._replace(widths=tuple(sorted(cut.widths)), share=FREE)
+
+
+def _with_share(placed: Placement, cuts: Iterable[Cut], rows: int) -> Piece:
+    """A piece as one of a cut that fixes the share of rows in HBM, if those searched do."""
+    piece = placed.piece
+    share = placed.hot_rows / rows if rows else 0.0
+    alike = [cut for cut in cuts if _sorted(cut) == _sorted(piece.cut)]
+    nearest = min(alike, key=lambda cut: abs(cut.share - share), default=piece.cut)
+    return piece._replace(cut=piece.cut._replace(share=nearest.share))
 
 
 def read_shards(

@@ -27,6 +27,7 @@ than that plan's step, and those whose extra work alone lifts the pooled bound a
 
 import math
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,10 @@ _MAX_PLACES = 20_000
 """Pieces × GPUs beyond which a model takes longer to build than a search would gain."""
 
 
+_POLL_S = 0.05
+"""How often the caller is asked whether to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What CP-SAT found: pieces on GPUs or None, and a bound of the true step time."""
@@ -58,7 +63,6 @@ class Answer:
     bound_s: float
     status: str
     variables: int
-    stopped: bool
 
 
 class Program:
@@ -231,7 +235,7 @@ class Program:
         solver.parameters.relative_gap_limit = limits.gap / 4
         # Deterministic for a seed as long as the time limit does not strike.
         solver.parameters.interleave_search = True
-        status = solver.solve(self.model)
+        status = _solved(solver, self.model, limits)
         if status == cp_model.MODEL_INVALID:
             raise BackendError(f"CP-SAT rejects the model: {self.model.validate()}")
         pairs, replicas = None, []
@@ -244,17 +248,46 @@ class Program:
                     replicas.append(replica)
         elif status == cp_model.INFEASIBLE:
             bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit given.
-        # CP-SAT takes Ctrl-C for itself and ends with what it has.
-        unfinished = status in (cp_model.FEASIBLE, cp_model.UNKNOWN)
-        stopped = unfinished and solver.wall_time < 0.9 * time_limit_s
         return Answer(
             pairs,
             tuple(replicas),
             bound_s,
             solver.status_name(status),
             len(self.model.proto.variables),
-            stopped,
         )
+
+
+def _solved(solver: Any, model: Any, limits: Limits) -> Any:
+    """CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
+
+    It runs in a thread of its own, as Python handles signals, and the caller's wish is asked
+    for, between the bytecodes of the main thread alone.
+    """
+    # Its own handling of Ctrl-C would keep the signal from Python.
+    solver.parameters.catch_sigint_signal = False
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(solver.solve(model))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="CP-SAT", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            if limits.stop is not None and limits.stop():
+                solver.stop_search()
+    except BaseException:
+        while thread.is_alive():  # A search that has not begun yet cannot be stopped yet.
+            solver.stop_search()
+            thread.join(_POLL_S)
+        raise
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
 
 
 def price_list(price: float) -> list[float]:

@@ -1,32 +1,47 @@
 """What `placer plan` runs unless told otherwise: a portfolio within the time limit.
 
 One packing goes from strategy to strategy, until it is within the gap of the bound or time
-is up: the cost greedy's first plan; annealing; the integer program where it is small enough
-to be solved; large neighbourhoods for the time that is left. Whenever it is stopped, it
-returns the best plan so far.
+is up: the cost greedy's first plan; annealing, where there are not too many GPUs and tables;
+the integer program where it is small enough to be solved; iterated local search; large
+neighbourhoods for the time that is left. Where GPUs are unequal or memory binds, the linear
+program may lift the bound. Whenever it is stopped, it returns the best plan so far.
 """
 
+import math
 import time
+from dataclasses import dataclass, field
 
 from cost_models import CostModel
 from placer.problem import Problem
 from solvers._anneal import anneal
 from solvers._base import Limits, SolveResult
-from solvers._bound import pooled_bound
+from solvers._bound import PooledBound, pooled_bound
 from solvers._build import result_of
 from solvers._clock import Clock
 from solvers._feasibility import impossible
 from solvers._instance import Instance
+from solvers._lp import lp_bound
 from solvers._packing import Packing
 from solvers._program import Program
+from solvers._search import iterated_search
+from solvers._uniform import settled
 from solvers.greedy_cost import best_packing
 from solvers.lns import neighbourhood_search
 
-_GREEDY_SHARE, _ANNEALING_SHARE, _PROGRAM_SHARE = 0.6, 0.7, 0.7
+_GREEDY_SHARE, _ANNEALING_SHARE, _PROGRAM_SHARE, _SEARCH_SHARE = 0.6, 0.5, 0.5, 0.6
 """Shares of the time that is left when each of these begins."""
+
+_ANNEALED = 2000
+"""Tables × GPUs up to which there is annealing: beyond, chosen moves find more."""
+
+_LIFTED, _LIFTING_SHARE = 20_000, 0.1
+"""Tables × GPUs up to which the linear program is solved, in so large a share of the time."""
 
 _SMALL = 1500
 """Pieces × GPUs up to which the integer program is tried: it mostly proves its answer."""
+
+_SETTLING_SHARE = 0.05
+"""Share of the time for moves that suit what the cost model asks of all pieces of a table."""
 
 
 class Auto:
@@ -40,50 +55,106 @@ class Auto:
         Raises
         ------
         BackendError
-            If CP-SAT rejects a model.
+            If CP-SAT or the linear program's solver breaks.
         """
         started, clock = time.monotonic(), Clock.start(limits)
         instance = Instance(problem, cost_model)
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
-        bound = pooled_bound(instance)
-        bound_s = bound.step_time_s
-        stats: dict[str, object] = {"pooled_bound_s": bound_s}
-
-        def is_open() -> bool:
-            if clock.spent:
-                return False
-            return packing is None or packing.step_time_s > bound_s * (1 + limits.gap)
-
-        packing = best_packing(instance, bound, clock.part(_GREEDY_SHARE))
-        stats["greedy_s"] = packing.step_time_s if packing else None
-        if packing is not None and is_open():
-            packing = anneal(
-                packing,
-                target_s=bound_s * (1 + limits.gap),
-                seed=limits.seed,
-                clock=clock.part(_ANNEALING_SHARE),
-            )
-            stats["annealed_s"] = packing.step_time_s
-        if is_open():
-            upper_s = packing.step_time_s if packing else float("inf")
-            program = Program.build(instance, bound, packing, upper_s, most_places=_SMALL)
-            if program is not None:
-                answer = program.run(limits, clock.left_s * _PROGRAM_SHARE)
-                stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
-                bound_s = max(bound_s, min(answer.bound_s, upper_s))
-                found = answer.pairs and Packing.of(instance, answer.pairs, answer.replicas)
-                if found and (packing is None or found.step_time_s < packing.step_time_s):
-                    packing = found
-        if packing is not None and is_open() and instance.gpus > 1:
-            packing, stats["rounds"] = neighbourhood_search(
-                packing,
-                bound,
-                target_s=bound_s * (1 + limits.gap),
-                seed=limits.seed,
-                clock=clock,
-            )
+        search = _Portfolio(instance, pooled_bound(instance), clock)
+        search.run()
         return result_of(
-            self.name, instance, packing, bound_s=bound_s, clock=clock, started=started, stats=stats
+            self.name,
+            instance,
+            search.best,
+            bound=search.pooled,
+            bound_s=search.bound_s,
+            clock=clock,
+            started=started,
+            stats=search.stats,
         )
+
+
+@dataclass
+class _Portfolio:
+    """The best packing and bound so far, and what each stage made of them."""
+
+    instance: Instance
+    pooled: PooledBound
+    clock: Clock
+    best: Packing | None = None
+    bound_s: float = 0.0
+    stats: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def target_s(self) -> float:
+        """The step time at which the search ends."""
+        return self.bound_s * (1 + self.clock.limits.gap)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to gain, and time to do so."""
+        return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
+
+    def take(self, stage: str, packing: Packing | None) -> None:
+        """Keep a stage's packing if it is the best, made into what a plan may be."""
+        packing = settled(packing, self.clock.part(_SETTLING_SHARE))
+        if packing is None:
+            return
+        self.stats[f"{stage}_s"] = packing.step_time_s
+        if self.best is None or packing.step_time_s < self.best.step_time_s:
+            self.best = packing
+
+    def run(self) -> None:
+        """All stages, as far as they are needed."""
+        instance, clock, seed = self.instance, self.clock, self.clock.limits.seed
+        self.bound_s = self.pooled.step_time_s
+        self.stats["pooled_bound_s"] = self.bound_s
+        self.take("greedy", best_packing(instance, self.pooled, clock.part(_GREEDY_SHARE)))
+        size = instance.tables * instance.gpus
+        if self.best and self.is_open and size <= _LIFTED:
+            self.lift(self.best)
+        if self.best and self.is_open and size <= _ANNEALED:
+            part = clock.part(_ANNEALING_SHARE)
+            self.take("annealed", anneal(self.best, target_s=self.target_s, seed=seed, clock=part))
+        if self.is_open:
+            self.prove()
+        if self.best and self.is_open and instance.gpus > 1:
+            part = clock.part(_SEARCH_SHARE)
+            found = iterated_search(self.best, target_s=self.target_s, seed=seed, clock=part)
+            self.take("searched", found)
+        if self.best and self.is_open and instance.gpus > 1:
+            found, self.stats["rounds"] = neighbourhood_search(
+                self.best,
+                self.pooled,
+                target_s=self.target_s,
+                seed=seed,
+                clock=clock.part(1 - _SETTLING_SHARE),
+            )
+            self.take("neighbourhoods", found)
+
+    def lift(self, packing: Packing) -> None:
+        """A closer bound by linear programming."""
+        lifted = lp_bound(
+            self.instance,
+            packing.step_time_s,
+            pooled=self.pooled,
+            time_limit_s=self.clock.left_s * _LIFTING_SHARE,
+            stop=self.clock.limits.stop,
+        )
+        if lifted is not None:
+            self.bound_s = max(self.bound_s, lifted.step_time_s)
+            self.stats["lp_bound_s"] = lifted.step_time_s
+
+    def prove(self) -> None:
+        """The integer program, where it is small."""
+        upper_s = self.best.step_time_s if self.best else math.inf
+        program = Program.build(self.instance, self.pooled, self.best, upper_s, most_places=_SMALL)
+        if program is None:
+            return
+        answer = program.run(self.clock.limits, self.clock.left_s * _PROGRAM_SHARE)
+        self.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
+        self.bound_s = max(self.bound_s, min(answer.bound_s, upper_s))
+        if answer.pairs is not None:
+            self.take("exact", Packing.of(self.instance, answer.pairs, answer.replicas))

@@ -91,7 +91,7 @@ class Beam:
             self.name,
             instance,
             plan,
-            bound_s=bound.step_time_s,
+            bound=bound,
             limits=limits,
             started=started,
             limit=clock.limit_hit,

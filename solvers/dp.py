@@ -110,7 +110,7 @@ class DynamicProgramming:
             self.name,
             instance,
             plan,
-            bound_s=bound.step_time_s,
+            bound=bound,
             limits=limits,
             started=started,
             limit=clock.limit_hit,

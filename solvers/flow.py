@@ -107,7 +107,7 @@ class Flow:
             self.name,
             instance,
             plan,
-            bound_s=bound.step_time_s,
+            bound=bound,
             limits=limits,
             started=started,
             limit=clock.limit_hit,

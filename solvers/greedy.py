@@ -80,7 +80,7 @@ class _ScoreGreedy(ABC):
             self.name,
             instance,
             build_plan(instance, placements),
-            bound_s=bound.step_time_s,
+            bound=bound,
             limits=limits,
             started=started,
         )

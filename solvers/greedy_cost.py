@@ -41,9 +41,7 @@ class GreedyCost:
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
         packing = best_packing(instance, bound, clock)
-        return result_of(
-            self.name, instance, packing, bound_s=bound.step_time_s, clock=clock, started=started
-        )
+        return result_of(self.name, instance, packing, bound=bound, clock=clock, started=started)
 
 
 def best_packing(instance: Instance, bound: PooledBound, clock: Clock) -> Packing | None:

@@ -85,6 +85,7 @@ class Ilp:
             self.name,
             instance,
             packing,
+            bound=bound,
             bound_s=bound_s,
             clock=clock,
             started=started,

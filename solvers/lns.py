@@ -1,9 +1,10 @@
 """Large-neighbourhood search: a few GPUs at a time are packed anew, exactly, by CP-SAT.
 
 Shaw 1998, doi:10.1007/3-540-49481-2_30. The cost greedy's plan, improved by local search, is
-the start. Each round takes the slowest GPU and some others, gives CP-SAT the tables that
-they alone serve, each in any of its cuts, and the pieces of other tables that stay cut as
-they are (`solvers._program`), and keeps what is not worse.
+the start. A round takes the slowest GPU and some others, gives CP-SAT the tables that they
+alone serve, each in any of its cuts without replicas, and the pieces of other tables that
+stay cut as they are (`solvers._program`), and keeps what is not worse. On few GPUs every
+other round takes all of them, and some tables of which cuts and replicas are decided anew.
 """
 
 import random
@@ -36,6 +37,11 @@ _FEWEST_GPUS = 3
 _MOST_GPUS = 6
 _MOST_PLACES = 3000
 """Pieces × GPUs of a round; fewer GPUs are taken where there would be more."""
+
+_FEW_GPUS = 8
+_RECUT_TABLES = 6
+_CHEAPEST_CUTS = 16
+"""On so few GPUs, so many tables have so many of their cheapest cuts to choose from."""
 
 _IDLE_ROUNDS = 40
 """Rounds in a row without a gain after which the search ends."""
@@ -74,7 +80,7 @@ class Lns:
             self.name,
             instance,
             packing,
-            bound_s=bound.step_time_s,
+            bound=bound,
             clock=clock,
             started=started,
             stats={"rounds": rounds},
@@ -93,7 +99,12 @@ def neighbourhood_search(
         clock.step()
         rounds += 1
         idle += 1
-        found = _round(current, bound, gpus, rng, clock)
+        everywhere = packing.instance.gpus <= _FEW_GPUS and rounds % 2 == 0
+        found = (
+            _recut_round(current, bound, rng, clock)
+            if everywhere
+            else _round(current, bound, gpus, rng, clock)
+        )
         if found is None:
             continue
         improve(found, clock)
@@ -145,6 +156,44 @@ def _round(
     for piece, gpu in answer.pairs:
         change[gpu].append(piece)
     return packing.changed({gpu: sorted(mine) for gpu, mine in change.items()})
+
+
+def _recut_round(
+    packing: Packing, bound: PooledBound, rng: random.Random, clock: Clock
+) -> Packing | None:
+    """A packing in which some tables are cut, replicated or not, and all are placed anew."""
+    instance = packing.instance
+    cut_of = {piece.table: piece.cut for mine in packing.pieces for piece in mine}
+    cut_of |= {piece.table: piece.cut for piece in packing.replicas}
+    tables = sorted(table for table in cut_of if not instance.in_group(table))
+    free = set(rng.sample(tables, min(_RECUT_TABLES, len(tables))))
+    upper_s = packing.step_time_s
+    cuts = {}
+    for table in sorted(free):
+        works = [w for w in bound.cuts[table] if w.longest_s <= upper_s]
+        works.sort(key=lambda work: (work.priced_s, work.cut))
+        options = [work.cut for work in works[:_CHEAPEST_CUTS]]
+        cuts[table] = list(dict.fromkeys([cut_of[table], *options]))
+    loose = [piece for mine in packing.pieces for piece in mine if piece.table not in free]
+    kept = [replica for replica in packing.replicas if replica.table not in free]
+    pieces = len(loose) + sum(cut.pieces for options in cuts.values() for cut in options)
+    if pieces * instance.gpus > _MOST_PLACES:
+        return None
+    program = Program(
+        instance,
+        range(instance.gpus),
+        cuts,
+        upper_s,
+        price_list(bound.price_s_per_byte),
+        loose=loose,
+        replicas=kept,
+    )
+    program.hint(packing)
+    limits = replace(clock.limits, seed=rng.randrange(1 << 30), gap=1e-5)
+    answer = program.run(limits, min(_ROUND_S, max(0.1, clock.left_s)))
+    if answer.pairs is None:
+        return None
+    return Packing.of(instance, answer.pairs, [*kept, *answer.replicas])
 
 
 def _content(packing: Packing, gpus: list[int]) -> tuple[list[int], list[Piece]]:

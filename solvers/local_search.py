@@ -42,6 +42,4 @@ class LocalSearch:
                 packing, target_s=target_s, seed=limits.seed, clock=clock.part(_ANNEALING_SHARE)
             )
             packing = iterated_search(packing, target_s=target_s, seed=limits.seed, clock=clock)
-        return result_of(
-            self.name, instance, packing, bound_s=bound.step_time_s, clock=clock, started=started
-        )
+        return result_of(self.name, instance, packing, bound=bound, clock=clock, started=started)

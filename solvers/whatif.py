@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
-from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.topology.topology import LinkKind, Topology
 from placer.units import format_bytes
 from solvers import solve
 from solvers._base import SolveResult
 from solvers._binding import binding
-from solvers._bound import pooled_bound
+from solvers._bound import PooledBound, pooled_bound
 from solvers._instance import Instance
-from solvers._lp import lp_bound
+from solvers._lp import LpBound, lp_bound
 
 HBM_STEP_BYTES = 2**30
 """How much HBM per GPU the first question adds."""
@@ -144,6 +143,8 @@ def whatif(
     time_limit_s: float = 20.0,
     gap: float = 1e-3,
     seed: int = 0,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] | None = None,
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
     """The effects of more and faster HBM and DRAM, faster links, and a batch twice as large.
@@ -154,49 +155,58 @@ def whatif(
     cost_model : CostModel
     solver : str
         Solves each changed problem within `time_limit_s`; a better one leaves smaller gaps.
+    time_limit_s, gap, seed, max_steps, stop
+        See `Limits`.
     on_solved : callable
         Told how many problems are solved, of how many.
 
     Returns
     -------
     WhatIf
-        Without effects if the problem as it is has no plan; `base` says why.
+        Without effects if the problem as it is has no plan; `base` says why. After `stop`, with
+        those that were known already.
     """
 
     def solved(changed: Problem) -> SolveResult:
         return solve(
-            changed, solver, cost_model, time_limit_s=time_limit_s, gap=gap, seed=seed, threads=0
+            changed,
+            solver,
+            cost_model,
+            time_limit_s=time_limit_s,
+            gap=gap,
+            seed=seed,
+            max_steps=max_steps,
+            stop=stop,
         )
 
     base = solved(problem)
     if base.plan is None or base.step_time_s is None:
         return WhatIf(base, MemoryPrices(), ())
-    prices, words = _prices(problem, cost_model, base.plan, base.step_time_s, time_limit_s)
+    instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, base.plan)
+    pooled = pooled_bound(instance)
+    relaxed = lp_bound(
+        instance, base.step_time_s, pooled=pooled, time_limit_s=time_limit_s, stop=stop
+    )
+    prices, words = _prices(pooled, relaxed), binding(instance, relaxed or pooled, report).words
     changes = _changes(problem)
     on_solved(1, len(changes) + 1)
     effects = []
     for number, (name, changed) in enumerate(changes):
         saved_s = _priced_s(prices, base.step_time_s, problem.topology, changed.topology)
-        effects.append(_effect(name, problem, base, changed, solved(changed), saved_s))
+        result = solved(changed)
+        if stop is not None and stop():
+            break  # What was searched for less long than the base says nothing beside it.
+        effects.append(_effect(name, problem, base, changed, result, saved_s))
         on_solved(number + 2, len(changes) + 1)
     return WhatIf(base, prices, tuple(effects), words)
 
 
-def _prices(
-    problem: Problem, cost_model: CostModel, plan: Plan, step_time_s: float, time_limit_s: float
-) -> tuple[MemoryPrices, str]:
-    """Prices by the linear relaxation, or by the pooled bound if there is no time; what binds."""
-    instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, plan)
-    pooled = pooled_bound(instance)
-    relaxed = lp_bound(instance, step_time_s, pooled=pooled, time_limit_s=time_limit_s)
-    words = binding(instance, relaxed or pooled, report).words
+def _prices(pooled: PooledBound, relaxed: LpBound | None) -> MemoryPrices:
+    """Prices by the linear relaxation, or by the pooled bound where there was no time for it."""
     if relaxed is None:
-        return MemoryPrices(pooled.price_s_per_byte), words
-    return (
-        MemoryPrices(
-            relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
-        ),
-        words,
+        return MemoryPrices(pooled.price_s_per_byte)
+    return MemoryPrices(
+        relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
     )
 
 

@@ -143,12 +143,23 @@ def test_compare(workbench: Workbench, tmp_path: Path) -> None:
     assert result.stderr == f"picture written to {tmp_path / 'c.png'}\n"
 
 
+def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
+    search = ("plan", *workbench.problem(), "--solver", "local-search", "--gap", "0",
+              "--time-limit", "600", "--steps", "3", "-o", tmp_path / "plan.json")  # fmt: skip
+    assert json.loads(succeed(*search, "--format", "json").stdout)["limit"] == "steps"
+    assert "feasible (steps limit)" in succeed(*search).stdout
+
+
 def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     made = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file,
                    "--format", "json")  # fmt: skip
     shown = succeed("show", file, "--format", "json")
-    assert json.loads(shown.stdout) == json.loads(made.stdout)
+    of_the_search = {"limit", "binding"}
+    found = json.loads(made.stdout)
+    assert found["limit"] is None
+    assert "waits for " in found["binding"]
+    assert json.loads(shown.stdout) == {k: v for k, v in found.items() if k not in of_the_search}
     assert shown.stderr == ""
 
 

@@ -1,15 +1,18 @@
 """The command and the package as processes: exit codes, full disks, what is imported."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from cli_cases import Workbench, command_line, files_of, run_process, succeed
 
 import placer
+from placer.plan.verify import violations
 
 HEAVY = ("solvers", "cost_models", "ortools", "click", "torch", "matplotlib", "numba", "cli")
 
@@ -144,6 +147,39 @@ def test_a_folder_of_ones_own_called_solvers_is_not_in_the_way(tmp_path: Path) -
         )
         assert result.returncode == 0, result.stderr
     assert (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_search_with_the_best_plan_so_far(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "plan.json"
+    process = subprocess.Popen(
+        command_line(
+            "plan", "--workload", "random-30@7", "--topology", "4xt4", "--hbm", "1GiB",
+            "--solver", "local-search", "--gap", "0", "--time-limit", "600", "-o", file,
+            "--format", "json",
+        ),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not handles(process, signal.SIGTERM):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, notes = process.communicate(timeout=60)
+    assert process.returncode == 0, notes
+    shown = json.loads(output)
+    assert (shown["status"], shown["limit"]) == ("feasible", "stop")
+    assert notes.splitlines()[0] == "stopped: the best plan so far"
+    plan = placer.Plan.load(file)
+    assert violations(plan) == []
+    assert plan.solver.step_time_s == shown["step_time_s"]
+
+
+def handles(process: "subprocess.Popen[str]", number: int) -> bool:
+    """Whether a process handles a signal by itself; of SIGTERM only while it searches."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> None:

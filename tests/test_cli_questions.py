@@ -87,7 +87,9 @@ def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
     )  # fmt: skip
     rows = {row["topology"]: row for row in json.loads(result.stdout)["comparison"]}
     assert rows["1xt4"]["step_time_s"] is None
-    assert "lacks" in rows["1xt4"]["detail"]
+    assert "all hosts lack 42" in rows["1xt4"]["detail"]
+    assert rows["1xt4"]["binding"] == ""
+    assert rows["8xh100"]["binding"].startswith(rows["8xh100"]["detail"])
     assert rows["8xh100"]["step_time_s"] > 0
 
 

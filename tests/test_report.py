@@ -34,7 +34,8 @@ from placer.report import (
 from placer.report import section as form
 from placer.report.plan import placement_kind, short_names
 from placer.workloads import named_workload, workload_names
-from solvers import solve
+from solvers import Termination, solve
+from solvers._base import Limit
 
 TOPOLOGY = Topology.parse("4xa100-40", hbm="1GiB")
 
@@ -63,6 +64,10 @@ def dram(
     return Shard("t", rows, cols, (device,), "dram", "staged")
 
 
+def everywhere(start: int, stop: int) -> Shard:
+    return replace(hbm("gpu:0", (start, stop, 1)), devices=tuple(f"gpu:{n}" for n in range(4)))
+
+
 @pytest.mark.parametrize(
     ("shards", "kind"),
     [
@@ -71,7 +76,16 @@ def dram(
         ([hbm("gpu:0", (0, 10, 1)), dram("gpu:0", (10, 100, 1))], "hot/cold"),
         ([hbm(f"gpu:{n}", (n, 100, 4)) for n in range(4)], "HBM, row-wise"),
         ([hbm("gpu:0", cols=(0, 4)), hbm("gpu:1", cols=(4, 8))], "HBM, column-wise"),
-        ([replace(hbm("gpu:0"), devices=("gpu:0", "gpu:1"))], "HBM, replicated"),
+        ([everywhere(0, 100)], "HBM, replicated"),
+        (
+            [everywhere(0, 5), hbm("gpu:0", (5, 100, 1))],
+            "HBM, hot rows replicated",
+        ),
+        (
+            [everywhere(0, 4)]
+            + [hbm(f"gpu:{n + c}", (4 + n, 100, 2), (c, c + 4)) for n in (0, 1) for c in (0, 4)],
+            "HBM, hot rows replicated, row-wise, column-wise",
+        ),
         ([replace(dram("gpu:0"), lookup="cached", cache_rows=5)], "cached"),
         (
             [hbm(f"gpu:{n}", (n, 20, 2)) for n in range(2)]
@@ -106,6 +120,30 @@ def solved() -> tuple[Problem, Plan]:
     plan = solve(problem, "greedy-cost").plan
     assert plan is not None
     return problem, plan
+
+
+def test_caches_are_in_hbm_too() -> None:
+    (row,) = plan_report(
+        one_table([replace(dram("gpu:0"), lookup="cached", cache_rows=5)])
+    ).to_json()["tables"]
+    assert row["hot_row_share"] == 0.05
+    assert row["hbm_bytes"] == row["dram_bytes"] / 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [("time", "feasible (time limit)"), ("stop", "feasible (stopped)"), (None, "feasible")],
+)
+def test_a_new_plan_says_how_its_search_ended_and_what_binds(
+    solved: tuple[Problem, Plan], limit: Limit | None, words: str
+) -> None:
+    problem, plan = solved
+    end = Termination("feasible", limit, "waits for gpu:0 hbm; of which there is no more")
+    report = plan_report(plan, partial(Roofline().evaluate, problem), end=end)
+    found = report.to_json()
+    assert (found["limit"], found["binding"]) == (limit, end.detail)
+    assert end.detail in report.headline
+    assert any(f": {words}, within" in line for line in report.headline)
 
 
 def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:
@@ -230,7 +268,7 @@ def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:
         ratios = [row["ratio_to_best"] for row in rows if row["hbm_budget_bytes"] == budget]
         assert min(ratios) == 1
     text = shown(report, 160)
-    assert "lacks" in text or "short" in text
+    assert "lack" in text or "short" in text
     assert shown(report, 80)
 
 

@@ -158,11 +158,11 @@ def constrained(seed: int) -> Problem:
 
 
 KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
-    "pair": (pair, 120),
-    "four": (four, 40),
-    "crossed": (crossed, 30),
-    "one large": (one_large, 30),
-    "constrained": (constrained, 60),
+    "pair": (pair, 60),
+    "four": (four, 24),
+    "crossed": (crossed, 24),
+    "one large": (one_large, 20),
+    "constrained": (constrained, 40),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
 
@@ -200,9 +200,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def solved(kind: str) -> list[Solved]:
     return _ENUMERATED[kind].solved
-
-
-pytestmark = pytest.mark.xdist_group("enumerated")
 
 
 def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
@@ -331,7 +328,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(60):
+    for seed in range(30):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_cuts in (0, 2500):
             monkeypatch.setattr(_bound, "_ALL_CUTS", all_cuts)

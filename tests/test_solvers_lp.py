@@ -21,9 +21,9 @@ from placer.errors import BackendError
 from solvers import _lp_pools, solve
 from solvers._binding import binding
 from solvers._bound import pooled_bound
-from solvers._build import fitted_plan
+from solvers._build import build_plan, fitted_plan
 from solvers._fill import BYTES, DRAM_BYTES, DRAM_S, GPU_S
-from solvers._instance import Instance, Piece
+from solvers._instance import Instance, Piece, Placement
 from solvers._lp import LpBound, _Program, lp_bound
 from solvers._lp_options import within
 from solvers._lp_pools import Pools, Prices
@@ -377,6 +377,7 @@ def test_what_is_within_limits_is_between_the_corners(
         ("little HBM", "hbm", "10% more would save"),
         ("little DRAM", "dram", "of the memory of host:0 is taken"),
         ("one table", "table", "table 'large' alone"),
+        ("unused HBM", "link", "of HBM is free for those rows"),
     ],
 )
 def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
@@ -391,6 +392,7 @@ def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
         "one table": lambda: problem_of(
             zipf_table("small", 10), zipf_table("large", 1, lookups=3e5), topology=machine(2)
         ),
+        "unused HBM": lambda: problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000)),
     }
     problem = problems_by_kind[kind]()
     instance = Instance(problem, MODEL)
@@ -398,6 +400,8 @@ def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
         pieces = [(Piece(table), table % 2 + 2 * (table > 2)) for table in range(8)]
         packing = Packing.of(instance, pieces)
         plan = fitted_plan(packing) if packing else None
+    elif kind == "unused HBM":
+        plan = build_plan(instance, [Placement(Piece(n), n % 4, 0) for n in range(8)])
     else:
         plan = solve(problem, "greedy-cost").plan
     assert plan is not None

@@ -138,6 +138,23 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
     assert roomier.priced_gain is None
 
 
+def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> None:
+    """Plans that were searched for a moment only say nothing beside one that was not."""
+    answer = whatif(problem, MODEL, stop=lambda: True)
+    assert answer.base.plan is not None
+    assert answer.binding
+    assert answer.effects == ()
+    shown = whatif_report(problem, answer, solver="greedy-cost")
+    assert shown.sections == ()
+    solved: list[int] = []
+
+    def count(done: int, total: int) -> None:
+        solved.append(done)
+
+    some = whatif(problem, MODEL, stop=lambda: 3 in solved, on_solved=count)
+    assert len(some.effects) == 2
+
+
 def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
     words = " ".join(one.change for one in answer.effects)
     assert "peer" in words

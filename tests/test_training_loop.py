@@ -11,11 +11,11 @@ import torch
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError
+from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.tables import Feature
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
-from placer.training.interrupt import deferred_interrupt
 from placer.training.loop import train
 from placer.training.run import Progress
 

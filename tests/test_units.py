@@ -47,9 +47,25 @@ def test_sizes_never_need_an_exponent() -> None:
     assert format_bytes(0) == "0 B"
 
 
+def test_sizes_that_round_up_to_the_next_unit_are_in_it() -> None:
+    assert format_bytes(2**30 - 100) == "1 GiB"
+    assert format_bytes(1023) == "1023 B"
+    assert format_bytes(2**40 - 1) == "1 TiB"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (12, "12 s"), (1.234e-3, "1.23 ms"), (4.56e-5, "45.6 us"), (2e-9, "2 ns")],
+    [
+        (0, "0 s"),
+        (12, "12 s"),
+        (1.234e-3, "1.23 ms"),
+        (4.56e-5, "45.6 us"),
+        (2e-9, "2 ns"),
+        (9.999e-4, "1 ms"),
+        (0.99951, "1 s"),
+        (999.6, "1,000 s"),
+        (12345.6, "12,346 s"),
+    ],
 )
 def test_durations_are_written(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.costs import Cost, Result
+from placer.report.costs import Cost, Result, ending
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes
 
@@ -36,6 +36,8 @@ class CompareRow:
         Of the whole machine, in the user's currency, if given.
     cost_per_billion_samples : float or None
         At that price and `samples_per_s`.
+    binding : str
+        What keeps the plan from being faster, in words.
     """
 
     hbm_budget_bytes: int
@@ -55,6 +57,7 @@ class CompareRow:
     samples_per_s: float | None = None
     price_per_hour: float | None = None
     cost_per_billion_samples: float | None = None
+    binding: str = ""
 
 
 def compare_row(
@@ -75,14 +78,15 @@ def compare_row(
         hbm = sum(use.total_bytes for name, use in cost.memory.items() if name in gpus)
         dram = sum(use.total_bytes for name, use in cost.memory.items() if name not in gpus)
     short = "; ".join(
-        f"{one.device} lacks {format_bytes(one.short_bytes)} of {one.resource.upper()}"
+        f"{one.device} {'lack' if one.device.startswith('all ') else 'lacks'} "
+        f"{format_bytes(one.short_bytes)} of {one.resource.upper()}"
         for one in end.shortages
     )
     return CompareRow(
         hbm_budget_bytes=max(gpu.memory_bytes for gpu in problem.topology.gpus),
         solver=solver,
         cost_model=cost_model,
-        status=f"{end.reason} ({end.limit} limit)" if end.limit else end.reason,
+        status=ending(end),
         step_time_s=result.step_time_s,
         bound_s=result.bound_s,
         gap=result.gap,
@@ -98,6 +102,7 @@ def compare_row(
         cost_per_billion_samples=None
         if price_per_hour is None or samples_per_s is None
         else price_per_hour / 3600 * 1e9 / samples_per_s,
+        binding="" if cost is None else end.detail,
     )
 
 

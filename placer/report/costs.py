@@ -82,6 +82,13 @@ class Termination(Protocol):
     def shortages(self) -> Sequence[Shortage]: ...
 
 
+def ending(end: Termination) -> str:
+    """Why a search ended: ``optimal``, ``feasible (time limit)``, ``feasible (stopped)``."""
+    if end.limit is None:
+        return end.reason
+    return f"{end.reason} ({'stopped' if end.limit == 'stop' else f'{end.limit} limit'})"
+
+
 class Result(Protocol):
     """See `solvers.SolveResult`."""
 

@@ -164,9 +164,8 @@ def _lacking(short_bytes: Mapping[str, int]) -> str:
     if not short_bytes:
         return ""
     worst = max(short_bytes, key=lambda device: short_bytes[device])
-    more = (
-        f", {len(short_bytes) - 1} more devices no more than that" if len(short_bytes) > 1 else ""
-    )
+    others = len(short_bytes) - 1
+    more = f", {others} other{'s' if others > 1 else ''} at most as much" if others else ""
     return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
 
 

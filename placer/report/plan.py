@@ -7,7 +7,7 @@ from dataclasses import replace
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan, Shard
 from placer.report import section as form
-from placer.report.costs import Cost, Evaluate
+from placer.report.costs import Cost, Evaluate, Termination, ending
 from placer.report.section import Column, Report, Row, Section
 from placer.tables import Table
 from placer.units import format_bytes, format_seconds
@@ -18,7 +18,13 @@ MOST_TABLES = 40
 MOST_DEVICES = 18
 
 
-def plan_report(plan: Plan, evaluate: Evaluate | None = None, *, top: int = 20) -> Report:
+def plan_report(
+    plan: Plan,
+    evaluate: Evaluate | None = None,
+    *,
+    top: int = 20,
+    end: Termination | None = None,
+) -> Report:
     """Memory and time of every device, and the placement of every table.
 
     Parameters
@@ -30,6 +36,8 @@ def plan_report(plan: Plan, evaluate: Evaluate | None = None, *, top: int = 20) 
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
         greatest time (of the greatest size without `evaluate`); JSON has all.
+    end : Termination, optional
+        Of the search that has just made the plan: why it ended, and what binds.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -45,16 +53,21 @@ def plan_report(plan: Plan, evaluate: Evaluate | None = None, *, top: int = 20) 
     else:
         sections.append(_table_section(tables, timed=timed))
     facts = _facts(plan, cost, memory)
+    if end is not None:
+        facts = {**facts, "limit": end.limit, "binding": end.detail}
     return Report(
         title=f"{len(plan.tables)} tables on {plan.topology.name}",
         facts=facts,
-        headline=_headline(plan, cost, facts),
+        headline=_headline(plan, cost, facts, end),
         sections=tuple(sections),
     )
 
 
 def placement_kind(plan: Plan, table: str) -> str:
-    """How a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …"""
+    """How a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
+
+    ``replicated`` means all rows; of some tables only the hottest are on every GPU.
+    """
     shards = plan.shards_by_table[table]
     if not shards:
         return "not placed"
@@ -67,13 +80,14 @@ def placement_kind(plan: Plan, table: str) -> str:
         tier = "HBM" if tiers == {"hbm"} else "DRAM"
     cuts = []
     servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
-    for shard in shards:
+    single = [shard for shard in shards if len(shard.devices) == 1]
+    for shard in single:
         servers[shard.memory, shard.cols].update(shard.devices)
-    if any(len(shard.devices) > 1 for shard in shards):
-        cuts.append("replicated")
-    elif any(len(devices) > 1 for devices in servers.values()):
+    if len(single) < len(shards):
+        cuts.append("hot rows replicated" if single else "replicated")
+    if any(len(devices) > 1 for devices in servers.values()):
         cuts.append("row-wise")
-    if len({shard.cols for shard in shards}) > 1:
+    if len({shard.cols for shard in single}) > 1:
         cuts.append("column-wise")
     return ", ".join([tier, *cuts])
 
@@ -127,7 +141,9 @@ def _facts(plan: Plan, cost: Cost | None, memory: dict[str, MemoryUse]) -> Row:
     }
 
 
-def _headline(plan: Plan, cost: Cost | None, facts: Row) -> tuple[str, ...]:
+def _headline(
+    plan: Plan, cost: Cost | None, facts: Row, end: Termination | None
+) -> tuple[str, ...]:
     lines = []
     if plan.topology.emulated:
         lines.append("The GPU is emulated: a part of host memory plays its memory.")
@@ -136,18 +152,21 @@ def _headline(plan: Plan, cost: Cost | None, facts: Row) -> tuple[str, ...]:
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
         f"{plan.batch_size:,} samples per GPU and step"
     )
-    proof = f"solver {facts['solver']}: {facts['status']}"
+    proof = f"solver {facts['solver']}: {ending(end) if end else facts['status']}"
     if facts["gap"] is not None:
         proof += f", within {form.share(facts['gap'])} of the bound"
     lines.append(proof)
     if facts["step_time_s"] is not None:
         line = f"step time {format_seconds(facts['step_time_s'])} ({facts['cost_model']})"
         if cost is not None:
+            waits = f", waits for {cost.bottleneck}" if end is None else ""
             line += (
-                f", waits for {cost.bottleneck}; balance {cost.balance:.2f}; "
+                f"{waits}; balance {cost.balance:.2f}; "
                 f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
             )
         lines.append(line)
+    if end is not None and end.detail:
+        lines.append(end.detail)
     return tuple(lines)
 
 
@@ -266,14 +285,18 @@ def _table_rows(plan: Plan, evaluate: Evaluate | None) -> list[Row]:
 def _bytes_by_tier(table: Table, shards: Iterable[Shard]) -> tuple[int, int]:
     tiers = {"hbm": 0, "dram": 0}
     for shard in shards:
-        size_bytes = shard.row_count * table.bytes_per_row(shard.width)
-        tiers[shard.memory] += size_bytes * len(shard.devices)
+        row_bytes = table.bytes_per_row(shard.width) * len(shard.devices)
+        tiers[shard.memory] += shard.row_count * row_bytes
+        tiers["hbm"] += shard.cache_rows * row_bytes
     return tiers["hbm"], tiers["dram"]
 
 
 def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
-    """Share of the table's weights that are in HBM, replicas counted once."""
-    cells = sum(shard.row_count * shard.width for shard in shards if shard.memory == "hbm")
+    """Share of the table's weights that are in HBM or its caches, replicas counted once."""
+    cells = sum(
+        (shard.row_count if shard.memory == "hbm" else shard.cache_rows) * shard.width
+        for shard in shards
+    )
     return cells / (table.rows * table.dim) if table.rows else None
 
 

@@ -111,7 +111,7 @@ def whatif_report(
         f"every host {_saved(answer.prices.dram_s_per_byte * 2**30, step_time_s)}, at the "
         "bound's prices",
     ]
-    sections = [_effects(answer.effects)]
+    sections = [_effects(answer.effects)] if answer.effects else []
     if points:
         sections.append(_front(points, problem.global_batch_size))
     return Report(f"What if: {problem.topology.name}", tuple(sections), facts, tuple(lines))

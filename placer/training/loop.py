@@ -9,11 +9,11 @@ import torch
 
 from placer.data.log import Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
+from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TrainConfig
-from placer.training.interrupt import deferred_interrupt
 from placer.training.metrics import HeldOut
 from placer.training.run import Progress, Run
 from placer.training.trainer import Trainer, labels_of, usable_device

@@ -14,12 +14,12 @@ from torch import Tensor
 from placer.data.log import Chunk, Log
 from placer.errors import PlacerError
 from placer.executor import PlacedEmbeddings
+from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.batches import batches, labelled, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
-from placer.training.interrupt import Interrupt
 from placer.training.trainer import Trainer
 
 

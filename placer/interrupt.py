@@ -1,4 +1,4 @@
-"""Ctrl-C that lets the current step finish."""
+"""Ctrl-C that lets what runs come to an end of its own."""
 
 import contextlib
 import signal

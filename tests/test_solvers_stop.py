@@ -1,0 +1,103 @@
+"""Searches that end when the caller says so, a signal included, with the best plan so far."""
+
+import signal
+import threading
+
+import pytest
+
+from cost_models import Roofline
+from placer import Problem, Topology
+from placer.interrupt import deferred_interrupt
+from placer.plan.verify import violations
+from placer.workloads import named_workload
+from solvers import SOLVERS, Limits, solve
+from solvers._bound import pooled_bound
+from solvers._instance import Instance
+from solvers._lp import lp_bound
+from solvers._program import Program
+
+SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
+
+
+@pytest.fixture(scope="module")
+def open_problem() -> Problem:
+    """One whose gap no search closes in a moment."""
+    return Problem(named_workload("random-30@7"), Topology.parse("4xt4", hbm="1GiB"), 1024)
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    """One that CP-SAT does not solve in a moment."""
+    problem = Problem(named_workload("criteo-kaggle"), Topology.parse("4xh100", hbm="1GiB"), 8192)
+    instance = Instance(problem, Roofline())
+    bound = pooled_bound(instance)
+    made = Program.build(instance, bound, None, 1.3 * bound.step_time_s)
+    assert made is not None
+    return made
+
+
+def cp_sat_runs() -> bool:
+    return "CP-SAT" in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Problem) -> None:
+    result = solve(open_problem, name, time_limit_s=600, gap=0.0, stop=lambda: True)
+    assert result.plan is not None
+    assert violations(result.plan) == []
+    assert result.termination.limit == "stop"
+    assert result.plan.solver.status == "feasible"
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_steps_end_a_search_at_the_same_plan(name: str, open_problem: Problem) -> None:
+    one, two = (solve(open_problem, name, time_limit_s=600, gap=0.0, max_steps=2) for _ in "12")
+    assert one.termination.limit == two.termination.limit == "steps"
+    assert one.plan is not None
+    assert two.plan is not None
+    assert one.plan.shards == two.plan.shards
+
+
+def test_ctrl_c_ends_cp_sat(program: Program) -> None:
+    def stop() -> bool:
+        if not interrupt.requested:
+            assert cp_sat_runs()
+            signal.raise_signal(signal.SIGINT)
+        return interrupt.requested
+
+    with deferred_interrupt() as interrupt:
+        answer = program.run(Limits(gap=0.0, threads=2, stop=stop), 600)
+    assert interrupt.requested
+    assert answer.status in {"UNKNOWN", "FEASIBLE"}
+
+
+def test_an_exception_ends_cp_sat_too(program: Program) -> None:
+    """As Ctrl-C raises where no one handles it."""
+
+    def stop() -> bool:
+        assert cp_sat_runs()
+        signal.raise_signal(signal.SIGINT)
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        program.run(Limits(gap=0.0, threads=2, stop=stop), 600)
+    assert not cp_sat_runs()
+
+
+def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
+    instance = Instance(open_problem, Roofline())
+    small = Program(instance, [0], {0: instance.cuts_of(0)[:1]}, 1.0, [0.0])
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(small.run(Limits(threads=1), 60)))
+    thread.start()
+    thread.join()
+    assert [answer.status for answer in answers] == ["OPTIMAL"]
+
+
+def test_the_linear_program_stops_with_what_it_has(open_problem: Problem) -> None:
+    instance = Instance(open_problem, Roofline())
+    pooled = pooled_bound(instance)
+    found = lp_bound(instance, pooled=pooled, time_limit_s=600, stop=lambda: True)
+    assert found is not None
+    assert (found.status, found.rounds) == ("limit", 0)
+    assert found.step_time_s >= pooled.step_time_s
