@@ -14,7 +14,7 @@ help:
 	@echo "make demo DATA=path  the same on a log of your own"
 	@echo "make test            lint, types, layers and all tests"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
-	@echo "make bench           every benchmark, into benchmarks/results/; half an hour"
+	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
 
 setup: $(READY)
 
@@ -45,6 +45,7 @@ format: setup
 bench: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
 	$(BIN)/python benchmarks/solve.py
+	-$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
 

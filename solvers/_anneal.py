@@ -58,7 +58,8 @@ def anneal(start: Packing, *, target_s: float, seed: int, clock: Clock) -> Packi
     while not clock.spent and best.step_time_s > target_s and idle < _IDLE_RUNS:
         length = min(2 ** (run // len(_HEATS)), _LONGEST)
         steps = length * _STEPS_PER_PLACE * (instance.tables + instance.gpus)
-        if speed:  # A run that the deadline would cut off finds nothing: it ends cold.
+        # A run that the deadline would cut off finds nothing: it ends cold.
+        if speed and not clock.repeats:
             steps = max(1, min(steps, int(speed * clock.left_s)))
         began = time.monotonic()
         found = _Annealing(best, rng).run(steps, _HEATS[run % len(_HEATS)], target_s, clock)

@@ -61,11 +61,17 @@ class Clock:
         """Count one step of local search."""
         if self.steps_left is not None:
             self.steps_left -= 1
-            if self.whole is not None:
-                self.whole.step()
+        if self.whole is not None:
+            self.whole.step()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether steps are counted, so that nothing else but them should be measured."""
+        return self.limits.max_steps is not None
 
     def part(self, share: float) -> "Clock":
-        """A clock that stops after a share of the time that is left, and of the steps."""
+        """A clock that stops after a share of the time that is left, or of the steps."""
         steps = None if self.steps_left is None else math.ceil(self.steps_left * share)
-        deadline = time.monotonic() + share * max(0.0, self.left_s)
+        left_s = max(0.0, self.left_s) * (1.0 if self.repeats else share)
+        deadline = time.monotonic() + left_s
         return replace(self, deadline=deadline, steps_left=steps, whole=self)

@@ -77,6 +77,9 @@ class Options:
         whole = [cut for cut in cuts if cut.pieces == 1]
         if {(c.head, c.cold) for c in cuts} - {(c.head, c.cold) for c in whole}:
             return False
+        # Of pieces with caches one may be read in place, another be all in HBM.
+        if any(cut.cold == "cached" and cut.pieces > 1 for cut in cuts):
+            return False
         # Pieces that have to be in one tier are not a part of the whole table in one.
         if any(not np.isfinite(self._curve(Piece(self.table, cut)).split_s) for cut in whole):
             return False

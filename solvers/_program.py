@@ -46,6 +46,9 @@ _TIME_UNITS = 1_000_000
 
 _PRICE_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 
+_REPEATED_S = 2.0
+"""CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
 _MAX_PLACES = 20_000
 """Pieces × GPUs beyond which a model takes longer to build than a search would gain."""
 
@@ -231,6 +234,9 @@ class Program:
         solver = cp_model.CpSolver()
         solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
         solver.parameters.num_workers = limits.threads or os.cpu_count() or 1
+        if limits.max_steps is not None:  # The same answer on any machine.
+            solver.parameters.max_time_in_seconds = limits.time_limit_s
+            solver.parameters.max_deterministic_time = _REPEATED_S
         solver.parameters.random_seed = limits.seed
         solver.parameters.relative_gap_limit = limits.gap / 4
         # Deterministic for a seed as long as the time limit does not strike.

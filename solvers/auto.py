@@ -140,7 +140,7 @@ class _Portfolio:
             self.instance,
             packing.step_time_s,
             pooled=self.pooled,
-            time_limit_s=self.clock.left_s * _LIFTING_SHARE,
+            time_limit_s=self.clock.part(_LIFTING_SHARE).left_s,
             stop=self.clock.limits.stop,
         )
         if lifted is not None:

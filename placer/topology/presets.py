@@ -2,8 +2,8 @@
 
 Every constant is data with its source: what the vendor states, and the share of it that
 random reads and writes of embedding rows reach. Where no measurement is known the share is
-an assumption, and `Topology.sources` says so; `placer calibrate` replaces it by measured
-values, and a file (docs/topology.md) by anybody's own.
+an assumption, and `Topology.sources` says so; a file (docs/topology.md) replaces it by
+anybody's own.
 """
 
 import re
