@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from cost_models import PieceCurve
 from solvers._fill import BYTES, DRAM_S, GPU_S, costs_of
-from solvers._instance import WHOLE, Cut, Instance, Piece
+from solvers._instance import Cut, Instance, Piece
 
 Float = npt.NDArray[np.float64]
 
@@ -413,6 +413,3 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
 def _representatives(pieces: list[Piece]) -> list[Piece]:
     """The first pieces, which hold the hottest ranks, and the last."""
     return pieces if len(pieces) <= 5 else [*pieces[:4], pieces[-1]]
-
-
-__all__ = ["WHOLE", "CutWork", "PooledBound", "least", "pooled_bound"]

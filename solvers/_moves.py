@@ -7,8 +7,8 @@ only the best few have their HBM filled exactly.
 import numpy as np
 
 from solvers._clock import Clock
-from solvers._fill import BYTES, GPU_S, Filling, Float, least_times
-from solvers._instance import Cut, Instance, Piece
+from solvers._fill import GPU_S, Filling, Float, least_times
+from solvers._instance import Cut, Piece
 from solvers._packing import Change, Packing, least_loaded, replicated, time_with, total
 
 _CANDIDATE_GPUS = 8
@@ -313,6 +313,3 @@ def _make(packing: Packing, change: Change, replicas: tuple[Piece, ...], below_s
         return False
     packing.apply(change, fillings, replicas)
     return True
-
-
-__all__ = ["BYTES", "Instance", "exchange", "improve", "recut", "with_cut"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers._fill import BYTES, GPU_S, Filling, Float, Ladder, fill, least_times
-from solvers._instance import Cut, Instance, Piece, Placement
+from solvers._instance import Instance, Piece, Placement
 
 Change = dict[int, list[Piece]]
 """The pieces of the GPUs that a change touches, after it."""
@@ -227,6 +227,3 @@ def time_with(instance: Instance, sums: Float, gpus: Sequence[int], added: Float
     `sums` are of those GPUs, shape (gpus, 2, prices).
     """
     return least_times(sums + added, instance.hbm_bytes[list(gpus)])
-
-
-__all__ = ["Change", "Cut", "Packing", "least_loaded", "replicated", "time_with", "total"]

@@ -23,6 +23,9 @@ from solvers._program import Program
 from solvers._search import iterated_search
 from solvers.greedy_cost import best_packing
 
+_GREEDY_SHARE = 0.5
+"""Share of the time that the first plan may take where problems are huge."""
+
 _SEARCH_SHARE = 0.25
 """Share of the time for the local search before CP-SAT, and again after it."""
 
@@ -47,7 +50,7 @@ class Ilp:
             return SolveResult(None, failure)
         bound = pooled_bound(instance)
         bound_s = bound.step_time_s
-        packing = best_packing(instance, bound, clock)
+        packing = best_packing(instance, bound, clock.part(_GREEDY_SHARE))
         stats: dict[str, object] = {"pooled_bound_s": bound_s}
 
         def closed() -> bool:
