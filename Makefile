@@ -44,7 +44,6 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
-	$(BIN)/python benchmarks/solve.py
 	-$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
