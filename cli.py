@@ -213,6 +213,8 @@ _output_option = click.option("--format", "output", type=_OUTPUTS, default="tabl
 _constraints_option = click.option(
     "--constraints", "constraints_path", type=_PATH, metavar="FILE",
     help="Pins, tiers and groups of tables, memory to keep free: YAML or TOML.")  # fmt: skip
+_model_option = click.option("--cost-model", "model", type=click.Choice(list(COST_MODELS)),
+                             default="roofline", show_default=True)  # fmt: skip
 _table_options = _options(
     click.option("--dim", type=click.IntRange(1), help="Columns of every table."),
     click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
@@ -406,8 +408,7 @@ def topology(
 @_problem_options
 @click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
 @click.option("--solver", type=click.Choice(list(SOLVERS)), default="auto", show_default=True)
-@click.option("--cost-model", "model", type=click.Choice(list(COST_MODELS)), default="roofline",
-              show_default=True)  # fmt: skip
+@_model_option
 @_solve_options
 @click.option("-o", "--output", "file", type=_PATH, required=True, help="Plan file to write.")
 @_output_option
@@ -591,13 +592,7 @@ def _compared(
     type=_PATH,
     help="Of the plan's tables; by default the one that the plan names.",
 )
-@click.option(
-    "--cost-model",
-    "model",
-    type=click.Choice(list(COST_MODELS)),
-    default="roofline",
-    show_default=True,
-)
+@_model_option
 @click.option(
     "--top",
     type=click.IntRange(1),
@@ -948,13 +943,7 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
     show_default=True,
     help="Makes the plan from scratch.",
 )
-@click.option(
-    "--cost-model",
-    "model",
-    type=click.Choice(list(COST_MODELS)),
-    default="roofline",
-    show_default=True,
-)
+@_model_option
 @_solve_options
 @click.option("-o", "--output", "file", type=_PATH, required=True, help="Plan file to write.")
 @_output_option  # fmt: skip
@@ -1010,13 +999,7 @@ def replan(
     show_default=True,
     help="A better one leaves smaller gaps, and takes longer.",
 )
-@click.option(
-    "--cost-model",
-    "model",
-    type=click.Choice(list(COST_MODELS)),
-    default="roofline",
-    show_default=True,
-)
+@_model_option
 @_solve_options
 @click.option("--plot", type=_PATH, help="Picture of --hbm-steps: png, pdf or svg.")
 @_output_option  # fmt: skip
