@@ -733,6 +733,25 @@ def verify(path: Path, constraints_path: Path | None, output: OutputFormat) -> N
         sys.exit(1)
 
 
+class _Backend(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
+    """One of the executor's backends, which are imported, torch with them, only where asked for."""
+
+    name = "backend"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self._known())}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self._known():
+            self.fail(f"{value!r} is none of {', '.join(self._known())}", param, ctx)
+        return str(value)
+
+    def _known(self) -> tuple[str, ...]:
+        from placer.executor.backends import BACKENDS
+
+        return BACKENDS
+
+
 @main.command()
 @click.option("--plan", "plan_path", type=_PATH, required=True)
 @click.option(
@@ -777,7 +796,30 @@ def verify(path: Path, constraints_path: Path | None, output: OutputFormat) -> N
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--device", default="cpu", show_default=True, help="cpu or cuda.")
-@click.option("--backend", default="auto", show_default=True, help="The executor's kernels.")
+@click.option(
+    "--backend", type=_Backend(), default="auto", show_default=True, help="The executor's kernels."
+)
+@click.option(
+    "--cache-policy",
+    type=click.Choice(["lfu", "rank"]),
+    default="lfu",
+    show_default=True,
+    help="Which cached rows make room: those least looked up, or those last in the plan's order.",
+)
+@click.option("--compile", "compiles", is_flag=True, help="Compile the MLPs with torch.compile.")
+@click.option("--amp", type=click.Choice(["bfloat16"]), help="Compute the MLPs in this type.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=_PATH,
+    metavar="FILE",
+    help="Write a trace of some steps, for chrome://tracing or Perfetto; .gz compresses it.",
+)
+@click.option(
+    "--trace-steps",
+    type=click.IntRange(1),
+    help="Steps in the trace, after 5 others; by default 10.",
+)
 @click.option("--checkpoints", type=_PATH, help="Folder to save checkpoints to.")
 @click.option("--every", type=click.IntRange(1), help="Steps between checkpoints.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
@@ -804,6 +846,11 @@ def train(
     seed: int,
     device: str,
     backend: str,
+    cache_policy: Any,
+    compiles: bool,
+    amp: Any,
+    trace_path: Path | None,
+    trace_steps: int | None,
     checkpoints: Path | None,
     every: int | None,
     resume: bool,
@@ -814,8 +861,13 @@ def train(
     \b
     placer train --plan plan.json --data train.tsv
     placer train --plan plan.json --data train.tsv --checkpoints runs/a --every 1000 --resume
+    placer train --plan plan.json --data train.tsv --steps 20 --trace trace.json
     """
-    from placer.training import CheckpointPolicy, TrainConfig
+    if trace_steps is not None and trace_path is None:
+        raise click.UsageError("--trace-steps needs --trace: the file to write to")
+    # Else the profiler's library tells on stderr when it starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from placer.training import CheckpointPolicy, TraceRequest, TrainConfig
     from placer.training import train as train_dlrm
     from placer.training.checkpoint import exist
 
@@ -838,7 +890,13 @@ def train(
         seed=seed,
         device=device,
         backend=backend,
+        cache_policy=cache_policy,
+        compile="inductor" if compiles else None,
+        amp=amp,
     )
+    trace = None
+    if trace_path is not None:
+        trace = TraceRequest(trace_path, *(() if trace_steps is None else (trace_steps,)))
     policy = None if checkpoints is None else CheckpointPolicy(checkpoints, every)
     resumes = resume and checkpoints is not None and exist(checkpoints)
     if resume and not resumes:
@@ -851,6 +909,7 @@ def train(
             eval_log=eval_log,
             checkpoints=policy,
             resume=checkpoints if resumes else None,
+            trace=trace,
             on_progress=lambda progress: update(
                 progress.step,
                 steps,
@@ -873,12 +932,23 @@ def train(
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
         "interrupted": result.interrupted,
     }
+    reports = {}
+    if result.hit_rates is not None:
+        reports["hit_rates"] = report.hit_rate_report(result.hit_rates)
+    if result.trace is not None:
+        reports["trace"] = report.trace_report(result.trace)
+    elif trace is not None:
+        _note(f"no trace: the run ended within the {trace.warm_up} steps before it")
     if output == "json":
-        click.echo(json.dumps({**values, "losses": result.losses}, indent=1))
+        tables = {name: shown.to_json() for name, shown in reports.items()}
+        click.echo(json.dumps({**values, **tables, "losses": result.losses}, indent=1))
     else:
         for name, value in values.items():
             if value is not None:
                 click.echo(f"{name.replace('_', ' '):>18}  {_readable(value)}")
+        for shown in reports.values():
+            click.echo()
+            _print_report(shown, "table")
     if result.interrupted:
         saved = f"--resume goes on from {checkpoints}" if checkpoints else (
             "nothing was saved; --checkpoints saves"

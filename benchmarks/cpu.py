@@ -1,6 +1,9 @@
 """One training step of 26 embedding tables on a CPU: placer beside PyTorch and FBGEMM.
 
-    python benchmarks/cpu.py [--steps 30] [--batch-size 1024] [--dim 64] [--rows-cap 400000]
+    python benchmarks/cpu.py [--steps 30] [--shapes 1024x64,256x64,...] [--rows-cap 400000]
+
+The first shape (samples of a batch × columns of the tables) is run with three optimizers, the
+others with row-wise Adagrad. FBGEMM's CPU kernels have no Adam.
 
 The tables are those of MLPerf DLRM-DCNv2 with their rows capped; every sample looks up as
 many ids of each table as the MLPerf data set has (214 in all), drawn from a Zipf law and
@@ -18,18 +21,19 @@ import argparse
 import gc
 import json
 import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from _machine import RESULTS, machine, slug, versions
 from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
@@ -45,6 +49,9 @@ ROWS = (
     12_973, 108, 36,
 )  # fmt: skip
 LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+
+OPTIMIZERS: tuple[OptimizerName, ...] = ("rowwise_adagrad", "adagrad", "adam")
+SHAPES = "1024x64,256x64,4096x64,1024x16,1024x128"
 
 LR, EPS = 0.01, 1e-8
 TURN, SETTLING, PAUSE_S = 10, 3, 0.05
@@ -146,6 +153,8 @@ def embedding_bags(task: Task, optimizer: OptimizerName) -> Contender:
     trainer: torch.optim.Optimizer
     if optimizer == "adagrad":
         trainer = torch.optim.Adagrad(weights, lr=LR, eps=EPS)
+    elif optimizer == "adam":
+        trainer = torch.optim.SparseAdam(weights, lr=LR, eps=EPS)
     else:
         trainer = RowWiseAdagrad(weights, lr=LR, eps=EPS)
 
@@ -247,103 +256,94 @@ def race(contenders: list[Contender], task: Task, steps: int) -> dict[str, list[
     return timings
 
 
-def cpu_model() -> str:
-    """Name of the processor."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def versions() -> Mapping[str, str]:
-    """Versions of what was measured."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numba", "numpy", "fbgemm-gpu-cpu"):
+def compare(
+    task: Task, makers: Sequence[Callable[[Task], Contender]], steps: int, label: str
+) -> dict[str, Any]:
+    """Make the contenders, check and race them; print a row of each."""
+    contenders = []
+    for maker in makers:
         try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            contenders.append(maker(task))
+        except ImportError as error:
+            print(f"left out, not installed: {error}", file=sys.stderr)
+    difference = check_equal(contenders, task)
+    timings = race(contenders, task, steps)
+    own = timings[contenders[0].name]
+    rows = {}
+    for name, times in timings.items():
+        median_s = statistics.median(t.wall_s for t in times)
+        median_cpu_s = statistics.median(t.cpu_s for t in times)
+        ratio = statistics.median(t.wall_s / p.wall_s for t, p in zip(times, own, strict=True))
+        rows[name] = {
+            "median_s": median_s,
+            "median_cpu_s": median_cpu_s,
+            "ratio_to_placer": ratio,
+            "seconds": [t.wall_s for t in times],
+            "cpu_seconds": [t.cpu_s for t in times],
+        }
+        print(
+            f"{label}{name:<26}{median_s * 1e3:>9.2f}{median_cpu_s * 1e3:>9.2f}"
+            f"{task.batches[0].batch_size / median_s:>12,.0f}{ratio:>15.2f}",
+            flush=True,
+        )
+    return {"largest_weight_difference": difference, "contenders": rows}
 
 
 def main() -> None:
-    """Run both optimizers, print a table, write JSON."""
+    """Run all shapes and optimizers, print a table, write JSON."""
     parser = argparse.ArgumentParser(description="embedding step on a CPU, placer and others")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--shapes", default=SHAPES, help="samples x columns, ...")
     parser.add_argument("--rows-cap", type=int, default=400_000)
     parser.add_argument("--zipf", type=float, default=1.05)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    task = make_task(options.batch_size, options.dim, options.rows_cap, options.zipf)
-    makers: tuple[Callable[[Task, OptimizerName], Contender], ...] = (
-        lambda task, optimizer: placed(task, "numba", optimizer),
-        lambda task, optimizer: placed(task, "torch", optimizer),
-        embedding_bags,
-        fbgemm,
-    )
-    results = {}
-    optimizers: tuple[OptimizerName, ...] = ("adagrad", "rowwise_adagrad")
+    shapes = [tuple(int(size) for size in shape.split("x")) for shape in options.shapes.split(",")]
     print(
-        f"{'optimizer':<17}{'contender':<26}{'step ms':>9}{'CPU ms':>9}{'samples/s':>12}"
-        f"{'time / placer':>15}"
+        f"{'optimizer':<17}{'shape':<10}{'contender':<26}{'step ms':>9}{'CPU ms':>9}"
+        f"{'samples/s':>12}{'time / placer':>15}"
     )
-    for optimizer in optimizers:
-        contenders = []
-        for maker in makers:
-            try:
-                contenders.append(maker(task, optimizer))
-            except ImportError as error:
-                print(f"left out, not installed: {error}", file=sys.stderr)
-        difference = check_equal(contenders, task)
-        timings = race(contenders, task, options.steps)
-        own = timings[contenders[0].name]
-        rows = {}
-        for name, times in timings.items():
-            rows[name] = {
-                "median_s": statistics.median(t.wall_s for t in times),
-                "median_cpu_s": statistics.median(t.cpu_s for t in times),
-                "ratio_to_placer": statistics.median(
-                    t.wall_s / p.wall_s for t, p in zip(times, own, strict=True)
-                ),
-                "seconds": [t.wall_s for t in times],
-                "cpu_seconds": [t.cpu_s for t in times],
-            }
-            print(
-                f"{optimizer:<17}{name:<26}{rows[name]['median_s'] * 1e3:>9.2f}"
-                f"{rows[name]['median_cpu_s'] * 1e3:>9.2f}"
-                f"{options.batch_size / rows[name]['median_s']:>12,.0f}"
-                f"{rows[name]['ratio_to_placer']:>15.2f}"
-            )
-        results[optimizer] = {"largest_weight_difference": difference, "contenders": rows}
-        del contenders
-        gc.collect()
-    machine = {
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "load_average": os.getloadavg(),
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
-    }
+    results: list[dict[str, object]] = []
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for number, (batch_size, dim) in enumerate(shapes):
+        task = make_task(batch_size, dim, options.rows_cap, options.zipf)
+        for optimizer in OPTIMIZERS if number == 0 else OPTIMIZERS[:1]:
+            makers = [
+                partial(placed, backend="numba", optimizer=optimizer),
+                partial(placed, backend="torch", optimizer=optimizer),
+                partial(embedding_bags, optimizer=optimizer),
+            ]
+            if optimizer != "adam":
+                makers.append(partial(fbgemm, optimizer=optimizer))
+            label = f"{optimizer:<17}{f'{batch_size}x{dim}':<10}"
+            result = compare(task, makers, options.steps, label)
+            for name, row in result["contenders"].items():
+                ratios.setdefault((optimizer, name), []).append(row["ratio_to_placer"])
+            results.append({"optimizer": optimizer, "batch_size": batch_size, "dim": dim, **result})
+            gc.collect()
+    print("\nmedian over the shapes of time / placer's:")
+    medians = {}
+    for (kind, name), found in ratios.items():
+        medians[f"{kind}, {name}"] = statistics.median(found)
+        print(f"  {kind:<17}{name:<26}{statistics.median(found):>8.2f}")
     report = {
         "benchmark": "embedding step on a CPU: forward, backward, update",
         "options": {key: value for key, value in vars(options).items() if key != "output"},
-        "tables": len(task.tables),
-        "rows": sum(table.rows for table in task.tables),
+        "tables": len(ROWS),
+        "rows": sum(min(rows, options.rows_cap) for rows in ROWS),
         "lookups_per_sample": sum(LOOKUPS),
         "hbm_row_share": HBM_SHARE,
-        "machine": machine,
-        "versions": versions(),
+        "machine": {
+            **machine(),
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "default"),
+        },
+        "versions": versions("torch", "numba", "numpy", "fbgemm-gpu-cpu"),
+        "medians": medians,
         "results": results,
     }
-    slug = "-".join(str(machine["cpu"]).lower().split())
-    default = Path(__file__).parent / "results" / f"cpu-{slug}-{machine['cores']}-cores.json"
-    output = options.output or default
+    output = options.output or RESULTS / f"cpu-{slug()}.json"
     write_text(output, json.dumps(report, indent=1) + "\n")
     print(f"\nraw numbers: {output}")
 

@@ -271,13 +271,14 @@ class CostModel(Protocol):
         """
         ...
 
-    def buffer_bytes(
+    def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
-    ) -> int:
-        """HBM that a shard of table number `table` takes on each GPU besides rows and maps.
+    ) -> Shard:
+        """A shard of table number `table` with its `staging_rows` and `buffer_bytes`.
 
-        `returns_bags` charges the pooled output of all of a table's shards with the same
-        columns on a GPU to this one of them.
+        They are what it takes of each GPU's HBM besides rows, caches and maps. `returns_bags`
+        charges the pooled output of all of a table's shards with the same columns on a GPU to
+        this one of them.
         """
         ...
 

@@ -42,6 +42,7 @@ OPTIMIZERS: dict[str, type] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,  # It knows no SparseAdam; the state is the same.
 }
 """By which TorchRec knows how much state a row has."""
 

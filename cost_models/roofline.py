@@ -21,7 +21,6 @@ TorchRec's estimators and HugeCTR's planner are special cases.
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -37,15 +36,22 @@ from cost_models._base import (
     PieceCurve,
     require_match,
 )
+from cost_models._load import (
+    cumulative_load,
+    rows_in_flight,
+    slice_load,
+    with_steps_at_ends,
+)
 from cost_models._space import standard_cuts
 from placer.plan.buffers import (
+    cache_slices,
     exchange_buffer_bytes,
+    index_buffer_bytes,
     output_vectors,
-    shard_buffer_bytes,
-    slice_members,
     staging_buffer_bytes,
+    with_buffers,
 )
-from placer.plan.memory import CACHE_ENTRY_BYTES, device_memory, row_map_bytes
+from placer.plan.memory import POOL_ENTRY_BYTES, device_memory, row_map_bytes
 from placer.plan.plan import Plan, Shard
 from placer.problem import Problem
 from placer.profile.profile import TableProfile
@@ -133,26 +139,13 @@ class Roofline:
         """The cuts that are searched. See `CostModel.cuts` and `standard_cuts`."""
         return standard_cuts(problem, table, self._colds(problem, table))
 
-    def buffer_bytes(
+    def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
-    ) -> int:
-        """Staged copies and exchange buffers. See `CostModel.buffer_bytes`."""
-        profile = problem.profile.tables[table]
+    ) -> Shard:
+        """As `placer.plan.buffers` has them. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
-        hits, others = _cache_slices(shard)
-        size = shard_buffer_bytes(
-            profile,
-            others,
-            shard.width,
-            samples=samples,
-            staged=shard.lookup in ("staged", "cached"),
-            returns_bags=returns_bags,
-        )
-        if len(range(*hits)):  # They are not staged.
-            size += shard_buffer_bytes(
-                profile, hits, shard.width, samples=samples, staged=False, returns_bags=False
-            )
-        return size
+        profile = problem.profile.tables[table]
+        return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""
@@ -168,7 +161,7 @@ class Roofline:
             table, replicas = profile.table, len(shard.devices)
             samples = problem.global_batch_size // replicas
             step_lookups = samples * table.lookups_per_sample
-            lookups, _ = _slice_load(profile, shard.rows, step_lookups)
+            lookups, _ = slice_load(profile, shard.rows, step_lookups)
             vectors = output_vectors(table, samples, lookups)
             traffic, hits = self._shard_traffic(profile, shard, step_lookups, vectors)
             weight = shard.width / table.dim * replicas
@@ -191,7 +184,7 @@ class Roofline:
                 width_bytes = table.weight_bytes_per_row(shard.width)
                 if replicas > 1:
                     global_lookups = problem.global_batch_size * table.lookups_per_sample
-                    touched = _slice_load(profile, shard.rows, global_lookups)[1]
+                    touched = slice_load(profile, shard.rows, global_lookups)[1]
                     time["exchange"] += topology.exchange_s(device, 2 * touched * width_bytes)
                     time["hbm"] += 2 * vectors * width_bytes / gpu.hbm_bytes_per_s
                     continue
@@ -228,17 +221,25 @@ class Roofline:
         width, rows = last - first, piece.rows(spec.rows)
         samples = problem.global_batch_size
         step_lookups = samples * spec.lookups_per_sample
-        hot, lookups, unique = _cumulative_load(profile, rows, step_lookups)
+        hot, lookups, unique = cumulative_load(profile, rows, step_lookups)
         if cold in ("host", "cached"):  # Their costs jump beside none and all.
-            hot, lookups, unique = _with_steps_at_ends(hot, lookups, unique)
+            hot, lookups, unique = with_steps_at_ends(hot, lookups, unique)
         cold_lookups, cold_unique = lookups[-1] - lookups, unique[-1] - unique
         members, row_bytes = int(hot[-1]), spec.bytes_per_row(width)
         vectors = output_vectors(spec, samples, float(lookups[-1]))
         traffic = _in_hbm(spec, width, lookups, unique)
-        buffers = np.full(hot.size, exchange_buffer_bytes(spec, samples, float(lookups[-1]), width))
+        buffers = np.full(
+            hot.size,
+            exchange_buffer_bytes(spec, samples, float(lookups[-1]), width)
+            + index_buffer_bytes(float(lookups[-1])),
+        )
         if cold in ("staged", "cached"):
             traffic += _staged(spec, width, cold_lookups, cold_unique)
-            buffers += staging_buffer_bytes(spec, cold_unique, width)
+            in_flight = rows_in_flight(profile, rows, step_lookups, hot)
+            staging = staging_buffer_bytes(spec, in_flight[-1] - in_flight, width)
+            if cold == "cached":  # Without a cache, rows are read in place.
+                staging[0] = 0.0
+            buffers += staging
         elif cold == "uva":
             traffic += _in_place(spec, width, cold_lookups, cold_unique)
         else:
@@ -255,8 +256,7 @@ class Roofline:
             in_place = _in_place(spec, width, lookups[-1:], unique[-1:])
             for part, alone in zip(traffic.parts, in_place.parts, strict=True):
                 part[0] = alone[0]
-            buffers[0] -= float(staging_buffer_bytes(spec, float(unique[-1]), width))
-            buffers += np.where(hot < members, hot * CACHE_ENTRY_BYTES, 0)
+            buffers += np.where(hot < members, hot * POOL_ENTRY_BYTES, 0)
         output = vectors * spec.weight_bytes_per_row(width)
         fixed_s = (
             device.launch_s
@@ -289,8 +289,8 @@ class Roofline:
         device = topology.gpus[gpu]
         samples = problem.global_batch_size // len(topology.gpus)
         rows, width_bytes = (0, head, 1), spec.weight_bytes_per_row()
-        lookups, unique = _slice_load(profile, rows, samples * spec.lookups_per_sample)
-        touched = _slice_load(profile, rows, problem.global_batch_size * spec.lookups_per_sample)[1]
+        lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
+        touched = slice_load(profile, rows, problem.global_batch_size * spec.lookups_per_sample)[1]
         traffic = _in_hbm(spec, spec.dim, np.array([lookups]), np.array([unique]))
         output = output_vectors(spec, samples, lookups) * width_bytes
         ordered = profile.counts is not None and head < spec.rows
@@ -302,6 +302,7 @@ class Roofline:
             dram_s=np.zeros(1),
             hbm_bytes=np.array([float(head * spec.bytes_per_row())])
             + exchange_buffer_bytes(spec, samples, lookups, spec.dim)
+            + index_buffer_bytes(lookups)
             + (row_map_bytes(spec) if ordered else 0),
             dram_bytes=np.zeros(1),
             split_s=0.0,
@@ -342,7 +343,7 @@ class Roofline:
     ) -> tuple[_Traffic, float]:
         """Traffic of a shard, and how many of its lookups are served from HBM."""
         table, width = profile.table, shard.width
-        lookups, unique = _slice_load(profile, shard.rows, step_lookups)
+        lookups, unique = slice_load(profile, shard.rows, step_lookups)
         if shard.lookup == "device":
             return _in_hbm(table, width, np.asarray(lookups), np.asarray(unique)), lookups
         if shard.lookup == "uva":
@@ -352,65 +353,11 @@ class Roofline:
                 _by_host(table, width, np.asarray(lookups), np.asarray(unique), vectors),
                 0.0,
             )
-        hits, hit_rows = _slice_load(profile, _cache_slices(shard)[0], step_lookups)
+        hits, hit_rows = slice_load(profile, cache_slices(shard)[0], step_lookups)
         traffic = _in_hbm(table, width, np.asarray(hits), np.asarray(hit_rows)) + _staged(
             table, width, np.asarray(lookups - hits), np.asarray(unique - hit_rows)
         )
         return traffic, hits
-
-
-def _cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The ranks of a shard that its cache holds, and the others.
-
-    A cache filled by frequency holds the shard's hottest rows; without one, none.
-    """
-    start, stop, step = shard.rows
-    edge = min(stop, start + shard.cache_rows * step)
-    return (start, edge, step), (edge, stop, step)
-
-
-def _slice_load(
-    profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
-) -> tuple[float, float]:
-    """Lookups and expected distinct rows of a slice of ranks in a step."""
-    cdf = profile.cdf
-    members = slice_members(cdf.ranks, rows)
-    touched = _row_load(profile, step_lookups)
-    return float(members @ cdf.row_share) * step_lookups, float(members @ touched)
-
-
-@lru_cache(maxsize=32)
-def _row_load(profile: TableProfile, step_lookups: float) -> Float:
-    """Probability that a step touches a row of each segment of the CDF, shape (m,)."""
-    touched: Float = np.diff(profile.cdf.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
-    return touched
-
-
-@lru_cache(maxsize=32)
-def _cumulative_load(
-    profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
-) -> tuple[npt.NDArray[np.int64], Float, Float]:
-    """Hot rows of a slice, and the lookups and distinct rows that fall in them, shape (m,).
-
-    Cached, as a solver asks for all strips of columns of a slice in a row.
-    """
-    members = slice_members(profile.cdf.ranks, rows)
-    touched = _row_load(profile, step_lookups)
-    hot = np.concatenate(([0.0], np.cumsum(members)))
-    lookups = np.concatenate(([0.0], np.cumsum(members * profile.cdf.row_share))) * step_lookups
-    unique = np.concatenate(([0.0], np.cumsum(members * touched)))
-    # A thin slice has no member in some segments.
-    first = np.concatenate(([True], np.diff(hot) > 0))
-    return hot[first].astype(np.int64), lookups[first], unique[first]
-
-
-def _with_steps_at_ends(
-    hot: npt.NDArray[np.int64], lookups: Float, unique: Float
-) -> tuple[npt.NDArray[np.int64], Float, Float]:
-    """The same curves with points at one row, and at all but one."""
-    rows = int(hot[-1])
-    more = np.unique(np.concatenate((hot, [min(1, rows), max(0, rows - 1)])))
-    return more, np.interp(more, hot, lookups), np.interp(more, hot, unique)
 
 
 def _share_of_last(cold_lookups: Float) -> Float:

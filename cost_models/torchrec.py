@@ -12,6 +12,7 @@ once.
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cost_models._base import (
@@ -195,16 +196,21 @@ class TorchRec:
             )
         return self._curves[key]
 
-    def buffer_bytes(
+    def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
-    ) -> int:
-        """What TorchRec counts beyond a shard's rows, state and cache. See `CostModel`."""
+    ) -> Shard:
+        """What TorchRec counts beyond a shard's rows, state and cache. See `CostModel`.
+
+        No rows are staged: of TorchRec's kernels, caches take their misses in, and the others
+        read in place.
+        """
         profile = problem.profile.tables[table]
         kind, kernel = _kind_of_shard(profile.table, shard, len(problem.topology.gpus))
         estimates = self.estimates(problem)
         from cost_models._torchrec_curves import shard_buffer_bytes
 
-        return shard_buffer_bytes(estimates, profile, shard, kind, kernel)
+        size = shard_buffer_bytes(estimates, profile, shard, kind, kernel)
+        return replace(shard, staging_rows=0, buffer_bytes=size)
 
 
 def _kind_of_piece(table: Table, piece: Piece, gpus: int) -> ShardingType:

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from placer.errors import ProblemError
 
 Pooling = Literal["sum", "mean", "max", "none"]
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DType = Literal["float32", "float16", "bfloat16"]
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -88,10 +88,11 @@ class Table:
         """Bytes of optimizer state of one row of a shard `width` columns wide.
 
         State is float32 whatever the weights are. Row-wise Adagrad keeps one scalar a
-        row, and each column shard keeps its own copy of it.
+        row, and each column shard keeps its own copy of it; Adam keeps two numbers a weight.
         """
         columns = self.dim if width is None else width
-        return {"sgd": 0, "adagrad": 4 * columns, "rowwise_adagrad": 4}[self.optimizer]
+        sizes = {"sgd": 0, "adagrad": 4 * columns, "rowwise_adagrad": 4, "adam": 8 * columns}
+        return sizes[self.optimizer]
 
     def bytes_per_row(self, width: int | None = None) -> int:
         """Weights and optimizer state of one row, in bytes."""

@@ -36,8 +36,10 @@ def build_plan(
 
     def add(table: int, parts: Sequence[Shard]) -> None:
         for number, shard in enumerate(parts):
-            size = instance.cost_model.buffer_bytes(problem, table, shard, returns_bags=number == 0)
-            shards.append(replace(shard, buffer_bytes=size))
+            charged = number == 0
+            shards.append(
+                instance.cost_model.with_buffers(problem, table, shard, returns_bags=charged)
+            )
 
     def list_ids(table: int, ranks: int) -> None:
         profile = problem.profile.tables[table]

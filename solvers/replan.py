@@ -296,11 +296,12 @@ class _Question:
                 shards.append(shard)
                 continue
             pooled = (shard.table, shard.devices, shard.cols)
-            size = self.cost_model.buffer_bytes(
-                ordered, number[shard.table], shard, returns_bags=pooled not in seen
+            shards.append(
+                self.cost_model.with_buffers(
+                    ordered, number[shard.table], shard, returns_bags=pooled not in seen
+                )
             )
             seen.add(pooled)
-            shards.append(replace(shard, buffer_bytes=size))
         return replace(plan, shards=tuple(shards))
 
     def refilled(self) -> Iterator[tuple[str, Plan]]:

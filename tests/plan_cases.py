@@ -65,7 +65,7 @@ def tables(draw: st.DrawFn, name: str = "t") -> Table:
         draw(st.integers(0, 30)),
         draw(st.integers(1, 8)),
         draw(st.sampled_from(["float32", "float16", "bfloat16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
         features,
     )
 
@@ -104,6 +104,8 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
                 shard = replace(
                     shard, lookup="cached" if count else "staged", cache_rows=cache_rows
                 )
+            if shard.lookup in ("staged", "cached"):
+                shard = replace(shard, staging_rows=draw(st.integers(0, shard.row_count)))
             if kind == "host" and draw(st.booleans()):
                 shard = replace(shard, devices=(topology.hosts[0].id,))
             shards.append(shard)

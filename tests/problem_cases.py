@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from plan_cases import machine
 
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile
+from placer.plan.buffers import with_buffers
 from placer.plan.plan import Lookup
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Topology
@@ -72,6 +73,19 @@ def crossed_machine(hbm_bytes: int = 1 << 40, *, launch_s: float = 1e-6) -> Topo
     return replace(topology, gpus=(fast, slow), links=tuple(links))
 
 
+def resident_buffers(problem: Problem) -> int:
+    """HBM that a problem's tables take on one GPU besides their rows, all of these in HBM."""
+    return sum(
+        with_buffers(
+            profile,
+            whole(problem, "device", table=number),
+            samples=problem.global_batch_size,
+            returns_bags=True,
+        ).buffer_bytes
+        for number, profile in enumerate(problem.profile)
+    )
+
+
 def plan_for(problem: Problem, *shards: Shard) -> Plan:
     tables = tuple(profile.table for profile in problem.profile)
     return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
@@ -109,7 +123,7 @@ def table_profiles(draw: st.DrawFn, name: str, *, least_rows: int = 0) -> TableP
         rows,
         draw(st.sampled_from([3, 16, 32, 80])),
         draw(st.sampled_from(["float32", "float16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
         features,
     )
     if draw(st.booleans()):

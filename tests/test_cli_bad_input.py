@@ -307,7 +307,6 @@ def test_a_checkpoint_of_other_settings(workbench: Workbench, tmp_path: Path) ->
     [
         (("--device", "cuda:99"), "device 'cuda:99' cannot be used here: "),
         (("--device", "abacus"), "device 'abacus' cannot be used here: "),
-        (("--backend", "magic"), "no backend 'magic'; there are "),
         (("--lr", "0"), "learning rates must be positive"),
         (("--lr", "nan"), "learning rates must be positive"),
     ],

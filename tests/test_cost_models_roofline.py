@@ -22,8 +22,15 @@ from cost_models import CostReport, Cut, Piece, Roofline, pieces_of
 from cost_models._base import REPLICA
 from cost_models.roofline import ID_BYTES, SORT_BYTES_PER_LOOKUP
 from placer import AccessCdf, Problem, Shard
-from placer.plan.buffers import shard_buffer_bytes
-from placer.plan.memory import CACHE_ENTRY_BYTES
+from placer.plan.buffers import (
+    INDEX_BYTES_PER_LOOKUP,
+    STEPS_IN_FLIGHT,
+    staged_rows,
+    with_buffers,
+)
+from placer.plan.memory import POOL_ENTRY_BYTES
+from placer.plan.plan import Lookup
+from placer.plan.verify import violations
 
 # The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
 # One table of 4 rows × 16 float32 (64 bytes) with 4 bytes of state, 2 lookups per sample,
@@ -34,6 +41,13 @@ W, ROW = 64, 68
 HBM_ROWS = LOOKED_UP * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * UNIQUE * ROW
 OUTPUT = 8 * W
 """One pooled row per sample, written once and its gradient read once."""
+
+IN_FLIGHT = 4 * (1 - (3 / 4) ** 32)
+"""Distinct rows of two steps."""
+
+INDEX = 2 * LOOKED_UP * INDEX_BYTES_PER_LOOKUP
+ENTRY = ROW + POOL_ENTRY_BYTES
+"""A row in HBM with what says which row it is."""
 
 
 def uniform(gpus: int = 1, *, hosts: int = 1, pooling: str = "sum") -> Problem:
@@ -178,21 +192,60 @@ def test_a_table_that_nobody_reads_costs_a_launch() -> None:
     assert report.gpus[0].link_s == 0
 
 
-def test_staging_buffers_by_hand() -> None:
-    """Four standard deviations beyond the expected distinct rows, and in and out once more."""
+@pytest.mark.parametrize("lookup", ["device", "uva", "staged", "host"])
+@pytest.mark.parametrize("output", [False, True])
+def test_buffers_by_hand(lookup: Lookup, output: bool) -> None:
+    """Of two steps: integers, and the distinct rows with four standard deviations to spare."""
     problem = uniform()
+    shard = replace(whole(problem, lookup), staging_rows=3, buffer_bytes=1)
+    found = with_buffers(problem.profile.tables[0], shard, samples=8, returns_bags=output)
+    size = INDEX + output * 2 * OUTPUT
+    if lookup == "staged":
+        size += (IN_FLIGHT + 4 * math.sqrt(IN_FLIGHT)) * ENTRY
+    # There are no more rows than four, so no more are staged.
+    staging_rows = 4 if lookup == "staged" else 0
+    assert found == replace(shard, staging_rows=staging_rows, buffer_bytes=math.ceil(size))
+
+
+def test_two_steps_share_the_rows_that_both_touch() -> None:
+    """1,000 rows and 8 × 100 lookups: of the second step, fewer than half are new."""
+    problem = problem_of(zipf_table("t", 1000, lookups=100.0, exponent=0.0), topology=machine(1))
     profile = problem.profile.tables[0]
-    staged = (UNIQUE + 4 * math.sqrt(UNIQUE)) * ROW
-    for staging, output, expected in (
-        (True, False, staged),
-        (False, True, 2 * OUTPUT),
-        (True, True, staged + 2 * OUTPUT),
-        (False, False, 0),
-    ):
-        size = shard_buffer_bytes(
-            profile, (0, 4, 1), 16, samples=8, staged=staging, returns_bags=output
-        )
-        assert size == math.ceil(expected)
+    found = with_buffers(profile, whole(problem, "staged"), samples=8, returns_bags=False)
+    one, two = (1000 * (1 - 0.999 ** (800 * steps)) for steps in (1, 2))
+    assert found.staging_rows == math.floor(two + 4 * math.sqrt(two))
+    assert two < found.staging_rows < 2 * one
+    assert 0.999**1600 * 1000 < 1000 - one < 0.45 * 1000
+
+
+@given(
+    st.integers(1, 400),
+    st.floats(0, 1.5),
+    st.floats(0, 30),
+    st.integers(1, 64),
+    st.sampled_from(["staged", "cached"]),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_buffers_hold_the_rows_that_are_staged(
+    rows: int, exponent: float, lookups: float, samples: int, lookup: Lookup, data: st.DataObject
+) -> None:
+    """Weights, state and bookkeeping of all staging rows, and the integers; no row too many."""
+    profile = zipf_table("t", rows, lookups=lookups, exponent=exponent)
+    table, cdf = profile.table, profile.cdf
+    start = data.draw(st.integers(0, rows - 1))
+    cache_rows = data.draw(st.integers(1, rows - start)) if lookup == "cached" else 0
+    shard = Shard("t", (start, rows, 1), (0, 16), ("gpu:0",), "dram", lookup, cache_rows)
+    found = with_buffers(profile, shard, samples=samples, returns_bags=True)
+    in_flight = STEPS_IN_FLIGHT * samples * table.lookups_per_sample
+    cold = start + cache_rows
+    expected = min(rows - cold, float(staged_rows(cdf.unique(in_flight, cold))))
+    assert expected - 1 - 1e-6 <= found.staging_rows <= expected + 1e-6
+    entries = found.staging_rows * (table.bytes_per_row(16) + POOL_ENTRY_BYTES)
+    index = in_flight * INDEX_BYTES_PER_LOOKUP * (1 - float(cdf.share(start)))
+    assert found.buffer_bytes >= entries + index - 1e-6
+    plan = plan_for(problem_of(profile), found)
+    assert [v for v in violations(plan) if v.rule != "coverage"] == []
 
 
 @given(st.integers(1, 300), st.integers(1, 5), st.booleans(), st.data())
@@ -223,7 +276,8 @@ def test_the_hottest_rows_on_every_gpu_by_hand() -> None:
     own = LOOKED_UP / 4 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
     reduced = 2 * UNIQUE / 2 * W / 2 / 1e11
     assert head.gpu_s == pytest.approx([1e-6 + (own + OUTPUT) / 1e12 + reduced])
-    assert head.hbm_bytes == pytest.approx([2 * ROW + OUTPUT])
+    # Of the lookups of half of the samples, half read the head.
+    assert head.hbm_bytes == pytest.approx([2 * ROW + OUTPUT + INDEX / 4])
     served = (HBM_ROWS / 2 + 2 * OUTPUT) / 1e12
     exchanged = (LOOKED_UP / 2 * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
     assert rest.hot_rows.tolist() == [0, 1, 2]
@@ -241,14 +295,16 @@ def test_a_cache_of_every_size_by_hand() -> None:
     missed = UNIQUE * 3 / 4
     staged = missed * ROW * (1 / 1e10 + 2 / 1e12)
     assert curve.gpu_s[1] + curve.split_s == pytest.approx(resident + staged)
-    buffers = 2 * OUTPUT + (missed + 4 * math.sqrt(missed)) * ROW
-    assert curve.hbm_bytes[1] + curve.split_hbm_bytes == pytest.approx(
-        ROW + CACHE_ENTRY_BYTES + buffers
+    in_flight = IN_FLIGHT * 3 / 4
+    buffers = 2 * OUTPUT + INDEX + (in_flight + 4 * math.sqrt(in_flight)) * ENTRY
+    assert curve.hbm_bytes[1] + curve.split_hbm_bytes == pytest.approx(ENTRY + buffers)
+    assert curve.hbm_bytes[[0, -1]] == pytest.approx(
+        [2 * OUTPUT + INDEX, 4 * ROW + 2 * OUTPUT + INDEX]
     )
     assert curve.dram_bytes.tolist() == [4 * ROW] * 4 + [0]
     half = replace(whole(problem, "cached"), cache_rows=1)
-    size = Roofline().buffer_bytes(problem, 0, half, returns_bags=True)
-    assert size == math.ceil(2 * OUTPUT) + math.ceil(buffers - 2 * OUTPUT)
+    found = Roofline().with_buffers(problem, 0, half, returns_bags=True)
+    assert (found.staging_rows, found.buffer_bytes) == (3, math.ceil(buffers))
 
 
 def test_a_host_that_pools_sends_a_bag_however_few_rows_it_has() -> None:

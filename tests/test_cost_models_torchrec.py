@@ -43,7 +43,7 @@ def profiles(draw: st.DrawFn, name: str) -> TableProfile:
         rows,
         draw(st.sampled_from([8, 16, 64, 128, 200])),
         draw(st.sampled_from(["float32", "float16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad"])),
+        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
         features,
     )
     return TableProfile(table, AccessCdf.zipf(rows, draw(st.floats(0, 2))))
@@ -146,6 +146,7 @@ def enumerated(problem: Problem, named: dict[str, dict[str, Any]], prefetch: boo
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "rowwise_adagrad": RowWiseAdagrad,
+        "adam": torch.optim.Adam,
     }
     meta, options = torch.device("meta"), []
     ranks, local = len(problem.topology.gpus), len(problem.topology.gpus_of("host:0"))
@@ -302,8 +303,9 @@ class TestAgainstTorchRec:
 
 def buffered(model: TorchRec, problem: Problem, shard: Shard) -> Shard:
     number = problem.profile.table_names.index(shard.table)
-    size = model.buffer_bytes(problem, number, shard, returns_bags=True)
-    return replace(shard, buffer_bytes=size)
+    found = model.with_buffers(problem, number, shard, returns_bags=True)
+    assert found == replace(shard, buffer_bytes=found.buffer_bytes)  # It stages no rows.
+    return found
 
 
 @needs_torchrec
@@ -502,7 +504,7 @@ def test_placements_that_torchrec_does_not_have(shards: list[Shard], words: str)
 def test_buffers_of_lookups_that_torchrec_does_not_have() -> None:
     problem = problem_of(zipf_table("t", 10))
     with pytest.raises(PlanMismatchError, match="table 't': TorchRec has no lookup 'staged'"):
-        TorchRec().buffer_bytes(problem, 0, in_dram("t", ROWS, COLS), returns_bags=True)
+        TorchRec().with_buffers(problem, 0, in_dram("t", ROWS, COLS), returns_bags=True)
 
 
 def test_without_torchrec_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,8 @@ def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
     assert Counter(home for move in found.moves for home in [move.target] * move.cells) == arrivals
     (table,) = new.tables
     if table.optimizer != "rowwise_adagrad":  # Its scalar moves with each part of a row.
-        bytes_per_cell = table.element_bytes + (4 if table.optimizer == "adagrad" else 0)
+        state = {"sgd": 0, "adagrad": 4, "adam": 8}[table.optimizer]
+        bytes_per_cell = table.element_bytes + state
         assert found.moved_bytes == weight_cells * bytes_per_cell
     assert all(
         move.source in {h for homes in before.values() for h in homes} for move in found.moves
@@ -116,7 +117,12 @@ def test_kinds_and_bytes_of_moves() -> None:
 
 
 def test_a_moved_part_of_a_row_brings_its_state() -> None:
-    for optimizer, row_bytes in (("sgd", 16), ("adagrad", 32), ("rowwise_adagrad", 20)):
+    for optimizer, row_bytes in (
+        ("sgd", 16),
+        ("adagrad", 32),
+        ("rowwise_adagrad", 20),
+        ("adam", 48),
+    ):
         table = replace(TABLE, optimizer=optimizer)
         old = plan_of(table, in_hbm("t", (0, 100, 1), (0, 8)))
         new = plan_of(

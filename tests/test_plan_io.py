@@ -146,6 +146,7 @@ def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (_set("shards", 0, "devices", to=[]), "shards.0.devices"),
         (_set("shards", 0, "memory", to="tape"), "shards.0.memory"),
         (_set("shards", 0, "buffer_bytes", to=-4), "shards.0.buffer_bytes"),
+        (_set("shards", 0, "staging_rows", to=-4), "shards.0.staging_rows"),
         (_set("batch_size", to=0), "batch_size"),
         (_set("schema_version", to=2), "schema_version 2, this placer reads up to 1: upgrade"),
         (_set("schema_version", to=0), "schema_version"),

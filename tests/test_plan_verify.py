@@ -12,7 +12,7 @@ from plan_cases import covers, in_dram, in_hbm, machine, plan_of, plans, tables
 
 from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
-from placer.plan.memory import CACHE_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
+from placer.plan.memory import POOL_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
 from placer.plan.plan import RowOrder
 from placer.plan.verify import verify, violations
 
@@ -144,6 +144,10 @@ WHOLE = in_hbm("t", (0, 10, 1), (0, 4))
         (replace(WHOLE, memory="dram", lookup="cached"), "with cache_rows 0"),
         (replace(WHOLE, memory="dram", lookup="cached", cache_rows=11), "within 0..10"),
         (replace(WHOLE, cache_rows=3), "with cache_rows 3"),
+        (replace(WHOLE, staging_rows=3), "'device' with staging_rows 3"),
+        (replace(WHOLE, memory="dram", lookup="uva", staging_rows=1), "'uva' with staging_rows 1"),
+        (replace(WHOLE, memory="dram", lookup="staged", staging_rows=11), "must lie within 0..10"),
+        (replace(WHOLE, memory="dram", lookup="staged", staging_rows=-1), "must lie within 0..10"),
         (replace(WHOLE, buffer_bytes=-1), "be at least 0"),
     ],
 )
@@ -232,7 +236,7 @@ def test_memory_by_hand() -> None:
     gpu0, gpu1, host = device_memory(plan).values()
     assert (gpu0.weight_bytes, gpu0.state_bytes, gpu0.buffer_bytes) == (3 * 16, 3 * 4, 100)
     assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, 107)
-    assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + CACHE_ENTRY_BYTES))
+    assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + POOL_ENTRY_BYTES))
     # Strips of columns have their own copy of row-wise state.
     assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8 + 4 * 8, 3 * 4 + 4 * 4 + 4 * 4)
     assert host.buffer_bytes == 9

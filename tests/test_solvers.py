@@ -15,6 +15,7 @@ from problem_cases import (
     crossed_machine,
     problem_of,
     problems,
+    resident_buffers,
     unequal_machine,
     zipf_table,
 )
@@ -52,8 +53,11 @@ def tables(number: int = 5, rows: int = 4000) -> list[TableProfile]:
 
 
 def with_hbm(problem: Problem, share: float) -> Problem:
-    """The problem on GPUs that hold together `share` of the tables, in the given proportions."""
-    needed = share * problem.profile.total_bytes
+    """The problem on GPUs that hold together `share` of the tables, in the given proportions.
+
+    Outputs and integers of a step come on top, staged rows do not.
+    """
+    needed = share * problem.profile.total_bytes + resident_buffers(problem)
     total = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
     gpus = tuple(
         replace(gpu, memory_bytes=int(needed * gpu.memory_bytes / total))
@@ -78,7 +82,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "roomy": lambda: problem_of(*tables(), topology=server()),
     "tight": lambda: with_hbm(problem_of(*tables(), topology=server()), 0.5),
     "very tight": lambda: with_hbm(problem_of(*tables(), topology=server(), batch_size=16), 0.2),
-    "one gpu": lambda: with_hbm(problem_of(*tables(), topology=server(1)), 0.5),
+    "one gpu": lambda: with_hbm(problem_of(*tables(), topology=server(1), batch_size=16), 0.5),
     "one table": lambda: with_hbm(problem_of(*tables(1), topology=server()), 0.5),
     "one table on one gpu": lambda: with_hbm(problem_of(*tables(1), topology=server(1)), 0.6),
     "more gpus than tables": lambda: problem_of(*tables(2), topology=server(4)),
@@ -345,7 +349,8 @@ class WholeTableContract(SolverContract):
         else:
             # The buffers of three tables on two GPUs that have room for three halves each.
             each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
-            problem = problem_of(*each, topology=machine(hbm_bytes=60_000))
+            room = resident_buffers(problem_of(each[0])) * 3 // 2
+            problem = problem_of(*each, topology=machine(hbm_bytes=room))
         result = self.solve(problem)
         assert result.plan is None
         assert result.termination.reason == "no_plan"

@@ -11,7 +11,14 @@ from enumeration import Enumeration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import machine
-from problem_cases import counted_table, problem_of, problems, unequal_machine, zipf_table
+from problem_cases import (
+    counted_table,
+    problem_of,
+    problems,
+    resident_buffers,
+    unequal_machine,
+    zipf_table,
+)
 from test_solvers_bound import constrained, crossed
 
 from cost_models import PieceCurve, Roofline
@@ -69,7 +76,9 @@ def random_problem(seed: int, *, alike: bool = False) -> Problem:
     size = sum(t.table.bytes_per_row() * t.table.rows for t in tables)
     topology = rng.choice([machine(1), machine(4), machine(2, 2)])
     topology = topology if alike or rng.random() < 0.7 else unequal_machine()
-    hbm = size / len(topology.gpus) * rng.choice([0.3, 0.7, 1.5]) + 30_000
+    share, batch_size = rng.choice([0.3, 0.7, 1.5]), rng.choice([4, 64, 200])
+    buffers = resident_buffers(problem_of(*tables, topology=topology, batch_size=batch_size))
+    hbm = (size * share + buffers) / len(topology.gpus) + 30_000
     gpus = tuple(
         replace(gpu, memory_bytes=int(hbm * (1 if rng.random() < 0.7 else 0.5)))
         for gpu in topology.gpus
@@ -86,7 +95,7 @@ def random_problem(seed: int, *, alike: bool = False) -> Problem:
         memory_bytes=int(dram),
         dram_bytes_per_s=topology.hosts[0].dram_bytes_per_s * rng.choice([1, 1, 0.1]),
     )
-    return problem_of(*tables, topology=topology, batch_size=rng.choice([4, 64, 200]))
+    return problem_of(*tables, topology=topology, batch_size=batch_size)
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +153,11 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
     """A table that is slower in DRAM than the whole known plan: a part of it is not there."""
     large = zipf_table("large", 400_000, lookups=20.0, exponent=0.0)
     small = [zipf_table(f"t{n}", 80_000, lookups=4.0, exponent=0.0) for n in range(5)]
-    problem = problem_of(
-        large, *small, topology=machine(1, hbm_bytes=48_000_000, launch_s=0.0), batch_size=4096
-    )
+    problem = problem_of(large, *small, topology=machine(1, launch_s=0.0), batch_size=1024)
+    topology = problem.topology.with_memory(hbm=resident_buffers(problem) + 45_000_000)
     rule = TableRule(forbid=frozenset({"split", "host", "cached"}))
-    problem = replace(problem, constraints=Constraints(tables=(("*", rule),)))
+    constraints = Constraints(tables=(("*", rule),))
+    problem = replace(problem, topology=topology, constraints=constraints)
     curves_ = [Instance(problem, MODEL).curve(Piece(table), 0) for table in range(2)]
     assert [curve.hot_rows.size for curve in curves_] == [2, 2]
     # The large table and two small ones in HBM.
@@ -210,7 +219,7 @@ def short_of_dram(small_bytes: int = 200_000) -> Problem:
     small, large = topology.hosts
     small, large = replace(small, memory_bytes=small_bytes), replace(large, memory_bytes=1 << 30)
     tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.4) for n in range(8)]
-    return problem_of(*tables, topology=replace(topology, hosts=(small, large)), batch_size=64)
+    return problem_of(*tables, topology=replace(topology, hosts=(small, large)), batch_size=16)
 
 
 def test_dram_that_is_short_lifts_the_bound_and_has_a_price() -> None:

@@ -19,6 +19,7 @@ from cost_models import Cut, Roofline
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
+from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.diff import diff
 from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
@@ -35,7 +36,10 @@ from solvers.replan import Candidate, Replanned, replan
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
-HBM = 40 << 10
+
+INDEX_BYTES = STEPS_IN_FLIGHT * INDEX_BYTES_PER_LOOKUP
+HBM = (50 << 10) + 160 * INDEX_BYTES
+"""Of each of four GPUs that share 640 lookups."""
 
 
 def skewed(name: str, rows: int, seed: int, *, lookups: float = 4.0) -> TableProfile:
@@ -64,7 +68,7 @@ def before() -> tuple[Problem, Plan]:
     """Five tables that two hosts' four GPUs do not hold, and a plan."""
     tables = [skewed(f"t{n}", rows, n) for n, rows in enumerate((2000, 900, 600, 300, 100))]
     topology = machine(2, 2, hbm_bytes=HBM, launch_s=1e-9)
-    problem = problem_of(*tables, topology=topology, batch_size=16)
+    problem = problem_of(*tables, topology=topology, batch_size=8)
     plan = solve(problem, "greedy-cost").plan
     assert plan is not None
     assert any(shard.memory == "dram" for shard in plan.shards)
@@ -189,7 +193,7 @@ def test_drift_is_weighed_over_the_horizon() -> None:
 
 def test_refilling_moves_little_of_a_table_that_is_cut_by_rows() -> None:
     profile = skewed("t", 3000, 5, lookups=20)
-    topology = machine(3, hbm_bytes=60 << 10, launch_s=1e-9)
+    topology = machine(3, hbm_bytes=(60 << 10) + 160 * INDEX_BYTES, launch_s=1e-9)
     problem = problem_of(profile, topology=topology, batch_size=8)
     instance = Instance(problem, MODEL)
     packing = Packing.of(instance, [(p, gpu) for gpu, p in enumerate(instance.pieces(0, Cut(3)))])
@@ -211,7 +215,7 @@ def test_a_gpu_that_is_gone() -> None:
     problem, old = before()
     left = replace(problem.topology, gpus=problem.topology.gpus[:3],
                    links=tuple(k for k in problem.topology.links if k.a != "gpu:3"))  # fmt: skip
-    now = replace(problem, topology=left, batch_size=21)
+    now = replace(problem, topology=left, batch_size=10)
     found = replan(now, MODEL, old, LIMITS)
     check(now, old, found)
     assert found.old_step_time_s is None
@@ -238,7 +242,7 @@ def test_a_machine_that_grew_or_shrank(gpus: int, hbm_bytes: int) -> None:
             gpus=tuple(replace(topology.gpus_by_id[one], host=home[one]) for one in order),
             links=tuple(replace(k, b=home[k.a]) if k.a in home else k for k in topology.links),
         )
-    now = replace(problem, topology=topology, batch_size=64 // (2 * gpus))
+    now = replace(problem, topology=topology, batch_size=32 // (2 * gpus))
     found = replan(now, MODEL, old, LIMITS, horizon_steps=10**9)
     chosen = check(now, old, found)
     if hbm_bytes < HBM:
@@ -278,7 +282,9 @@ def test_constraints_that_have_come() -> None:
     other = next(gpu.id for gpu in problem.topology.gpus if gpu.id not in devices)
     rules = {"t4": TableRule((other,)), "t0": TableRule(forbid=frozenset({"column-wise"}))}
     asked = Constraints.of(rules, together=[["t2", "t3"]])
-    now = replace(problem, constraints=asked)
+    # What has to stay together needs more room.
+    roomier = problem.topology.with_memory(hbm=2 * HBM)
+    now = replace(problem, topology=roomier, constraints=asked)
     found = replan(now, MODEL, old, LIMITS)
     check(now, old, found)
     assert found.old_step_time_s is None

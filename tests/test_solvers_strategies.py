@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import machine
-from problem_cases import problem_of, problems, unequal_machine, zipf_table
+from problem_cases import problem_of, problems, resident_buffers, unequal_machine, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
 from cost_models import Cut, Piece, Roofline
@@ -188,7 +188,8 @@ def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
     """The buffers of three tables that may not be cut, on two GPUs with room for 1.5 each."""
     each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
     whole = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
-    problem = problem_of(*each, topology=machine(hbm_bytes=60_000))
+    room = resident_buffers(problem_of(each[0])) * 3 // 2
+    problem = problem_of(*each, topology=machine(hbm_bytes=room))
     result = run(name, replace(problem, constraints=Constraints.of({"t*": whole})))
     assert result.plan is None
     assert result.termination.reason == "no_plan"
@@ -406,7 +407,7 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
 
 
 def test_hosts_short_of_memory_take_no_more_than_they_hold() -> None:
-    problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=8), 0.3)
+    problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=4), 0.3)
     instance = Instance(problem, Roofline())
     state = flow_module._State.empty(instance, [Cut()] * 6, 1.0, np.zeros(2))
     cold = max(state.cold_bytes.values())

@@ -99,7 +99,7 @@ def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> Non
     assert bounds[0] is not None
     assert bounds[1] is not None
     saved_s = bounds[0].step_time_s - bounds[1].step_time_s
-    assert saved_s == pytest.approx(answer.prices.hbm_s_per_byte * step, rel=0.3)
+    assert saved_s == pytest.approx(answer.prices.hbm_s_per_byte * step, rel=0.4)
     found = effect(answer, "of HBM per GPU")
     assert found.priced_gain is not None
     assert found.gain is not None

@@ -69,7 +69,7 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("table_optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize("table_optimizer", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
 @pytest.mark.parametrize("other", ["hbm", "dram", "strided"])
 def test_a_run_goes_on_under_another_plan(
     tmp_path: Path, other: Placement, table_optimizer

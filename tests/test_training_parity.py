@@ -15,7 +15,7 @@ from placer.training.parity import ParityResult, compare_training
 LOG = small_log(960)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
 @pytest.mark.parametrize("placement", ["split", "strided"])
 def test_losses_are_equal_step_for_step(placement, optimizer: OptimizerName) -> None:
     plan = plan_for(LOG, placement, optimizer=optimizer)

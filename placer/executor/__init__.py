@@ -1,7 +1,18 @@
 """The executor: trains embedding tables where a plan puts them, in one process."""
 
 from placer.executor.bags import BagBatch
+from placer.executor.hit_rates import HitRates
+from placer.executor.lookahead import look_ahead
 from placer.executor.placed import PlacedEmbeddings
 from placer.executor.reference import RowWiseAdagrad, UnplacedEmbeddings
+from placer.executor.step import PreparedBatch
 
-__all__ = ["BagBatch", "PlacedEmbeddings", "RowWiseAdagrad", "UnplacedEmbeddings"]
+__all__ = [
+    "BagBatch",
+    "HitRates",
+    "PlacedEmbeddings",
+    "PreparedBatch",
+    "RowWiseAdagrad",
+    "UnplacedEmbeddings",
+    "look_ahead",
+]

@@ -1,14 +1,15 @@
 """A step's lookups: the bags of all features of a model over one batch of samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from placer.data.log import Chunk
-from placer.errors import DataError, PlanMismatchError
+from placer.errors import BackendError, DataError, PlanMismatchError
 
 FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
 """Ids, offsets (None: one id per sample) and per-sample weights (None: all one)."""
@@ -29,18 +30,23 @@ class BagBatch:
         Samples.
     weights : float32, shape (lookups,), or None
         Each row is multiplied by its weight before it is pooled. Gradients flow to them.
+    bounds : tuple of int, length features + 1, or None
+        Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody
+        has to wait for a GPU to read them. Taken from the offsets where these are on a CPU,
+        whatever is given; batches that are made on a GPU should give them.
 
     Raises
     ------
     DataError
-        If shapes and types do not fit together, or offsets (checked on a CPU only) do not
-        rise from 0 to the number of lookups.
+        If shapes and types do not fit together, offsets (checked on a CPU only) do not
+        rise from 0 to the number of lookups, or bounds do not.
     """
 
     ids: Tensor
     offsets: Tensor
     batch_size: int
     weights: Tensor | None = None
+    bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         lookups = self.ids.numel()
@@ -68,21 +74,64 @@ class BagBatch:
                 f"{lookups} lookups; each lookup needs one, in float32"
             )
         if self.offsets.device.type != "cpu":
-            return  # Reading values would wait for the device.
+            # Reading values would wait for the device.
+            self._check_bounds(bags // self.batch_size if self.batch_size else 0)
+            return
         ends = int(self.offsets[0]), int(self.offsets[-1])
         if ends != (0, lookups) or bool((self.offsets[1:] < self.offsets[:-1]).any()):
             raise DataError(
                 f"offsets must rise from 0 to the number of lookups, {lookups}; "
                 f"these go from {ends[0]} to {ends[1]}"
             )
+        if self.batch_size:
+            bounds = tuple(self.offsets[:: self.batch_size].tolist())
+            object.__setattr__(self, "bounds", bounds)
 
-    def to(self, device: str | torch.device) -> "BagBatch":
-        """The same batch on another device."""
+    def _check_bounds(self, features: int) -> None:
+        """Bounds of a batch on a GPU are taken on trust, but for what can be seen from here."""
+        bounds = self.bounds
+        if bounds is None or not self.batch_size:
+            return
+        rising = all(start <= stop for start, stop in pairwise(bounds))
+        if len(bounds) != features + 1 or not rising or bounds[0] or bounds[-1] != self.ids.numel():
+            raise DataError(
+                f"bounds of {features} features must be {features + 1} numbers that rise from 0 "
+                f"to the number of lookups, {self.ids.numel()}, not {bounds}"
+            )
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> "BagBatch":
+        """The same batch on another device.
+
+        With `non_blocking`, copies from pinned memory to a GPU are only begun: work on the
+        current stream waits for them, the host does not.
+        """
+        target = torch.device(device)
+        if all(tensor.device == target for tensor in self._tensors()):
+            return self
+        return self._map(lambda tensor: tensor.to(target, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "BagBatch":
+        """The same batch in pinned host memory, from which a GPU copies by itself.
+
+        Raises
+        ------
+        BackendError
+            If there is no GPU.
+        """
+        if not torch.cuda.is_available():
+            raise BackendError("memory is pinned for a GPU, and torch finds none here")
+        return self._map(Tensor.pin_memory)
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (self.ids, self.offsets, *(() if self.weights is None else (self.weights,)))
+
+    def _map(self, move: Callable[[Tensor], Tensor]) -> "BagBatch":
         return BagBatch(
-            self.ids.to(device),
-            self.offsets.to(device),
+            move(self.ids),
+            move(self.offsets),
             self.batch_size,
-            None if self.weights is None else self.weights.to(device),
+            None if self.weights is None else move(self.weights),
+            self.bounds,
         )
 
     @classmethod
@@ -111,7 +160,8 @@ class BagBatch:
         PlanMismatchError
             If a feature of `order` is missing.
         DataError
-            If features have different numbers of samples, or are malformed.
+            If features have different numbers of samples, or are malformed; the offsets of
+            tensors on a GPU are not read.
         """
         missing = [name for name in order if name not in features]
         if missing:
@@ -121,14 +171,17 @@ class BagBatch:
         ids: list[Tensor] = []
         offsets: list[Tensor] = []
         samples: dict[str, int] = {}
-        base = 0
+        base, bounds = 0, [0]
         for name in order:
             feature_ids, feature_offsets, _ = features[name]
             lookups = feature_ids.numel()
+            readable = feature_offsets is not None and feature_offsets.device.type == "cpu"
             if feature_offsets is None:
                 starts = torch.arange(lookups, device=feature_ids.device)
             elif include_last_offset:
-                if not feature_offsets.numel() or int(feature_offsets[-1]) != lookups:
+                if not feature_offsets.numel() or (
+                    readable and int(feature_offsets[-1]) != lookups
+                ):
                     raise DataError(
                         f"feature {name!r}: the last offset must be {lookups}, the number of its "
                         "lookups; pass include_last_offset=False if offsets hold starts alone"
@@ -136,16 +189,18 @@ class BagBatch:
                 starts = feature_offsets[:-1].long()
             else:
                 starts = feature_offsets.long()
-            if starts.numel() and int(starts[0]) != 0:
+            if readable and starts.numel() and int(starts[0]) != 0:
                 raise DataError(f"feature {name!r}: its first offset is {int(starts[0])}, not 0")
             samples[name] = starts.numel()
             ids.append(feature_ids)
             offsets.append(starts + base)
             base += lookups
+            bounds.append(base)
         if len(set(samples.values())) > 1:
             raise DataError(f"features have different numbers of samples: {samples}")
         device = ids[0].device if ids else torch.device("cpu")
-        offsets.append(torch.tensor([base], device=device))
+        # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
+        offsets.append(torch.full((1,), base, device=device))
         weights: Tensor | None = None
         if any(features[name][2] is not None for name in order):
             weights = torch.cat(
@@ -163,6 +218,7 @@ class BagBatch:
             torch.cat(offsets),
             samples[order[0]] if order else 0,
             weights,
+            tuple(bounds),
         )
 
     @classmethod

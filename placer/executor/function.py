@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,23 +10,52 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.arena import Arena
-from placer.executor.backends._base import Backend, sources_of
-from placer.executor.rule import Rule, apply_rule, row_sums, runs
+from placer.executor.backends._base import Backend, StripReads
+from placer.executor.phases import phase
+from placer.executor.rule import Rule
 from placer.executor.step import ArenaStep
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConstants:
+    """What stays of an optimizer as it was made; see `Rule`."""
+
+    eps: float
+    betas: tuple[float, float]
+    stochastic: bool
 
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """What a step works on; `lr` may change between steps."""
+    """What a step works on.
+
+    Attributes
+    ----------
+    arenas : tuple of Arena
+    backend : Backend
+    constants : RuleConstants
+    lr : float32, shape (), on the computing device
+    updates : int64, shape (), on the computing device
+        Updates so far.
+    """
 
     arenas: tuple[Arena, ...]
     backend: Backend
-    lr: float
-    eps: float
+    constants: RuleConstants
+    lr: Tensor
+    updates: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
 
     def rule(self, arena: Arena) -> Rule:
         """The optimizer of an arena as it stands."""
-        return Rule(arena.spec.key.optimizer, self.lr, self.eps)
+        constants = self.constants
+        return Rule(
+            arena.spec.key.optimizer,
+            self.lr,
+            constants.eps,
+            self.updates,
+            *constants.betas,
+            constants.stochastic,
+        )
 
 
 class FusedLookup(torch.autograd.Function):
@@ -48,9 +77,11 @@ class FusedLookup(torch.autograd.Function):
         ctx.steps, ctx.runtime = steps, runtime
         ctx.save_for_backward(*(() if weights is None else (weights,)))
         outputs: list[Tensor] = []
-        for arena, step in zip(runtime.arenas, steps, strict=True):
-            pooled = runtime.backend.forward(arena, step, step.spread(weights))
-            outputs.extend(_own_tensor(pooled, *segment.bags) for segment in step.segments)
+        with phase("forward"):
+            for arena, step in zip(runtime.arenas, steps, strict=True):
+                pooled = runtime.backend.forward(arena, step, step.reads.spread(weights))
+                segments = step.reads.segments
+                outputs.extend(_own_tensor(pooled, *segment.bags) for segment in segments)
         return tuple(outputs)
 
     @staticmethod
@@ -59,16 +90,20 @@ class FusedLookup(torch.autograd.Function):
         runtime: Runtime = ctx.runtime
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         weights = saved[0] if saved else None
-        gradients: list[Tensor] = []
-        taken = 0
-        for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
-            parts = output_gradients[taken : taken + len(step.segments)]
-            taken += len(parts)
-            gradients.append(runtime.backend.join(arena, step, parts))
         weight_gradients = None
-        if weights is not None and ctx.needs_input_grad[1]:
-            weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
-        _update(runtime, ctx.steps, gradients, weights)
+        with phase("backward"):
+            gradients: list[Tensor] = []
+            taken = 0
+            for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
+                parts = output_gradients[taken : taken + len(step.reads.segments)]
+                taken += len(parts)
+                gradients.append(runtime.backend.join(arena, step, parts))
+            if weights is not None and ctx.needs_input_grad[1]:
+                weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
+        with phase("update"):
+            runtime.updates.add_(1)
+            _update(runtime, ctx.steps, gradients, weights)
+        runtime.backend.finish(ctx.steps)
         return None, weight_gradients, None, None
 
 
@@ -92,7 +127,7 @@ def _weight_gradients(
     result = torch.zeros_like(weights)
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
         by_lookup = runtime.backend.weight_gradients(arena, step, gradient)
-        for segment in step.segments:
+        for segment in step.reads.segments:
             result[slice(*segment.batch)] += by_lookup[slice(*segment.lookups)]
     return result
 
@@ -103,61 +138,28 @@ def _update(
     gradients: Sequence[Tensor],
     weights: Tensor | None,
 ) -> None:
-    cut: dict[str, dict[tuple[int, int], list[_StripReads]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    cut: dict[str, dict[tuple[int, int], list[StripReads]]] = defaultdict(lambda: defaultdict(list))
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
-        if not step.slots.numel():
+        if not step.reads.lookups:
             continue
-        spread = step.spread(weights)
+        spread = step.reads.spread(weights)
+        rule = runtime.rule(arena)
         if not arena.spec.key.row_cut:
-            runtime.backend.update(arena, step, gradient, spread, runtime.rule(arena))
+            runtime.backend.update(arena, step, gradient, spread, rule)
             continue
-        sources = sources_of(step)
-        for segment in step.segments:
-            reads = slice(*segment.lookups)
+        sources = step.reads.sources()
+        for segment in step.reads.segments:
+            lookups = slice(*segment.lookups)
             cut[segment.strip.table][segment.strip.cols].append(
-                _StripReads(
+                StripReads(
                     arena,
-                    step.slots[reads],
-                    sources[reads],
+                    step,
+                    lookups,
+                    sources[lookups],
                     gradient,
-                    None if spread is None else spread[reads],
+                    None if spread is None else spread[lookups],
+                    rule,
                 )
             )
     for strips in cut.values():
-        _update_cut_table(runtime, list(strips.values()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _StripReads:
-    """One feature's lookups in one strip of a table that is cut by columns."""
-
-    arena: Arena
-    slots: Tensor
-    sources: Tensor
-    gradients: Tensor
-    weights: Tensor | None
-
-
-def _update_cut_table(runtime: Runtime, strips: list[list[_StripReads]]) -> None:
-    """Row-wise Adagrad of a table whose rows are spread over several strips.
-
-    The state grows by mean(g²) over the whole row, so all strips are summed before one is
-    updated. The same lookups read every strip, hence the order found for one serves all.
-    """
-    order, _, starts = runs(torch.cat([reads.slots for reads in strips[0]]))
-    sums = []
-    for strip in strips:
-        sources = torch.cat([reads.sources for reads in strip])[order]
-        weights = None
-        if strip[0].weights is not None:
-            weights = torch.cat([reads.weights for reads in strip if reads.weights is not None])
-            weights = weights[order]
-        sums.append(row_sums(strip[0].gradients, sources, weights, starts))
-    dim = sum(part.shape[1] for part in sums)
-    squares = torch.stack([(part * part).sum(1) for part in sums]).sum(0)
-    for strip, part in zip(strips, sums, strict=True):
-        arena = strip[0].arena
-        slots = torch.cat([reads.slots for reads in strip])[order][starts]
-        apply_rule(runtime.rule(arena), arena, slots, part, squares / dim)
+        runtime.backend.update_cut(list(strips.values()))

@@ -7,6 +7,7 @@ serves all its tables and both tiers. A row of an arena is a *slot*.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
-from placer.plan.plan import Memory, Plan, Shard
+from placer.executor.pool import PooledRange
+from placer.plan.plan import Lookup, Memory, Plan, Shard
 from placer.plan.verify import violations
 from placer.tables import DType, OptimizerName, Table
 
@@ -37,28 +39,65 @@ class ArenaKey:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Slots ``start..stop`` of an arena: the rows on one tier of one device.
+    """Slots ``start..stop`` of an arena: the rows on one tier of one device, read one way.
 
     `device` is the device whose memory it is: the host for ``dram``.
     """
 
     device: str
     tier: Memory
+    lookup: Lookup
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Entries of HBM that a shard adds to its arena's pool on the device that serves it."""
+
+    device: str
+    part: PooledRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaSpec:
     """Shape of an arena and who holds which range of it.
 
-    `slot_map` joins the id → slot maps of the arena's strips, int32 where that is enough.
+    Attributes
+    ----------
+    key : ArenaKey
+    rows : int
+        Slots. Those in HBM come first, then staged and cached rows, those read in place, and
+        those that the host pools.
+    ranges : tuple of SlotRange
+    pools : tuple of Pool
+        Shards whose rows are staged or cached.
+    slot_map : int32 or int64
+        The id → slot maps of the arena's strips, one after the other.
     """
 
     key: ArenaKey
     rows: int
     ranges: tuple[SlotRange, ...]
+    pools: tuple[Pool, ...]
     slot_map: Tensor
+
+    @property
+    def home(self) -> int:
+        """Number of slots in HBM."""
+        return sum(part.stop - part.start for part in self.ranges if part.tier == "hbm")
+
+    @property
+    def host_start(self) -> int:
+        """First of the slots that the host pools; `rows` where it pools none.
+
+        The optimizer state of a row that is cut by columns needs all its strips at once, so
+        there the host's rows are read in place like others.
+        """
+        if self.key.row_cut:
+            return self.rows
+        pooled = [part.start for part in self.ranges if part.lookup == "host"]
+        return min(pooled, default=self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +176,7 @@ def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.devi
             key = _arena_key(table, cols, len(edges) - 1, optimizers[table.name])
             owners[key].append((table, cols))
             pieces[key].extend(
-                _Piece(table, cols, shard.rows, shard.row_count, *_home(plan, shard))
+                _Piece(table, cols, shard, _home(plan, shard))
                 for shard in shards
                 if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
             )
@@ -146,6 +185,7 @@ def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.devi
     for index, (key, members) in enumerate(pieces.items()):
         ranges, starts = _ranges(members)
         rows = ranges[-1].stop if ranges else 0
+        pools = tuple(_pools(starts.values()))
         kind = torch.int32 if rows < 2**31 else torch.int64
         maps: list[Tensor] = [torch.empty(0, dtype=kind)]
         drawn = []
@@ -157,7 +197,7 @@ def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.devi
                 maps.append(slots.to(kind))
                 mapped += table.rows
         slot_map = torch.cat(maps).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, slot_map))
+        arenas.append(ArenaSpec(key, rows, ranges, pools, slot_map))
         for table, cols, base, first in drawn:
             view = None if first < 0 else slot_map[first : first + table.rows]
             strips[table.name].append(Strip(table.name, cols, index, table.rows, base, first, view))
@@ -167,16 +207,25 @@ def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.devi
     return Layout(tuple(arenas), ordered)
 
 
+_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a shard within a strip."""
+    """The part of a shard within a strip; `home` is the device in whose memory it is."""
 
     table: Table
     cols: tuple[int, int]
-    ranks: tuple[int, int, int]
-    row_count: int
-    device: str
-    tier: Memory
+    shard: Shard
+    home: str
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Rows read alike lie side by side, those in HBM first."""
+        return _ORDER[self.shard.lookup] if self.shard.memory == "dram" else 0, self.home
+
+
+_Starts = dict[tuple[str, tuple[int, int]], list[tuple[_Piece, int]]]
 
 
 def _arena_key(
@@ -186,38 +235,50 @@ def _arena_key(
     return ArenaKey(table.dtype, cols[1] - cols[0], optimizer, row_cut)
 
 
-def _home(plan: Plan, shard: Shard) -> tuple[str, Memory]:
-    """The device in whose memory the executor keeps a shard, and the tier."""
+def _home(plan: Plan, shard: Shard) -> str:
+    """The device in whose memory the executor keeps a shard."""
     device = shard.devices[0]
     gpu = plan.topology.gpus_by_id.get(device)
-    if shard.memory == "hbm" or gpu is None:
-        return device, shard.memory
-    return gpu.host, shard.memory
+    return device if shard.memory == "hbm" or gpu is None else gpu.host
 
 
-def _ranges(
-    pieces: list[_Piece],
-) -> tuple[tuple[SlotRange, ...], dict[tuple[str, tuple[int, int]], list[tuple[_Piece, int]]]]:
+def _ranges(pieces: list[_Piece]) -> tuple[tuple[SlotRange, ...], _Starts]:
     """Slots of each device and tier, and the pieces of each strip with their first slots."""
-    starts: dict[tuple[str, tuple[int, int]], list[tuple[_Piece, int]]] = defaultdict(list)
+    starts: _Starts = defaultdict(list)
     ranges: list[SlotRange] = []
     slot = 0
-    for piece in sorted(pieces, key=lambda piece: (piece.tier != "hbm", piece.device)):
+    for piece in sorted(pieces, key=lambda piece: piece.order):
         starts[piece.table.name, piece.cols].append((piece, slot))
-        stop = slot + piece.row_count
-        if ranges and (ranges[-1].device, ranges[-1].tier) == (piece.device, piece.tier):
-            ranges[-1] = SlotRange(piece.device, piece.tier, ranges[-1].start, stop)
+        stop = slot + piece.shard.row_count
+        kind = piece.home, piece.shard.memory, piece.shard.lookup
+        last = ranges[-1] if ranges else None
+        if last is not None and (last.device, last.tier, last.lookup) == kind:
+            ranges[-1] = SlotRange(*kind, last.start, stop)
         else:
-            ranges.append(SlotRange(piece.device, piece.tier, slot, stop))
+            ranges.append(SlotRange(*kind, slot, stop))
         slot = stop
     return tuple(ranges), starts
+
+
+def _pools(strips: Iterable[list[tuple[_Piece, int]]]) -> Iterator[Pool]:
+    """What the staged and cached shards of an arena add to its pool, in the order of slots."""
+    pieces = [
+        (start, piece.shard)
+        for strip in strips
+        for piece, start in strip
+        if piece.shard.memory == "dram" and piece.shard.lookup in ("staged", "cached")
+    ]
+    for start, shard in sorted(pieces, key=lambda piece: piece[0]):
+        stop = start + shard.row_count
+        part = PooledRange(start, stop, shard.staging_rows, shard.cache_rows)
+        yield Pool(shard.devices[0], part)
 
 
 def _slot_map(
     plan: Plan, table: Table, starts: list[tuple[_Piece, int]]
 ) -> tuple[int, Tensor | None]:
     """Slot of id 0, and the slot of each id where that is not ``base + id``."""
-    held = [(piece, slot) for piece, slot in starts if piece.row_count]
+    held = [(piece, slot) for piece, slot in starts if piece.shard.row_count]
     in_id_order = plan.order_of(table.name).kind == "id"
     if not held:
         return 0, None
@@ -226,8 +287,8 @@ def _slot_map(
     ids = _ids_by_rank(plan, table)
     slots = np.empty(table.rows, dtype=np.int64)
     for piece, slot in held:
-        start, stop, step = piece.ranks
-        slots[ids[start:stop:step]] = np.arange(slot, slot + piece.row_count)
+        start, stop, step = piece.shard.rows
+        slots[ids[start:stop:step]] = np.arange(slot, slot + piece.shard.row_count)
     return 0, torch.from_numpy(slots)
 
 

@@ -1,31 +1,45 @@
 """The module that trains embedding tables where a plan puts them."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.executor.arena import TORCH_DTYPES, Rows, allocate
+from placer.executor.arena import TORCH_DTYPES, AnyRows
 from placer.executor.backends import make_backend
+from placer.executor.backends.tiered import TieredBackend
 from placer.executor.bags import BagBatch
-from placer.executor.function import FusedLookup, Runtime
+from placer.executor.function import FusedLookup, RuleConstants, Runtime
+from placer.executor.hit_rates import HitRates
 from placer.executor.initial import id_chunks, initial_weights
-from placer.executor.layout import SlotRange, Strip, check_plan, lay_out
+from placer.executor.layout import Strip, check_plan, lay_out
+from placer.executor.pool import Policy
 from placer.executor.pooling import mean_from_sum, segment_max
+from placer.executor.rule import STATE
 from placer.executor.step import (
     FeatureRead,
-    arena_steps,
+    PreparedBatch,
+    arena_reads,
     check_batch,
     drop_padding,
     feature_bounds,
     feature_reads,
+    feature_span,
+    tensors_of,
 )
+from placer.executor.streams import recorded
+from placer.plan.memory import POOL_ENTRY_BYTES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName, Table
 
-Kind = Literal["weights", "state"]
+Rounding = Literal["nearest", "stochastic"]
+
+UPDATES = "updates"
+"""Key of the number of updates in the optimizer's state: Adam corrects its averages by it."""
 
 
 class PlacedEmbeddings(nn.Module):
@@ -37,18 +51,20 @@ class PlacedEmbeddings(nn.Module):
     `nn.Parameter`, and no other optimizer must see them. Without grad mode nothing is
     updated. Each backward through one forward is one update; do not run it twice.
 
-    All devices of the plan are emulated in this process. On a CPU both tiers are host memory,
-    every lookup kind reads rows in place, and a replica is held once; what the plan says
-    about capacity is enforced all the same. On CUDA the shards in HBM are on the plan's GPU
-    (modulo the GPUs that there are), those in DRAM in pinned host memory, from where the
-    distinct rows of each step are copied.
+    All devices of the plan are emulated by one device of this process, and a replica is held
+    once; what the plan says about capacity is enforced all the same. Backends ``numba`` and
+    ``torch`` keep both tiers in host memory and read every row in place, whatever its lookup.
+    ``triton`` and ``tiered`` keep the tiers apart: rows are read as the plan says, staged rows
+    ahead of their step where batches go through `prefetch`.
 
     Parameters
     ----------
     plan : Plan
     lr, eps : float
         Learning rate, and the term added to √state.
-    optimizer : {"sgd", "adagrad", "rowwise_adagrad"} or None
+    betas : (float, float)
+        What Adam's averages of g and g² keep of themselves a step.
+    optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"} or None
         For all tables; None takes each table's own.
     device : str or torch.device
         Where rows are pooled: batches and outputs are there.
@@ -60,7 +76,12 @@ class PlacedEmbeddings(nn.Module):
     padding_idx : mapping of feature name to id, or None
         Lookups of this id are dropped: they add nothing, are not counted in a mean and get
         no gradient. It may lie outside the table, such as −1.
-    backend : {"auto", "numba", "torch", "staged"}
+    backend : {"auto", "numba", "torch", "triton", "tiered"}
+    cache_policy : {"lfu", "rank"}
+        Which rows of cached shards make room for others: those looked up least of late, or
+        those that the plan ranks last.
+    rounding : {"nearest", "stochastic"}
+        How weights of half precision are rounded after an update.
 
     Raises
     ------
@@ -78,12 +99,15 @@ class PlacedEmbeddings(nn.Module):
         *,
         lr: float = 0.01,
         eps: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
         optimizer: OptimizerName | None = None,
         device: str | torch.device = "cpu",
         seed: int = 0,
         weights: Mapping[str, Tensor] | None = None,
         padding_idx: Mapping[str, int] | None = None,
         backend: str = "auto",
+        cache_policy: Policy = "lfu",
+        rounding: Rounding = "nearest",
     ) -> None:
         super().__init__()
         check_plan(plan)
@@ -94,21 +118,33 @@ class PlacedEmbeddings(nn.Module):
             if optimizer not in OPTIMIZERS:
                 raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
             tables = dict.fromkeys(tables, optimizer)
+        if rounding not in get_args(Rounding):
+            raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise PlanMismatchError(f"betas {betas} must lie within 0..1, 1 excluded")
         self.plan = plan
         self.device = torch.device(device)
-        kernels = make_backend(backend, self.device.type)
+        kernels = make_backend(backend, self.device, cache_policy)
         self._optimizers = tables
         self._features = feature_reads(plan.tables, padding_idx or {})
         self._layout = lay_out(plan, tables, self.device)
-        home = self._home if kernels.name == "staged" else None
-        arenas = tuple(allocate(spec, home, self.device) for spec in self._layout.arenas)
-        self._runtime = Runtime(arenas, kernels, lr, eps)
+        self._runtime = Runtime(
+            tuple(kernels.allocate(spec) for spec in self._layout.arenas),
+            kernels,
+            RuleConstants(eps, betas, rounding == "stochastic"),
+            torch.tensor(lr, dtype=torch.float32, device=self.device),
+            torch.zeros((), dtype=torch.int64, device=self.device),
+        )
+        # Batches are prepared beside the step in training, on a stream of their own.
+        self._stream: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         for table in plan.tables:
             if table.name in given:
-                self._write(table, "weights", given[table.name])
+                self._write(table, "weight", given[table.name])
             else:
                 for ids, values in initial_weights(table, seed):
-                    self._write_chunk(table, "weights", ids, values)
+                    self._write_chunk(table, "weight", ids, values)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -122,9 +158,40 @@ class PlacedEmbeddings(nn.Module):
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next backward pass on."""
-        self._runtime.lr = lr
+        self._runtime.lr.fill_(lr)
 
-    def forward(self, batch: BagBatch) -> dict[str, Tensor]:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def prefetch(self, batch: BagBatch) -> PreparedBatch:
+        """Find a batch's rows and start to bring them, ahead of its forward pass.
+
+        Call it with the next batch before the forward pass of the current one, as
+        `placer.executor.look_ahead` does: on a GPU the copies then run beside that step.
+        Results are those without it, to the bit. A step is open from here to the end of its
+        backward pass, and rows that an open step reads stay where they are; so one batch
+        ahead is what the plan's staging rows are for, and with more of them rows may have to
+        be read in place.
+
+        Parameters
+        ----------
+        batch : BagBatch
+            On the host, pinned if it shall be copied without waiting, or on the device.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of its table, or the batch is of other features. On a GPU bad
+            ids are told of by a later call, and until then left out.
+        """
+        if self._stream is None:
+            return self._prepare(batch, training=True)
+        # What the device was told so far has to come first: updates, and writing the batch.
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            prepared = self._prepare(batch, training=True)
+            return replace(prepared, ready=recorded())
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
         """Pooled rows by feature: float32, shape (batch_size, dim).
 
         With pooling ``none`` the shape is (lookups, dim), in the order of the feature's
@@ -135,40 +202,70 @@ class PlacedEmbeddings(nn.Module):
         DataError
             If an id is no row of its table, or the batch is of other features.
         """
-        check_batch(batch, self._features)
-        keep: Tensor | None = None
-        lookups = feature_bounds(batch, self._features)
-        if any(feature.padding_idx is not None for feature in self._features):
-            batch, keep = drop_padding(batch, self._features)
-        translate = self._runtime.backend.translate
-        steps = arena_steps(batch, self._features, self._layout, translate)
+        training = torch.is_grad_enabled()
+        if isinstance(batch, BagBatch):
+            if self._stream is not None and not torch.cuda.is_current_stream_capturing():
+                # Rows that another batch brings may be this one's.
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            batch = self._prepare(batch, training)
+        elif batch.ready is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(batch.ready)
+            for tensor in tensors_of(batch):  # Their memory must not be given away before.
+                tensor.record_stream(stream)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
-            anchor, batch.weights, steps, self._runtime
+            anchor, batch.batch.weights, batch.steps, self._runtime
         )
+        if not training:
+            self._runtime.backend.finish(batch.steps)
         strips: list[list[tuple[int, Tensor]]] = [[] for _ in self._features]
-        segments = (segment for step in steps for segment in step.segments)
+        segments = (segment for step in batch.steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
             strips[segment.feature].append((segment.strip.cols[0], output))
         results = {}
         for index, feature in enumerate(self._features):
             parts = [part for _, part in sorted(strips[index], key=lambda strip: strip[0])]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-            start, stop = lookups[index]
-            kept = None if keep is None else keep[start:stop]
-            results[feature.name] = _pool(feature, index, batch, whole, kept)
+            results[feature.name] = _pool(feature, index, batch, whole)
         return results
 
-    def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state by ``<table>.sum``, in id order whatever the plan.
+    def hit_rates(self) -> HitRates | None:
+        """How many lookups were served from HBM; waits for the device.
 
-        float32, shape (rows,) for row-wise Adagrad, (rows, dim) for Adagrad; SGD has none.
+        None for backends that read all rows where they are.
         """
-        return {
-            f"{table.name}.sum": self._read(table, "state")
+        backend = self._runtime.backend
+        if not isinstance(backend, TieredBackend):
+            return None
+        self._settle()
+        pools = [arena.pool for arena in self._runtime.arenas if arena.pool is not None]
+        return backend.counts.read(pools)
+
+    def reset_hit_rates(self) -> None:
+        """Count hits from here on."""
+        if isinstance(self._runtime.backend, TieredBackend):
+            self._runtime.backend.counts.reset()
+        for arena in self._runtime.arenas:
+            if arena.pool is not None:
+                arena.pool.reset_stats()
+
+    def optimizer_state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
+
+        float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
+        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,
+        ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
+        depend on it.
+        """
+        state = {
+            f"{table.name}.{name}": self._read(table, name)
             for table in self.plan.tables
-            if self._optimizers[table.name] != "sgd"
+            for name in STATE[self._optimizers[table.name]]
         }
+        if self._counts_updates:
+            state[UPDATES] = self._runtime.updates.cpu().clone()
+        return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `optimizer_state_dict` gave, under this or any other plan.
@@ -178,11 +275,13 @@ class PlacedEmbeddings(nn.Module):
         CheckpointError
             If a table's state is missing or of another shape; nothing is changed then.
         """
-        shapes = {
-            f"{table.name}.sum": self._state_shape(table)
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{table.name}.{name}": self._shape(table, name)
             for table in self.plan.tables
-            if self._optimizers[table.name] != "sgd"
+            for name in STATE[self._optimizers[table.name]]
         }
+        if "adam" in self._optimizers.values() or UPDATES in state:
+            shapes[UPDATES] = ()
         faults = [f"{key} is missing" for key in shapes if key not in state]
         faults += [f"{key} is of no table of the plan" for key in state if key not in shapes]
         faults += [
@@ -193,27 +292,32 @@ class PlacedEmbeddings(nn.Module):
         if faults:
             raise CheckpointError(f"the optimizer state does not fit: {'; '.join(faults)}")
         for table in self.plan.tables:
-            if f"{table.name}.sum" in shapes:
-                self._write(table, "state", state[f"{table.name}.sum"])
+            for name in STATE[self._optimizers[table.name]]:
+                self._write(table, name, state[f"{table.name}.{name}"])
+        if UPDATES in shapes:
+            self._runtime.updates.copy_(state[UPDATES])
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        """Bytes held by (device id, tier), to compare with what the plan says.
+        """Bytes held by (device id, purpose), to compare with what the plan says.
 
-        Tiers are ``hbm`` and ``dram``, the weights and optimizer state in them, and
-        ``row_maps``, under the device that serves the table's first shard. A replicated
-        shard counts on its first device alone, where this process holds it.
+        Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
+        the entries for staged and cached rows with their directory; and ``row_maps``, under
+        the device that serves the table's first shard. A replicated shard counts on its first
+        device alone, where this process holds it.
         """
-        held: dict[tuple[str, str], int] = {}
+        held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
-                size = arena.range_bytes(part)
-                held[part.device, part.tier] = held.get((part.device, part.tier), 0) + size
+                held[part.device, part.tier] += arena.range_bytes(part)
+            for shard in arena.spec.pools if arena.pool is not None else ():
+                entries = shard.part.staging_rows + shard.part.cache_rows
+                held[shard.device, "pool"] += entries * (arena.row_bytes + POOL_ENTRY_BYTES)
         for name, strips in self._layout.strips.items():
             size = sum(strip.slots.nbytes for strip in strips if strip.slots is not None)
             if size:
                 server = self.plan.shards_by_table[name][0].devices[0]
-                held[server, "row_maps"] = held.get((server, "row_maps"), 0) + size
-        return held
+                held[server, "row_maps"] += size
+        return dict(held)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""
@@ -227,7 +331,7 @@ class PlacedEmbeddings(nn.Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for table in self.plan.tables:
-            destination[f"{prefix}{table.name}.weight"] = self._read(table, "weights")
+            destination[f"{prefix}{table.name}.weight"] = self._read(table, "weight")
 
     def _load_from_state_dict(
         self,
@@ -251,50 +355,82 @@ class PlacedEmbeddings(nn.Module):
             if missing or unknown:
                 return  # The caller raises; the weights stay as they are.
         for name, tensor in given.items():
-            self._write(self.plan.tables_by_name[name], "weights", tensor)
+            self._write(self.plan.tables_by_name[name], "weight", tensor)
 
-    def _home(self, part: SlotRange) -> torch.device:
-        """Where the rows of a range are when every tier has memory of its own."""
-        if self.device.type == "cpu" or part.tier == "dram":
-            return torch.device("cpu")
-        gpus = [gpu.id for gpu in self.plan.topology.gpus]
-        return torch.device(self.device.type, gpus.index(part.device) % torch.cuda.device_count())
+    def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
+        """Check a batch and find its rows, on the current stream."""
+        check_batch(batch, self._features)
+        bounds, kept = feature_bounds(batch, self._features), None
+        if any(feature.padding_idx is not None for feature in self._features):
+            batch, kept = drop_padding(batch, self._features)
+        if batch.ids.device != self.device:
+            batch = batch.to(self.device, non_blocking=True)
+            kept = None if kept is None else kept.to(self.device)
+        runtime = self._runtime
+        reads = arena_reads(batch, self._features, self._layout)
+        steps = runtime.backend.prepare(runtime.arenas, batch, self._features, reads, training)
+        return PreparedBatch(batch, bounds, kept, steps)
 
-    def _state_shape(self, table: Table) -> tuple[int, ...]:
-        row_wise = self._optimizers[table.name] == "rowwise_adagrad"
-        return (table.rows,) if row_wise else _shape(table)
+    def _shape(self, table: Table, name: str) -> tuple[int, ...]:
+        """Shape of a table's weights or of one of its optimizer's tensors."""
+        optimizer = self._optimizers[table.name]
+        if name != "weight" and optimizer == "rowwise_adagrad":
+            return (table.rows,)
+        return _shape(table)
 
-    def _rows_of(self, strip: Strip, kind: Kind) -> Rows:
-        arena = self._runtime.arenas[strip.arena]
-        rows = arena.weights if kind == "weights" else arena.state
-        assert rows is not None, "tables under SGD, which have no state, are left out before"
-        return rows
+    @property
+    def _counts_updates(self) -> bool:
+        """Whether it matters how many updates there have been."""
+        constants = self._runtime.constants
+        return constants.stochastic or "adam" in self._optimizers.values()
 
-    def _read(self, table: Table, kind: Kind) -> Tensor:
-        """Weights or state of a table in id order, on the host."""
-        if kind == "weights":
-            result = torch.empty(_shape(table), dtype=TORCH_DTYPES[table.dtype])
-        else:
-            result = torch.empty(self._state_shape(table))
+    def _settle(self) -> None:
+        """Wait until no kernel moves rows any more, so that the host may read and write them."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _places_of(self, table: Table, name: str) -> Iterator[tuple[Strip, AnyRows, slice, slice]]:
+        """Each strip, the rows that hold the tensor, its columns in the table and in the rows."""
+        optimizer = self._optimizers[table.name]
+        for strip in self._layout.strips[table.name]:
+            arena = self._runtime.arenas[strip.arena]
+            rows = arena.weights if name == "weight" else arena.state
+            assert rows is not None, "SGD's state has no names to ask for"
+            width = strip.cols[1] - strip.cols[0]
+            index = 0 if name == "weight" else STATE[optimizer].index(name)
+            yield strip, rows, slice(*strip.cols), slice(index * width, (index + 1) * width)
+
+    def _read(self, table: Table, name: str) -> Tensor:
+        """Weights or optimizer state of a table in id order, on the host."""
+        self._settle()
+        dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
+        result = torch.empty(self._shape(table, name), dtype=dtype)
         for ids in id_chunks(table.rows):
             chunk = result[_span(ids)]
-            for strip in self._layout.strips[table.name]:
-                # Strips of a row that share its state hold equal copies of it.
-                part = chunk[:, slice(*strip.cols)] if chunk.dim() == 2 else chunk
-                slots = strip.slots_of(ids.to(self.device))
-                part.copy_(self._rows_of(strip, kind).read(slots))
+            for strip, rows, cols, held in self._places_of(table, name):
+                found = rows.read(strip.slots_of(ids.to(self.device)))
+                if chunk.dim() == 2:
+                    chunk[:, cols] = found[:, held].to(chunk.device)
+                else:  # Strips of a row that share its state hold equal copies of it.
+                    chunk.copy_(found)
         return result
 
-    def _write(self, table: Table, kind: Kind, values: Tensor) -> None:
+    def _write(self, table: Table, name: str, values: Tensor) -> None:
         """Overwrite weights or state of a table, given in id order."""
+        self._settle()
         for ids in id_chunks(table.rows):
-            self._write_chunk(table, kind, ids, values[_span(ids)])
+            self._write_chunk(table, name, ids, values[_span(ids)])
 
-    def _write_chunk(self, table: Table, kind: Kind, ids: Tensor, chunk: Tensor) -> None:
-        for strip in self._layout.strips[table.name]:
-            part = chunk[:, slice(*strip.cols)] if chunk.dim() == 2 else chunk
+    def _write_chunk(self, table: Table, name: str, ids: Tensor, chunk: Tensor) -> None:
+        chunk = chunk.to(self.device)
+        for strip, rows, cols, held in self._places_of(table, name):
             slots = strip.slots_of(ids.to(self.device))
-            self._rows_of(strip, kind).write(slots, part.to(self.device))
+            if chunk.dim() == 1 or len(STATE[self._optimizers[table.name]]) < 2 or name == "weight":
+                rows.write(slots, chunk if chunk.dim() == 1 else chunk[:, cols])
+            else:  # The other tensors of the same rows stay.
+                whole = rows.read(slots)
+                whole[:, held] = chunk[:, cols]
+                rows.write(slots, whole)
 
 
 def _span(ids: Tensor) -> slice:
@@ -322,17 +458,17 @@ def _check_tensors(
         raise PlanMismatchError(f"{what}: {'; '.join(faults)}")
 
 
-def _pool(
-    feature: FeatureRead, index: int, batch: BagBatch, whole: Tensor, kept: Tensor | None
-) -> Tensor:
+def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:
     """A feature's output from the fused sums of its bags, or from its single lookups."""
+    batch, kept = prepared.batch, prepared.kept
     if feature.pooling == "sum":
         return whole
     if feature.pooling == "none":
         if kept is None or feature.padding_idx is None:
             return whole
-        result = whole.new_zeros((kept.numel(), whole.shape[1]))
-        return result.index_put((torch.nonzero(kept).squeeze(1),), whole)
+        (start, stop), (first, last) = prepared.bounds[index], feature_span(batch, index)
+        result = whole.new_zeros((stop - start, whole.shape[1]))
+        return result.index_put((kept[first:last] - start,), whole)
     size = batch.batch_size
     offsets = batch.offsets[index * size : (index + 1) * size + 1]
     if feature.pooling == "mean":

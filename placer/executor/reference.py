@@ -109,7 +109,12 @@ class UnplacedEmbeddings(nn.Module):
         }
 
     def optimizers(
-        self, *, lr: float = 0.01, eps: float = 1e-8, optimizer: OptimizerName | None = None
+        self,
+        *,
+        lr: float = 0.01,
+        eps: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        optimizer: OptimizerName | None = None,
     ) -> list[torch.optim.Optimizer]:
         """Optimizers of all tables: each table's own, or one for all."""
         groups: dict[str, list[nn.Parameter]] = {}
@@ -119,6 +124,7 @@ class UnplacedEmbeddings(nn.Module):
             "sgd": lambda weights: torch.optim.SGD(weights, lr=lr),
             "adagrad": lambda weights: torch.optim.Adagrad(weights, lr=lr, eps=eps),
             "rowwise_adagrad": lambda weights: RowWiseAdagrad(weights, lr=lr, eps=eps),
+            "adam": lambda weights: torch.optim.SparseAdam(weights, lr=lr, betas=betas, eps=eps),
         }
         return [makers[name](weights) for name, weights in groups.items()]
 
@@ -126,7 +132,7 @@ class UnplacedEmbeddings(nn.Module):
         """Pooled rows by feature; see `PlacedEmbeddings.forward`."""
         check_batch(batch, self._features)
         lookups = feature_bounds(batch, self._features)
-        batch, keep = drop_padding(batch, self._features)
+        batch, kept = drop_padding(batch, self._features)
         size, results = batch.batch_size, {}
         bounds = feature_bounds(batch, self._features)
         for index, feature in enumerate(self._features):
@@ -146,10 +152,10 @@ class UnplacedEmbeddings(nn.Module):
             if feature.pooling == "max":
                 results[feature.name] = segment_max(rows, offsets)
             else:
-                whole = slice(*lookups[index])
-                results[feature.name] = rows.new_zeros(
-                    (keep[whole].numel(), rows.shape[1])
-                ).index_put((torch.nonzero(keep[whole]).squeeze(1),), rows)
+                first, last = lookups[index]
+                results[feature.name] = rows.new_zeros((last - first, rows.shape[1])).index_put(
+                    (kept[start:stop] - first,), rows
+                )
         return results
 
 

@@ -1,16 +1,20 @@
 """A batch translated to what each arena has to read: slots, bags and where results go."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.bags import BagBatch
-from placer.executor.layout import ArenaSpec, Layout, Strip
+from placer.executor.layout import Layout, Strip
 from placer.tables import Pooling, Table
+
+if TYPE_CHECKING:
+    from placer.executor.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +55,31 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArenaStep:
-    """What one step reads from one arena.
+class ArenaReads:
+    """What a batch reads from one arena, before ids are translated.
 
     Attributes
     ----------
-    slots : int64, shape (lookups,)
     offsets : int64, shape (bags + 1,)
-        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``.
+        Bag i is of the lookups ``offsets[i]..offsets[i + 1]``.
+    lookups : int
     segments : tuple of Segment
         Cover all lookups and bags, in order.
     """
 
-    slots: Tensor
     offsets: Tensor
+    lookups: int
     segments: tuple[Segment, ...]
 
     @property
     def bags(self) -> int:
         """Number of bags."""
         return self.offsets.numel() - 1
+
+    def sources(self) -> Tensor:
+        """The bag of each lookup, int64."""
+        bags = torch.arange(self.bags, device=self.offsets.device)
+        return bags.repeat_interleave(self.offsets.diff(), output_size=self.lookups)
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Values of the batch's lookups in the order of this arena's lookups."""
@@ -80,12 +89,53 @@ class ArenaStep:
 
     def _is_whole(self, lookups: int) -> bool:
         """Whether the arena reads the batch's lookups as they stand."""
-        return self.slots.numel() == lookups and all(
+        return self.lookups == lookups and all(
             segment.batch == segment.lookups for segment in self.segments
         )
 
 
-Translate = Callable[[Tensor, Sequence[FeatureRead], ArenaSpec, Sequence[Segment]], Tensor]
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaStep:
+    """What one step reads from one arena.
+
+    Attributes
+    ----------
+    reads : ArenaReads
+    slots : int32 or int64, shape (lookups,)
+        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``.
+    access : Access or None
+        Where these rows are, in backends whose tiers have memory of their own.
+    """
+
+    reads: ArenaReads
+    slots: Tensor
+    access: "Access | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch whose rows are found, and on their way to HBM where they are staged.
+
+    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    batch : BagBatch
+        On the computing device, without padded lookups.
+    bounds : tuple of (start, stop)
+        Each feature's lookups as they were given.
+    kept : int64, or None
+        Which of these lookups are left; None where none was dropped.
+    steps : tuple of ArenaStep
+    ready : torch.cuda.Event or None
+        When all this is there, if it was made on a stream of its own.
+    """
+
+    batch: BagBatch
+    bounds: tuple[tuple[int, int], ...]
+    kept: Tensor | None
+    steps: tuple[ArenaStep, ...]
+    ready: "torch.cuda.Event | None" = None
 
 
 def feature_reads(
@@ -131,23 +181,51 @@ def check_batch(batch: BagBatch, features: Sequence[FeatureRead]) -> None:
 
 
 def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagBatch, Tensor]:
-    """The batch without padded lookups, and which lookups were kept."""
+    """The batch without padded lookups, and the positions of those that were kept.
+
+    Waits for the device where the batch is on one: hand batches over while they are the host's.
+    """
     keep = torch.ones(batch.ids.numel(), dtype=torch.bool, device=batch.ids.device)
     for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
         if feature.padding_idx is not None:
             keep[start:stop] = batch.ids[start:stop] != feature.padding_idx
     kept_before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
     weights = None if batch.weights is None else batch.weights[keep]
-    kept = replace(batch, ids=batch.ids[keep], offsets=kept_before[batch.offsets], weights=weights)
-    return kept, keep
+    offsets = kept_before[batch.offsets]
+    kept = BagBatch(batch.ids[keep], offsets, batch.batch_size, weights)
+    return kept, torch.nonzero(keep).squeeze(1)
 
 
-def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> list[tuple[int, int]]:
+def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tuple[int, int], ...]:
     """Start and stop of each feature's lookups."""
     if not batch.batch_size:
-        return [(0, 0)] * len(features)
-    ends = batch.offsets[:: batch.batch_size].tolist()
-    return list(pairwise(ends))
+        return ((0, 0),) * len(features)
+    starts = batch.bounds
+    if starts is None:  # A batch that was made on a device: this waits for it.
+        starts = tuple(batch.offsets[:: batch.batch_size].tolist())
+    return tuple(pairwise(starts))
+
+
+def feature_span(batch: BagBatch, index: int) -> tuple[int, int]:
+    """Start and stop of one feature's lookups."""
+    starts = batch.bounds
+    if starts is not None:
+        return starts[index], starts[index + 1]
+    size = batch.batch_size
+    return int(batch.offsets[index * size]), int(batch.offsets[(index + 1) * size])
+
+
+def tensors_of(prepared: PreparedBatch) -> Iterator[Tensor]:
+    """All tensors that a prepared batch holds."""
+    waiting: list[object] = [prepared]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            waiting.extend(value)
+        elif is_dataclass(value):
+            waiting.extend(getattr(value, field.name) for field in fields(value))
 
 
 def check_ids(ids: Tensor, feature: FeatureRead) -> None:
@@ -169,13 +247,10 @@ def check_ids(ids: Tensor, feature: FeatureRead) -> None:
             )
 
 
-def arena_steps(
-    batch: BagBatch, features: Sequence[FeatureRead], layout: Layout, translate: Translate
-) -> tuple[ArenaStep, ...]:
-    """What a checked batch reads, one step per arena of the layout.
-
-    `translate` checks ids and gives their slots.
-    """
+def arena_reads(
+    batch: BagBatch, features: Sequence[FeatureRead], layout: Layout
+) -> tuple[ArenaReads, ...]:
+    """What a checked batch reads, arena by arena."""
     size = batch.batch_size
     segments: list[list[Segment]] = [[] for _ in layout.arenas]
     for index, (feature, (start, stop)) in enumerate(
@@ -195,12 +270,12 @@ def arena_steps(
                 )
             )
     return tuple(
-        ArenaStep(
-            translate(batch.ids, features, arena, parts),
+        ArenaReads(
             _offsets(batch, features, parts),
+            parts[-1].lookups[1] if parts else 0,
             tuple(parts),
         )
-        for arena, parts in zip(layout.arenas, segments, strict=True)
+        for parts in segments
     )
 
 
@@ -222,4 +297,4 @@ def _offsets(
         else:
             parts.append(torch.arange(first, last, device=device))
     total = segments[-1].lookups[1] if segments else 0
-    return torch.cat([*parts, torch.tensor([total], device=device)])
+    return torch.cat([*parts, torch.full((1,), total, device=device)])

@@ -1,14 +1,31 @@
-"""HBM that reading a shard needs besides its rows: staged copies and exchange buffers."""
+"""HBM that reading a shard needs besides its rows.
+
+Room for staged copies, exchange buffers, and integers that say what each lookup reads. A
+trainer that looks ahead prepares the next step while one trains, so `STEPS_IN_FLIGHT` steps
+need staged rows and integers at once.
+"""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from placer.plan.memory import POOL_ENTRY_BYTES
+from placer.plan.plan import Shard
 from placer.profile.profile import TableProfile
 from placer.tables import Table
 
 Float = npt.NDArray[np.float64]
+
+STEPS_IN_FLIGHT = 2
+"""The step that trains, and the next one, whose rows are on their way."""
+
+INDEX_BYTES_PER_LOOKUP = 64
+"""Integers of one lookup in flight, on the GPU that serves it, whatever the tier of its row.
+
+Its slot, its place, sort keys and order (int64 each, and those of the sort twice), the number
+and the start of its run of equal slots, and the gradient that it adds (int32 each)."""
 
 
 def exchange_buffer_bytes(table: Table, samples: int, lookups: float, width: int) -> float:
@@ -29,17 +46,35 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     return bags + (lookups * unpooled / total if total else 0.0)
 
 
-def staging_buffer_bytes(table: Table, unique_rows: Float | float, width: int) -> Float:
-    """Bytes for a step's staged rows, their state included.
+def index_buffer_bytes(lookups: float) -> float:
+    """Bytes of the integers of all steps in flight, for a server of `lookups` of each.
+
+    Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
+    """
+    return lookups * STEPS_IN_FLIGHT * INDEX_BYTES_PER_LOOKUP
+
+
+def staged_rows(unique_rows: Float | float) -> Float:
+    """Rows to keep room for where the steps in flight touch `unique_rows` rows on average.
 
     The number of distinct rows varies from step to step: four standard deviations of a
-    sum of independent draws, at most √unique each, are kept in hand. The result is not
-    rounded to rows, so that it is concave in `unique_rows`: a chord never lies above it,
-    which bounds of HBM rely on.
+    sum of independent draws, at most √unique each, are kept in hand. Not rounded to rows, so
+    that it is concave in `unique_rows`: a chord never lies above it, which bounds of HBM rely
+    on.
+
+    Parameters
+    ----------
+    unique_rows : float or float64 of any shape
+        Of the steps in flight together: what two of them share is staged once.
     """
     rows: Float = np.asarray(unique_rows, dtype=np.float64)
-    size: Float = (rows + 4 * np.sqrt(rows)) * table.bytes_per_row(width)
-    return size
+    kept: Float = rows + 4 * np.sqrt(rows)
+    return kept
+
+
+def staging_buffer_bytes(table: Table, unique_rows: Float | float, width: int) -> Float:
+    """Bytes of `staged_rows(unique_rows)` rows, their state and bookkeeping included."""
+    return staged_rows(unique_rows) * (table.bytes_per_row(width) + POOL_ENTRY_BYTES)
 
 
 def slice_members(ranks: npt.NDArray[np.int64], rows: tuple[int, int, int]) -> Float:
@@ -55,39 +90,45 @@ def slice_lookup_share(profile: TableProfile, rows: tuple[int, int, int]) -> flo
 
 
 def slice_unique(profile: TableProfile, rows: tuple[int, int, int], lookups: float) -> float:
-    """Expected distinct rows of a slice of ranks in a step of `lookups` lookups of the table."""
+    """Expected distinct rows of a slice of ranks in `lookups` lookups of the table."""
     widths = np.diff(profile.cdf.ranks)
     touched = np.diff(profile.cdf.unique_at_ranks(lookups)) / widths
     return float(slice_members(profile.cdf.ranks, rows) @ touched)
 
 
-def shard_buffer_bytes(
-    profile: TableProfile,
-    rows: tuple[int, int, int],
-    width: int,
-    *,
-    samples: int,
-    staged: bool,
-    returns_bags: bool,
-) -> int:
-    """Buffer bytes of one shard on each device that serves it.
+def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """The ranks of a shard that its cache holds, and the others.
+
+    A cache filled by frequency holds the shard's hottest rows; without one, none.
+    """
+    start, stop, step = shard.rows
+    edge = min(stop, start + shard.cache_rows * step)
+    return (start, edge, step), (edge, stop, step)
+
+
+def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool) -> Shard:
+    """The shard with the `staging_rows` and `buffer_bytes` that reading it needs.
+
+    Of what a cached shard's steps touch, the rows that its cache holds are not staged.
 
     Parameters
     ----------
     samples : int
-        Samples of a step whose lookups the device serves.
-    staged : bool
-        Whether the step's distinct rows are copied to HBM.
+        Samples of a step whose lookups each serving device handles.
     returns_bags : bool
         Whether the buffers of pooled output are charged to this shard. The shards of one
         table on one device pool into one output, so one of them is charged. Lookups without
         pooling are charged to the shard that they read.
     """
-    table = profile.table
-    lookups = samples * table.lookups_per_sample
-    size = 0.0
-    if staged:
-        size += float(staging_buffer_bytes(table, slice_unique(profile, rows, lookups), width))
-    share = slice_lookup_share(profile, rows)
-    size += exchange_buffer_bytes(table, samples if returns_bags else 0, lookups * share, width)
-    return math.ceil(size)
+    table, width = profile.table, shard.width
+    all_lookups = samples * table.lookups_per_sample
+    lookups = all_lookups * slice_lookup_share(profile, shard.rows)
+    size = exchange_buffer_bytes(table, samples if returns_bags else 0, lookups, width)
+    size += index_buffer_bytes(lookups)
+    staging_rows = 0
+    if shard.lookup in ("staged", "cached"):
+        _, cold = cache_slices(shard)
+        unique = slice_unique(profile, cold, STEPS_IN_FLIGHT * all_lookups)
+        size += float(staging_buffer_bytes(table, unique, width))
+        staging_rows = min(len(range(*cold)), math.floor(staged_rows(unique)))
+    return replace(shard, staging_rows=staging_rows, buffer_bytes=math.ceil(size))

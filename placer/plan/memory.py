@@ -14,15 +14,21 @@ from placer.topology.topology import Gpu, Host
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
 
-CACHE_ENTRY_BYTES = 16
-"""Bookkeeping of one cached row: its id, and its frequency for eviction (int64 each)."""
+POOL_ENTRY_BYTES = 85
+"""Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`HbmPool`).
+
+37 bytes stay: which slot it holds and its last use (int64 each), a priority (float32), whether
+it was updated (a byte), and the directory, which is slot and entry once more, sorted. 48 come
+and go, while entries are given to a step's rows: the order of eviction (int64), and of the sort
+of the directory keys, values, and a second buffer and numbering of both (40)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes on one device, by purpose, beside what the device has.
 
-    `row_maps` hold id → slot maps, `buffers` staged rows and exchange buffers.
+    `row_map_bytes` are of id → slot maps, `buffer_bytes` of staged rows, of exchange buffers
+    and of the integers of the lookups in flight.
     """
 
     device: str
@@ -57,7 +63,7 @@ def row_map_bytes(table: Table) -> int:
 
 def cache_bytes(table: Table, shard: Shard) -> int:
     """Bytes of the HBM cache of a ``cached`` shard, on each server."""
-    return shard.cache_rows * (table.bytes_per_row(shard.width) + CACHE_ENTRY_BYTES)
+    return shard.cache_rows * (table.bytes_per_row(shard.width) + POOL_ENTRY_BYTES)
 
 
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:

@@ -45,9 +45,13 @@ class Shard:
         How rows are read; see docs/plan-format.md.
     cache_rows : int
         Rows of the HBM cache of a ``cached`` shard.
+    staging_rows : int
+        Rows of HBM, on each serving GPU, for those cold rows of a ``staged`` or ``cached``
+        shard that the steps in flight touch. What finds no room is read in place.
     buffer_bytes : int
-        HBM that reading the shard needs besides its rows, on each serving GPU: the copies
-        of the rows that a step stages, and the exchange buffers of its pooled output.
+        HBM that reading the shard needs besides its rows, on each serving GPU: the
+        `staging_rows` with their state, the exchange buffers of its pooled output, and the
+        integers that say where each lookup reads.
     """
 
     table: str
@@ -57,6 +61,7 @@ class Shard:
     memory: Memory
     lookup: Lookup
     cache_rows: int = 0
+    staging_rows: int = 0
     buffer_bytes: int = 0
 
     @property

@@ -80,6 +80,7 @@ class ShardModel(_Strict):
     memory: Memory
     lookup: Lookup
     cache_rows: NonNegative = 0
+    staging_rows: NonNegative = 0
     buffer_bytes: NonNegative = 0
 
 

@@ -115,6 +115,13 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"lookup {shard.lookup!r} does not go with memory {shard.memory!r}")
     if (shard.lookup == "cached") != (shard.cache_rows > 0):
         yield broken(f"lookup {shard.lookup!r} with cache_rows {shard.cache_rows}")
+    if shard.staging_rows and shard.lookup not in ("staged", "cached"):
+        yield broken(
+            f"lookup {shard.lookup!r} with staging_rows {shard.staging_rows}: only staged and "
+            "cached rows are copied to HBM"
+        )
+    if not 0 <= shard.staging_rows <= shard.row_count:
+        yield broken(f"staging_rows {shard.staging_rows} must lie within 0..{shard.row_count}")
     if shard.cache_rows > shard.row_count or shard.cache_rows < 0 or shard.buffer_bytes < 0:
         yield broken(
             f"cache_rows {shard.cache_rows} must lie within 0..{shard.row_count} "

@@ -12,6 +12,7 @@ from placer.report.profile import profile_report, workloads_report
 from placer.report.replan import replan_report
 from placer.report.section import Column, Report, Section, rows_to_csv
 from placer.report.topology import topology_report
+from placer.report.training import hit_rate_report, trace_report
 from placer.report.whatif import plot_front, whatif_report
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "compare_row",
     "diff_report",
     "explain_report",
+    "hit_rate_report",
     "plan_report",
     "plot_compare",
     "plot_front",
@@ -30,6 +32,7 @@ __all__ = [
     "replan_report",
     "rows_to_csv",
     "topology_report",
+    "trace_report",
     "whatif_report",
     "workloads_report",
 ]

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from placer.errors import PlacerError
+from placer.executor.pool import Policy
 
 DenseOptimizer = Literal["adagrad", "sgd", "adam"]
 Activation = Literal["relu", "gelu"]
+Amp = Literal["bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,18 @@ class TrainConfig:
         Where the MLPs run, and what stands for the GPU of the plan: ``cpu`` or ``cuda``.
     backend : str
         The executor's kernels; see `placer.executor`.
+    cache_policy : {"lfu", "rank"}
+        Which cached rows make room for others; see `PlacedEmbeddings`.
+    look_ahead : bool
+        Read the log in a thread, and find and stage the rows of the next batch while one trains.
+        Results are the same without.
+    compile : str, optional
+        Compile the MLPs and the interaction with this backend of `torch.compile`, such as
+        ``inductor``.
+    amp : {"bfloat16"}, optional
+        Compute the MLPs and the interaction in this type, by `torch.autocast`; weights and
+        embeddings stay float32. There is no float16: its gradients need a scale, which the
+        embeddings' update in the backward pass would have to take back.
 
     Raises
     ------
@@ -67,6 +81,10 @@ class TrainConfig:
     report_every: int = 20
     device: str = "cpu"
     backend: str = "auto"
+    cache_policy: Policy = "lfu"
+    look_ahead: bool = True
+    compile: str | None = None
+    amp: Amp | None = None
 
     def __post_init__(self) -> None:
         at_least = {"epochs": 1, "batch_size": 1, "report_every": 1, "eval_samples": 0}
@@ -88,9 +106,13 @@ class TrainConfig:
         for name, known in (
             ("optimizer", get_args(DenseOptimizer)),
             ("activation", get_args(Activation)),
+            ("cache_policy", get_args(Policy)),
+            ("amp", (None, *get_args(Amp))),
         ):
             if getattr(self, name) not in known:
-                raise PlacerError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+                raise PlacerError(
+                    f"{name} {getattr(self, name)!r} is none of {', '.join(map(str, known))}"
+                )
 
     @property
     def embedding_rate(self) -> float:

@@ -9,14 +9,17 @@ import torch
 
 from placer.data.log import Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
+from placer.executor.hit_rates import HitRates
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.metrics import HeldOut
+from placer.training.reading import labels_of
 from placer.training.run import Progress, Run
-from placer.training.trainer import Trainer, labels_of, usable_device
+from placer.training.trace import TraceRequest, TraceSummary
+from placer.training.trainer import Trainer, usable_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,16 @@ class TrainResult:
     train_s : float
         Time of the training loop: reading and steps, without evaluation and checkpoints.
     read_s : float
-        The part of `train_s` that went into waiting for the log.
+        The part of `train_s` that went into waiting for the log, which a thread reads ahead.
     interrupted : bool
         Whether Ctrl-C ended it.
     checkpoint : Path or None
         The last one written.
+    hit_rates : HitRates or None
+        Lookups of this run that HBM served, those of the evaluation left out; None where the
+        backend reads all rows in place.
+    trace : TraceSummary or None
+        What the trace shows that was asked for; None if the run ended before it began.
     """
 
     losses: tuple[tuple[int, float], ...]
@@ -60,6 +68,8 @@ class TrainResult:
     read_s: float
     interrupted: bool = False
     checkpoint: Path | None = None
+    hit_rates: HitRates | None = None
+    trace: TraceSummary | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -75,6 +85,7 @@ def train(
     eval_log: Log | None = None,
     checkpoints: CheckpointPolicy | None = None,
     resume: Path | None = None,
+    trace: TraceRequest | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainResult:
     """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
@@ -102,6 +113,8 @@ def train(
         Where to save; none are written without.
     resume : Path, optional
         A checkpoint, or a folder of them whose newest is taken. The plan may be another.
+    trace : TraceRequest, optional
+        Write a profiler's trace of some steps.
     on_progress : callable, optional
 
     Returns
@@ -136,8 +149,9 @@ def train(
         if resume is not None:
             run.restore(checkpoint.load(resume))
         with deferred_interrupt() as interrupt:
-            run.train(interrupt, on_progress)
+            summary = run.train(interrupt, on_progress, trace)
             run.save()
+            hit_rates = run.hit_rates()
         held_out = HeldOut()
         if not interrupt.requested:
             held_out = evaluate(run.trainer, log, config, eval_log)
@@ -153,6 +167,8 @@ def train(
         read_s=run.read_s,
         interrupted=interrupt.requested,
         checkpoint=run.saved,
+        hit_rates=hit_rates,
+        trace=summary,
     )
 
 

@@ -11,6 +11,7 @@ from placer.plan.plan import Plan
 from placer.training.batches import batches, labelled, no_label_error
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
+from placer.training.reading import tensors_of
 from placer.training.trainer import Trainer, usable_device
 
 LOSS_TOLERANCE = 1e-4
@@ -125,6 +126,7 @@ def compare_training(
         device=config.device,
         seed=config.seed,
         backend=config.backend,
+        cache_policy=config.cache_policy,
     )
     unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)
     optimizers = unplaced.optimizers(lr=rate, eps=config.eps)
@@ -150,8 +152,9 @@ def compare_training(
                 continue
             samples += usable.samples
             for index, trainer in enumerate(trainers):
+                tensors = tensors_of(usable, placed.feature_names)
                 started = time.perf_counter()
-                losses[index].append(float(trainer.step(usable)))
+                losses[index].append(float(trainer.step(*tensors)))
                 seconds[index].append(time.perf_counter() - started)
             if on_step is not None:
                 on_step(len(losses[0]))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placer.data.log import Chunk, Log
+from placer.data.log import Log
 from placer.errors import PlacerError
-from placer.executor import PlacedEmbeddings
+from placer.executor import BagBatch, PlacedEmbeddings, PreparedBatch, look_ahead
+from placer.executor.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
-from placer.training.batches import batches, labelled, no_label_error
+from placer.training.background import in_background
+from placer.training.batches import no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.reading import Reading, readings
+from placer.training.trace import Tracer, TraceRequest, TraceSummary, waiting_for_log
 from placer.training.trainer import Trainer
 
 
@@ -63,6 +67,7 @@ class Run:
             device=config.device,
             seed=config.seed,
             backend=config.backend,
+            cache_policy=config.cache_policy,
         )
         self.trainer = Trainer(self._embeddings, plan, len(log.dense_names), config)
         self._settings = run_settings(plan, log, config)
@@ -75,11 +80,21 @@ class Run:
         self.train_s = self.read_s = 0.0
         self.saved: Path | None = None
 
-    def train(self, interrupt: Interrupt, on_progress: OnProgress) -> None:
+    def train(
+        self, interrupt: Interrupt, on_progress: OnProgress, trace: TraceRequest | None = None
+    ) -> TraceSummary | None:
         """Take steps until the end of the last epoch, the step limit or an interrupt."""
-        while self.position.epoch < self._config.epochs and self._pass(interrupt, on_progress):
-            self.position = Position(self.position.step, self.position.epoch + 1)
+        with Tracer(trace, self.trainer.device) as tracer:
+            while self.position.epoch < self._config.epochs and self._pass(
+                interrupt, on_progress, tracer
+            ):
+                self.position = Position(self.position.step, self.position.epoch + 1)
         self._collect_losses(on_progress)
+        return tracer.summary
+
+    def hit_rates(self) -> HitRates | None:
+        """Of this run so far; None where all rows are read in place."""
+        return self._embeddings.hit_rates()
 
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
@@ -118,43 +133,68 @@ class Run:
         self.position = saved.position
         self._saved_position = saved.position
 
-    def _pass(self, interrupt: Interrupt, on_progress: OnProgress) -> bool:
+    def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
         """The rest of the current pass over the log; whether it came to the log's end."""
         config, policy = self._config, self._policy
-        with closing(batches(self._log, config.batch_size, skip=self.position.samples)) as stream:
+        with closing(self._batches()) as stream:
             while not interrupt.requested and self._may_step():
                 started = time.perf_counter()
-                chunk = next(stream, None)
-                self.read_s += time.perf_counter() - started
-                trained = chunk is not None and self._take(chunk)
+                item = next(stream, None)
+                trained = item is not None and self._take(*item)
                 if trained and self.position.step % config.report_every == 0:
                     self._collect_losses(on_progress)
                 self.train_s += time.perf_counter() - started
-                if chunk is None:
+                if item is None:
                     self._check_labels_seen()
                     return True
+                if trained:
+                    tracer.step()
                 due = policy is not None and policy.is_due(self.position.step)
                 if trained and due:
                     self.save()
         return False
 
+    def _batches(self) -> Generator[tuple[BagBatch | PreparedBatch | None, Reading]]:
+        """The rest of the current pass, as far as steps are left, one batch ahead."""
+        config, position = self._config, self.position
+        limit = None if config.max_steps is None else config.max_steps - position.step
+
+        def read() -> Generator[tuple[BagBatch | None, Reading]]:
+            names = self._embeddings.feature_names
+            return readings(self._log, names, config, skip=position.samples, limit=limit)
+
+        if not config.look_ahead:
+            return self._timed(read())
+        return look_ahead(self._timed(in_background(read)), self._embeddings)
+
+    def _timed(
+        self, stream: Generator[tuple[BagBatch | None, Reading]]
+    ) -> Generator[tuple[BagBatch | None, Reading]]:
+        """The same stream; the time of waiting for it is that of waiting for the log."""
+        with closing(stream):
+            while True:
+                started = time.perf_counter()
+                with waiting_for_log():
+                    item = next(stream, None)
+                self.read_s += time.perf_counter() - started
+                if item is None:
+                    return
+                yield item
+
     def _may_step(self) -> bool:
         limit = self._config.max_steps
         return limit is None or self.position.step < limit
 
-    def _take(self, chunk: Chunk) -> bool:
-        """Move past a batch, training on it unless it is held out; whether it was trained on."""
-        position = self.position
-        usable = labelled(chunk)
-        self.unlabelled_samples += chunk.samples - usable.samples
-        self._labels_seen |= usable.samples > 0
-        held_out = self._config.is_held_out(position.samples // self._config.batch_size)
-        trained = usable.samples > 0 and not held_out
-        if trained:
-            self._pending.append(self.trainer.step(usable))
-            self.samples += usable.samples
+    def _take(self, lookups: BagBatch | PreparedBatch | None, reading: Reading) -> bool:
+        """Move past a batch and train on it where it has lookups; whether it was trained on."""
+        self.unlabelled_samples += reading.samples - reading.labelled
+        self._labels_seen |= reading.labelled > 0
+        if lookups is not None:
+            self._pending.append(self.trainer.step(lookups, reading.dense, reading.labels))
+            self.samples += reading.labelled
+        position, trained = self.position, lookups is not None
         self.position = Position(
-            position.step + trained, position.epoch, position.samples + chunk.samples
+            position.step + trained, position.epoch, position.samples + reading.samples
         )
         return trained
 
@@ -211,6 +251,7 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
                 "top_mlp",
                 "activation",
                 "holdout_every",
+                "amp",
             )
         },
     }

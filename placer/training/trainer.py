@@ -1,8 +1,7 @@
 """One model in training: embeddings, a DLRM on top, and the optimizers of both."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from placer.data.log import Chunk
-from placer.errors import DataError, PlacerError, ProblemError
-from placer.executor import BagBatch
+from placer.errors import PlacerError, ProblemError
+from placer.executor import BagBatch, PreparedBatch
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm
+from placer.training.reading import dense_of
 
 
 class Embeddings(Protocol):
@@ -26,8 +26,8 @@ class Embeddings(Protocol):
         """Features, in the order that batches must follow."""
         ...
 
-    def __call__(self, batch: BagBatch) -> Mapping[str, Tensor]:
-        """Pooled rows by feature, shape (samples, dim)."""
+    def __call__(self, batch: BagBatch | PreparedBatch, /) -> Mapping[str, Tensor]:
+        """Pooled rows by feature, shape (samples, dim); only placed ones take prepared batches."""
         ...
 
 
@@ -49,6 +49,8 @@ class Trainer:
     ------
     ProblemError
         If a feature is not pooled: the model needs one vector for each sample.
+    PlacerError
+        If there is no such device, or no such backend of `torch.compile`.
     """
 
     def __init__(
@@ -79,22 +81,29 @@ class Trainer:
             activation=config.activation,
             seed=config.seed,
         ).to(self.device)
+        # The same weights: checkpoints hold those of `model`, compiled or not.
+        self._scores = (
+            self.model if config.compile is None else _compiled(self.model, config.compile)
+        )
+        self._amp = None if config.amp is None else getattr(torch, config.amp)
         self.optimizer = _make_optimizer(config, self.model)
         self._optimizers = [self.optimizer, *embedding_optimizers]
         self._loss = nn.BCEWithLogitsLoss()
 
-    def step(self, chunk: Chunk) -> Tensor:
+    def step(self, lookups: BagBatch | PreparedBatch, dense: Tensor, labels: Tensor) -> Tensor:
         """Train on a batch; its mean log loss before the update, a scalar.
 
-        Raises
-        ------
-        DataError
-            If the batch has no labels, or one that is not within 0 to 1.
+        Parameters
+        ----------
+        lookups : BagBatch or PreparedBatch
+        dense : float32, shape (samples, dense_columns)
+        labels : float32, shape (samples,)
+            Pinned memory is copied to a GPU without waiting for it.
         """
-        labels = torch.tensor(labels_of(chunk), device=self.device)
+        labels = labels.to(self.device, non_blocking=True)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self._loss(self._logits(chunk), labels)
+        loss: Tensor = self._loss(self._logits(lookups, dense), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self._optimizers:
             optimizer.step()
@@ -103,7 +112,8 @@ class Trainer:
     @torch.no_grad()
     def predict(self, chunk: Chunk) -> npt.NDArray[np.float32]:
         """Logits of a batch, shape (samples,); nothing is trained."""
-        logits: npt.NDArray[np.float32] = self._logits(chunk).cpu().numpy()
+        lookups = BagBatch.from_chunk(chunk, self.embeddings.feature_names)
+        logits: npt.NDArray[np.float32] = self._logits(lookups, dense_of(chunk)).cpu().numpy()
         return logits
 
     def dense_state(self) -> dict[str, Tensor]:
@@ -129,18 +139,15 @@ class Trainer:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": dict(slots), "param_groups": groups})
 
-    def _logits(self, chunk: Chunk) -> Tensor:
-        batch = BagBatch.from_chunk(chunk, self.embeddings.feature_names)
-        if self.device.type != "cpu":
-            batch = replace(
-                batch,
-                ids=batch.ids.to(self.device),
-                offsets=batch.offsets.to(self.device),
-                weights=None if batch.weights is None else batch.weights.to(self.device),
-            )
-        dense = torch.from_numpy(np.ascontiguousarray(chunk.dense)).to(self.device)
-        logits: Tensor = self.model(dense, self.embeddings(batch))
-        return logits
+    def _logits(self, lookups: BagBatch | PreparedBatch, dense: Tensor) -> Tensor:
+        """Logits of a batch: float32, shape (samples,)."""
+        if isinstance(lookups, BagBatch):
+            lookups = lookups.to(self.device, non_blocking=True)
+        pooled = self.embeddings(lookups)
+        dense = dense.to(self.device, non_blocking=True)
+        with torch.autocast(self.device.type, self._amp, enabled=self._amp is not None):
+            logits: Tensor = self._scores(dense, pooled)
+        return logits.float()
 
 
 def usable_device(name: str) -> torch.device:
@@ -161,25 +168,6 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
-    """Labels of a batch, shape (samples,).
-
-    Raises
-    ------
-    DataError
-        If there are none, or one is not within 0 to 1.
-    """
-    if chunk.labels is None:
-        raise DataError("the log has no labels to train on; name its label column")
-    labels = np.ascontiguousarray(chunk.labels, dtype=np.float32)
-    wrong = ~((labels >= 0) & (labels <= 1))
-    if wrong.any():
-        raise DataError(
-            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; name the label column"
-        )
-    return labels
-
-
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     parameters = model.parameters()
     match config.optimizer:
@@ -189,3 +177,29 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
             return torch.optim.Adam(parameters, lr=config.lr)
         case "sgd":
             return torch.optim.SGD(parameters, lr=config.lr)
+
+
+def _compiled(model: Dlrm, backend: str) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
+    """The model behind `torch.compile`, whose errors become the project's.
+
+    Some come with the first batch only, such as that of a missing compiler.
+    """
+    from torch._dynamo.exc import TorchDynamoException  # Slow to import, and seldom wanted.
+
+    def refusal(error: Exception) -> PlacerError:
+        reason = str(error).strip().splitlines()[0]
+        return PlacerError(f"torch.compile with {backend!r} failed: {reason}; train without it")
+
+    try:
+        compiled = torch.compile(model, backend=backend)
+    except TorchDynamoException as error:
+        raise refusal(error) from error
+
+    def scores(dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
+        try:
+            logits: Tensor = compiled(dense, pooled)
+        except TorchDynamoException as error:
+            raise refusal(error) from error
+        return logits
+
+    return scores

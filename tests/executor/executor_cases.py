@@ -12,6 +12,7 @@ from placer.tables import Feature, Table
 from placer.topology.topology import Gpu, Host, Link, Topology
 
 LR, EPS = 0.1, 1e-6
+BETA1, BETA2 = 0.9, 0.999
 
 
 def machine(gpus: int = 4, hbm_bytes: int = 2**30, hosts: int = 1) -> Topology:
@@ -150,17 +151,26 @@ class DoubleModel:
         padding_idx: Mapping[str, int] | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.tables = {feature.name: table.name for table in tables for feature in table.features}
+        self.padding_idx = padding_idx or {}
+        self.updates = 0
         self.weights = {
             name: nn.Parameter(weight.double().clone()) for name, weight in weights.items()
         }
-        self.row_state = {
-            name: torch.zeros(weight.shape[0], dtype=torch.float64)
+        self._states: dict[str, dict[str, Tensor]] = {
+            name: {
+                "rowwise_adagrad": {"sum": torch.zeros(weight.shape[0], dtype=torch.float64)},
+                "adam": {
+                    "exp_avg": torch.zeros_like(weight, dtype=torch.float64),
+                    "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float64),
+                },
+            }.get(optimizer, {})
             for name, weight in weights.items()
         }
         self.bags: dict[str, nn.Module] = {}
         for table in tables:
             for feature in table.features:
-                padding = (padding_idx or {}).get(feature.name)
+                padding = self.padding_idx.get(feature.name)
                 module: nn.Embedding | nn.EmbeddingBag
                 if feature.pooling == "none":
                     module = nn.Embedding(table.rows, table.dim, padding_idx=padding)
@@ -202,28 +212,54 @@ class DoubleModel:
             weight.grad = None
         outputs = self.forward(batch)
         backward(outputs, {name: gradient.double() for name, gradient in gradients.items()})
+        self.updates += 1
         if self.trainer is not None:
             self.trainer.step()
+        elif self.optimizer == "adam":
+            self._adam_step(self._rows_read(batch))
         else:
             self._row_wise_step()
         return outputs
+
+    def _rows_read(self, batch: BagBatch) -> dict[str, Tensor]:
+        """Distinct rows of each table that the batch reads, padding left out."""
+        size = batch.batch_size
+        read: dict[str, list[Tensor]] = {name: [] for name in self.weights}
+        for index, (feature, table) in enumerate(self.tables.items()):
+            start, stop = (int(batch.offsets[i * size]) for i in (index, index + 1))
+            ids = batch.ids[start:stop].long()
+            read[table].append(ids[ids != self.padding_idx.get(feature, -1)])
+        return {name: torch.cat(parts).unique() for name, parts in read.items() if parts}
 
     @torch.no_grad()
     def _row_wise_step(self) -> None:
         for name, weight in self.weights.items():
             if weight.grad is not None:
-                self.row_state[name] += weight.grad.square().mean(1)
-                scale = self.row_state[name].sqrt() + EPS
+                self._states[name]["sum"] += weight.grad.square().mean(1)
+                scale = self._states[name]["sum"].sqrt() + EPS
                 weight -= LR * weight.grad / scale.unsqueeze(1)
 
-    def state(self, table: str) -> Tensor | None:
-        """Optimizer state of a table."""
-        if self.optimizer == "sgd":
-            return None
+    @torch.no_grad()
+    def _adam_step(self, rows_read: Mapping[str, Tensor]) -> None:
+        """Kingma and Ba's algorithm 1 on the rows read, eps added before √v is corrected."""
+        for name, rows in rows_read.items():
+            weight, state = self.weights[name], self._states[name]
+            if weight.grad is None:
+                continue
+            gradient = weight.grad[rows]
+            first = BETA1 * state["exp_avg"][rows] + (1 - BETA1) * gradient
+            second = BETA2 * state["exp_avg_sq"][rows] + (1 - BETA2) * gradient**2
+            state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
+            unbiased = first / (1 - BETA1**self.updates)
+            scale = (second.sqrt() + EPS) / (1 - BETA2**self.updates) ** 0.5
+            weight[rows] -= LR * unbiased / scale
+
+    def states(self, table: str) -> dict[str, Tensor]:
+        """Optimizer state of a table by name: the tensors in use."""
         if self.optimizer == "adagrad":
             assert self.trainer is not None
-            return self.trainer.state[self.weights[table]]["sum"]
-        return self.row_state[table]
+            return {"sum": self.trainer.state[self.weights[table]]["sum"]}
+        return self._states[table]
 
 
 def backward(outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:

@@ -39,6 +39,8 @@ class BackendContract:
     """Inherit and name the backend."""
 
     backend: str
+    thread_samples = 400
+    """Enough for kernels to take several threads."""
 
     def placed(self, plan: Plan, **options: object) -> PlacedEmbeddings:
         return PlacedEmbeddings(
@@ -72,11 +74,13 @@ class BackendContract:
         state = model.optimizer_state_dict()
         for table in model.plan.tables:
             close(model.state_dict()[f"{table.name}.weight"], expected.weights[table.name].detach())
-            expected_state = expected.state(table.name)
-            if expected_state is None:
-                assert f"{table.name}.sum" not in state
-            else:
-                close(state[f"{table.name}.sum"], expected_state)
+            states = expected.states(table.name)
+            own = {key for key in state if key.startswith(f"{table.name}.")}
+            assert own == {f"{table.name}.{name}" for name in states}
+            for name, expected_state in states.items():
+                close(state[f"{table.name}.{name}"], expected_state)
+        assert ("updates" in state) == (expected.optimizer == "adam")
+        assert state.get("updates", expected.updates) == expected.updates
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -283,15 +287,12 @@ class BackendContract:
         for seed in range(3):
             weight = model.state_dict()["t.weight"]
             assert weight.dtype == getattr(torch, dtype)
-            state = model.optimizer_state_dict().get("t.sum")
+            state = model.optimizer_state_dict()
             expected = DoubleModel([table], {"t": weight}, optimizer)
-            if state is not None:
-                assert state.dtype == torch.float32
-                target = expected.state("t") if optimizer == "rowwise_adagrad" else None
-                if target is None:
-                    assert expected.trainer is not None
-                    target = expected.trainer.state[expected.weights["t"]]["sum"]
-                target.copy_(state)
+            expected.updates = seed
+            for name, target in expected.states("t").items():
+                assert state[f"t.{name}"].dtype == torch.float32
+                target.copy_(state[f"t.{name}"])
             batch = random_batch([table], seed=seed)
             outputs = model(batch)
             assert outputs["t.sum"].dtype == torch.float32
@@ -305,6 +306,53 @@ class BackendContract:
                 rtol=1.01 * ulp,
                 atol=1e-6,
             )
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_stochastic_rounding_follows_updates_too_small_for_nearest(self, dtype: str) -> None:
+        """Each update is an eighth of the distance to the next number of the type."""
+        table = replace(two_features("sgd"), dtype=dtype, features=(Feature("f"),))
+        plan = placements(table)["cold rows staged"]
+        generator = torch.Generator().manual_seed(0)
+        # Within 0.5..1, where neighbours are equally far apart, and staying there.
+        start = torch.rand(table.rows, table.dim, generator=generator) * 0.25 + 0.75
+        start = start.to(getattr(torch, dtype))
+        neighbour = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+        gradient = torch.rand(table.rows, table.dim, generator=generator) + 0.5
+        gradient *= neighbour / 8 / LR
+        ids = torch.arange(table.rows)
+        batch = BagBatch(ids, torch.arange(table.rows + 1), table.rows)
+        steps, moved = 24, {}
+        for rounding in ("nearest", "stochastic"):
+            model = self.placed(plan, weights={"t": start}, rounding=rounding)
+            for _ in range(steps):
+                model(batch)["f"].backward(gradient)
+            moved[rounding] = start.double() - model.state_dict()["t.weight"].double()
+        assert float(moved["nearest"].abs().max()) == 0
+        # A weight's error is that of `steps` coins, each with a standard deviation of at most
+        # half the distance to the neighbour; 5 standard deviations of the mean of all weights.
+        tolerance = 5 * neighbour / 2 * (steps / start.numel()) ** 0.5
+        wanted = float((steps * LR * gradient).double().mean())
+        assert float(moved["stochastic"].mean()) == pytest.approx(wanted, abs=tolerance)
+        assert tolerance < wanted / 5
+        # And each weight by itself, not only their mean.
+        error = moved["stochastic"] - steps * LR * gradient
+        assert float(error.abs().max()) < 6 * neighbour / 2 * steps**0.5
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_stochastic_rounding_does_not_depend_on_the_placement(self, optimizer: str) -> None:
+        table = replace(two_features(optimizer), dtype="bfloat16")
+        results = []
+        for name in ("hbm", "split 50%", "cold rows cached", "hot, then row-wise"):
+            model = self.placed(placements(table)[name], rounding="stochastic")
+            for seed in range(3):
+                outputs = model(random_batch([table], seed=seed))
+                backward(outputs, random_gradients(outputs, seed))
+            results.append(model.state_dict()["t.weight"])
+        assert all(torch.equal(result, results[0]) for result in results)
+        nearest = self.placed(placements(table)["hbm"])
+        outputs = nearest(random_batch([table]))
+        backward(outputs, random_gradients(outputs))
+        assert not torch.equal(nearest.state_dict()["t.weight"], results[0])
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_a_run_may_change_its_plan_midway(self, optimizer: str) -> None:
@@ -340,6 +388,8 @@ class BackendContract:
             state = {
                 key: torch.rand(value.shape) for key, value in model.optimizer_state_dict().items()
             }
+            if "updates" in state:
+                state["updates"] = torch.tensor(7)
             model.load_optimizer_state_dict(state)
             for key, value in state.items():
                 assert torch.equal(model.optimizer_state_dict()[key], value)
@@ -365,7 +415,9 @@ class BackendContract:
                 torch.set_num_threads(count)
                 model = self.placed(placements(table)["split 50%"])
                 for seed in range(2):
-                    outputs = model(random_batch([table], 400, seed=seed, longest=20))
+                    outputs = model(
+                        random_batch([table], self.thread_samples, seed=seed, longest=20)
+                    )
                     backward(outputs, random_gradients(outputs, seed))
                 results.append(model.state_dict()["t.weight"])
         finally:
@@ -373,9 +425,10 @@ class BackendContract:
         assert torch.equal(results[0], results[1])
         assert torch.equal(results[1], results[2])
 
-    def test_row_placements_are_bit_equal(self) -> None:
+    @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+    def test_row_placements_are_bit_equal(self, optimizer: str) -> None:
         """Sums run in the order of the lookups, wherever the rows are."""
-        table = two_features("adagrad")
+        table = two_features(optimizer)
         results = []
         for name in ("hbm", "split 50%", "row-wise", "hot, then row-wise"):
             model = self.placed(placements(table)[name])

@@ -80,7 +80,7 @@ def test_initial_weights_depend_on_the_seed_and_not_on_the_plan() -> None:
     assert first.std() == pytest.approx(70_000**-0.5 / 3**0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("backend", ["torch", "staged"])
+@pytest.mark.parametrize("backend", ["torch", "tiered"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("placement", ["hbm", "host", "split 50%", "grid", "crossing cuts"])
 def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backend: str) -> None:
@@ -112,8 +112,8 @@ def test_unknown_names_list_the_known() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(BackendError, match="torch finds no GPU here"):
             PlacedEmbeddings(plan, device="cuda")
-    with pytest.raises(PlanMismatchError, match="optimizer 'adam' is none of"):
-        PlacedEmbeddings(plan, optimizer="adam")
+    with pytest.raises(PlanMismatchError, match="optimizer 'lamb' is none of"):
+        PlacedEmbeddings(plan, optimizer="lamb")
     with pytest.raises(PlanMismatchError, match=r"padding_idx names features \['x'\]"):
         PlacedEmbeddings(plan, padding_idx={"x": 0})
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from executor_cases import (
+    BETA1,
+    BETA2,
     EPS,
     LR,
     DoubleModel,
@@ -100,14 +102,42 @@ def test_rowwise_adagrad_is_its_formula(sparse: bool) -> None:
         assert trainer.step(closure) is not None
         expected.step(batch, {"f": gradient})
     torch.testing.assert_close(bag.weight, expected.weights["t"])
-    torch.testing.assert_close(trainer.state[bag.weight]["sum"], expected.row_state["t"])
+    torch.testing.assert_close(trainer.state[bag.weight]["sum"], expected.states("t")["sum"])
+
+
+def test_adam_of_the_float64_model_is_sparse_adam() -> None:
+    """What the placed model is held to, against torch: few rows are read, one step none."""
+    table = replace(two_features(), features=(Feature("f"),))
+    start = torch.randn(61, 8, dtype=torch.float64)
+    bag = nn.EmbeddingBag.from_pretrained(
+        start.clone(), freeze=False, mode="sum", sparse=True, include_last_offset=True
+    )
+    trainer = torch.optim.SparseAdam(bag.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
+    expected = DoubleModel([table], {"t": start}, "adam")
+    nothing = BagBatch(torch.empty(0, dtype=torch.int64), torch.zeros(13).long(), 12)
+    for seed in range(5):
+        batch = nothing if seed == 2 else random_batch([table], seed=seed)
+        output = bag(batch.ids, batch.offsets)
+        gradient = random_gradients({"f": output}, seed)["f"]
+        trainer.zero_grad()
+        output.backward(gradient.double())
+        trainer.step()
+        expected.step(batch, {"f": gradient})
+    torch.testing.assert_close(bag.weight, expected.weights["t"])
+    for name, state in expected.states("t").items():
+        torch.testing.assert_close(trainer.state[bag.weight][name], state)
 
 
 def test_optimizers_may_be_one_for_all() -> None:
     tables = [replace(two_features(name), name=name, features=()) for name in OPTIMIZERS]
     model = UnplacedEmbeddings(tables)
     kinds = [type(trainer) for trainer in model.optimizers()]
-    assert kinds == [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad]
+    assert kinds == [
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        RowWiseAdagrad,
+        torch.optim.SparseAdam,
+    ]
     (single,) = model.optimizers(optimizer="adagrad")
     assert isinstance(single, torch.optim.Adagrad)
-    assert len(single.param_groups[0]["params"]) == 3
+    assert len(single.param_groups[0]["params"]) == len(OPTIMIZERS)

@@ -1,41 +1,70 @@
 """Backends: the kernels that read and update arenas, by name."""
 
+import importlib.util
+
 import torch
 
 from placer.errors import BackendError
 from placer.executor.backends._base import Backend
+from placer.executor.pool import Policy
 
-BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "staged")
+BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "triton", "tiered")
 
 
-def make_backend(name: str, device_type: str) -> Backend:
+def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Backend:
     """The backend called `name`; ``auto`` takes the fastest that is installed.
+
+    ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
+    ``triton`` and ``tiered`` give each tier memory of its own: the first with kernels in Triton,
+    the second in plain PyTorch, which is slower and runs on every device.
 
     Raises
     ------
     BackendError
         If there is no such backend, its library is missing, or it cannot run on the device.
     """
-    from placer.executor.backends.torch_backend import TorchBackend
-
     if name not in BACKENDS:
         raise BackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
-    if device_type != "cpu":
-        if name not in ("auto", "staged"):
-            raise BackendError(f"backend {name!r} runs on cpu, not on {device_type}; use 'staged'")
-        if device_type == "cuda" and not torch.cuda.is_available():
-            raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
-        return TorchBackend("staged")
-    if name in ("torch", "staged"):
-        return TorchBackend(name)
-    try:
-        import numba  # noqa: F401
-    except ImportError as error:
-        if name == "auto":
-            return TorchBackend("torch")
-        raise BackendError(
-            "backend 'numba' needs numba: pip install 'embedding-placer[cpu]'"
-        ) from error
+    if device.type != "cpu" and name in ("numba", "torch"):
+        raise BackendError(f"backend {name!r} runs on cpu, not on {device.type}; use 'triton'")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
+    if name == "auto":
+        name = _best(device)
+    if name in ("numba", "torch"):
+        return _host_backend(name)
+    from placer.executor.backends.tiered import TieredBackend
+
+    host = _host_backend("numba" if _installed("numba") else "torch")
+    if name == "tiered":
+        from placer.executor.backends.torch_kernels import TorchKernels
+
+        return TieredBackend(TorchKernels(), host, device, policy)
+    from placer.executor.backends.triton_kernels import TritonKernels
+
+    return TieredBackend(TritonKernels(device), host, device, policy)
+
+
+def _best(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "numba" if _installed("numba") else "torch"
+    return "triton" if device.type == "cuda" and _installed("triton") else "tiered"
+
+
+def _host_backend(name: str) -> Backend:
+    if name == "torch":
+        from placer.executor.backends.torch_backend import TorchBackend
+
+        return TorchBackend()
+    if not _installed("numba"):
+        raise BackendError("backend 'numba' needs numba: pip install 'embedding-placer[cpu]'")
     from placer.executor.backends.numba_backend import NumbaBackend
 
     return NumbaBackend()
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # What `sys.modules[package] = None` gives.
+        return False

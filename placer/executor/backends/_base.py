@@ -2,14 +2,48 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from placer.executor.arena import Arena
+from placer.executor.bags import BagBatch
 from placer.executor.layout import ArenaSpec
 from placer.executor.rule import Rule
-from placer.executor.step import ArenaStep, FeatureRead, Segment, check_ids
+from placer.executor.step import ArenaReads, ArenaStep, FeatureRead
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StripReads:
+    """One feature's lookups in one strip of a table that is cut by columns.
+
+    Attributes
+    ----------
+    arena : Arena
+    step : ArenaStep
+    lookups : slice
+        Of the arena's step.
+    sources : int64
+        The row of `gradients` of each lookup.
+    gradients : float32, shape (bags of the arena, width)
+    weights : float32 or None
+        Weight of each lookup.
+    rule : Rule
+    """
+
+    arena: Arena
+    step: ArenaStep
+    lookups: slice
+    sources: Tensor
+    gradients: Tensor
+    weights: Tensor | None
+    rule: Rule
+
+    @property
+    def slots(self) -> Tensor:
+        """Slots of the lookups."""
+        return self.step.slots[self.lookups]
 
 
 class Backend(ABC):
@@ -20,26 +54,27 @@ class Backend(ABC):
 
     name: str
 
-    def translate(
+    @abstractmethod
+    def allocate(self, spec: ArenaSpec) -> Arena:
+        """Zeroed memory for an arena."""
+
+    @abstractmethod
+    def prepare(
         self,
-        ids: Tensor,
+        arenas: Sequence[Arena],
+        batch: BagBatch,
         features: Sequence[FeatureRead],
-        arena: ArenaSpec,
-        segments: Sequence[Segment],
-    ) -> Tensor:
-        """Slots, int64, of the lookups of an arena's segments.
+        reads: Sequence[ArenaReads],
+        training: bool,
+    ) -> tuple[ArenaStep, ...]:
+        """Find a batch's rows; `training` says that a backward pass may follow.
 
         Raises
         ------
         DataError
-            If an id is no row of its table.
+            If an id is no row of its table. A device is not waited for: what is found there
+            is raised by a later call.
         """
-        slots = [ids[:0].long()]
-        for segment in segments:
-            part = ids[slice(*segment.batch)]
-            check_ids(part, features[segment.feature])
-            slots.append(segment.strip.slots_of(part))
-        return torch.cat(slots)
 
     @abstractmethod
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
@@ -47,8 +82,8 @@ class Backend(ABC):
 
     def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradients of an arena's bags from those of its segments: float32, (bags, width)."""
-        joined = torch.empty((step.bags, arena.spec.key.width), device=step.slots.device)
-        for segment, gradient in zip(step.segments, gradients, strict=True):
+        joined = torch.empty((step.reads.bags, arena.spec.key.width), device=step.slots.device)
+        for segment, gradient in zip(step.reads.segments, gradients, strict=True):
             joined[slice(*segment.bags)] = gradient
         return joined
 
@@ -66,13 +101,17 @@ class Backend(ABC):
         `gradients` are of the bags: float32, shape (bags, width), contiguous.
         """
 
+    @abstractmethod
+    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+        """Row-wise Adagrad of one table whose rows are spread over several strips.
+
+        The state grows by mean(g²) over the whole row, so all strips are summed before one is
+        updated. The same lookups read every strip, hence the order found for one serves all.
+        """
+
+    @abstractmethod
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
-        rows = arena.weights.read(step.slots).float()
-        return (rows * gradients.index_select(0, sources_of(step))).sum(1)
 
-
-def sources_of(step: ArenaStep) -> Tensor:
-    """The bag of each lookup."""
-    bags = torch.arange(step.bags, device=step.offsets.device)
-    return bags.repeat_interleave(step.offsets.diff(), output_size=step.slots.numel())
+    def finish(self, steps: Sequence[ArenaStep]) -> None:  # noqa: B027  most have nothing to do
+        """The rows of a step have been updated, or will not be."""

@@ -29,7 +29,7 @@ RANGE_BITS = 12
 DIGIT_BITS = 11
 """Bits sorted per pass: 2,048 counters fit the L1 cache."""
 
-SGD, ADAGRAD, ROWWISE_ADAGRAD = 0, 1, 2
+SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
 
 _FUSED = {"contract"}
 """Multiply and add in one instruction; NaN and infinity keep their meaning."""
@@ -173,13 +173,15 @@ def _sort(keys, bits):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
-def update(rows, state, slots, offsets, gradients, weights, optimizer, lr, eps, thread, threads):
+def update(rows, state, slots, offsets, gradients, weights, optimizer, constants, thread, threads):
     """Sum the gradients of each row's lookups and apply the optimizer once to the row.
 
     A thread takes a range of slots, sorts the lookups that fall in it, and goes through the
     runs of equal slots. `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for its
-    row-wise form.
+    row-wise form, ``[rows, 2 * width]`` for Adam. `constants` are the step size, eps, and
+    what Adam's averages take of a new value, 1 − β₁ and 1 − β₂: all float32.
     """
+    lr, eps, new_mean, new_square = constants
     width = rows.shape[1]
     weighted = weights.size > 0
     low, high, own = _own_slots(slots, rows.shape[0], thread, threads)
@@ -238,6 +240,15 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, lr, eps, 
             for k in range(width):
                 state[slot, k] += total[k] * total[k]
                 rows[slot, k] -= lr * total[k] / (np.sqrt(state[slot, k]) + eps)
+        elif optimizer == ADAM:
+            for k in range(width):
+                gradient = total[k]
+                mean = state[slot, k] + (gradient - state[slot, k]) * new_mean
+                square = state[slot, width + k]
+                square += (gradient * gradient - square) * new_square
+                state[slot, k] = mean
+                state[slot, width + k] = square
+                rows[slot, k] -= lr * mean / (np.sqrt(square) + eps)
         else:
             square = np.float32(0.0)
             for k in range(width):

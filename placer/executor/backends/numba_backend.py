@@ -13,12 +13,13 @@ from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_backend import TorchBackend
 from placer.executor.layout import ArenaSpec
 from placer.executor.rule import Rule
-from placer.executor.step import ArenaStep, FeatureRead, Segment, check_ids
+from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, check_ids
 
 _KINDS = {
     "sgd": kernels.SGD,
     "adagrad": kernels.ADAGRAD,
     "rowwise_adagrad": kernels.ROWWISE_ADAGRAD,
+    "adam": kernels.ADAM,
 }
 _NONE = np.empty(0, np.float32)
 
@@ -29,16 +30,12 @@ class NumbaBackend(TorchBackend):
     Half-precision arenas are left to PyTorch.
     """
 
-    def __init__(self) -> None:
-        super().__init__("numba")
+    name = "numba"
 
-    def translate(
-        self,
-        ids: Tensor,
-        features: Sequence[FeatureRead],
-        arena: ArenaSpec,
-        segments: Sequence[Segment],
+    def _translate(
+        self, ids: Tensor, features: Sequence[FeatureRead], arena: ArenaSpec, reads: ArenaReads
     ) -> Tensor:
+        segments = reads.segments
         starts = np.array([0, *(segment.lookups[1] for segment in segments)])
         out = torch.empty(int(starts[-1]), dtype=torch.int64)
         if not out.numel():
@@ -62,14 +59,14 @@ class NumbaBackend(TorchBackend):
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         rows = _float_rows(arena)
-        if rows is None or not step.bags:
+        if rows is None or not step.reads.bags:
             return super().forward(arena, step, weights)
-        out = torch.empty((step.bags, rows.shape[1]))
+        out = torch.empty((step.reads.bags, rows.shape[1]))
         kernel = partial(
             kernels.pool,
             rows.numpy(),
             step.slots.numpy(),
-            step.offsets.contiguous().numpy(),
+            step.reads.offsets.contiguous().numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             out.numpy(),
         )
@@ -77,14 +74,14 @@ class NumbaBackend(TorchBackend):
         return out
 
     def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
-        joined = torch.empty((step.bags, arena.spec.key.width))
+        joined = torch.empty((step.reads.bags, arena.spec.key.width))
         target = joined.numpy()
         parts = [gradient.numpy() for gradient in gradients]
 
         def copy(thread: int, threads: int) -> None:
             # NumPy copies without Python's lock.
             for index in range(thread, len(parts), threads):
-                target[slice(*step.segments[index].bags)] = parts[index]
+                target[slice(*step.reads.segments[index].bags)] = parts[index]
 
         run(copy, thread_count(step.slots.numel()))
         return joined
@@ -109,12 +106,15 @@ class NumbaBackend(TorchBackend):
             rows.numpy(),
             state,
             step.slots.numpy(),
-            step.offsets.contiguous().numpy(),
+            step.reads.offsets.contiguous().numpy(),
             gradients.numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             _KINDS[rule.optimizer],
-            np.float32(rule.lr),
-            np.float32(rule.eps),
+            # The differences in double: 1 − float32(0.999) is off in its fifth digit.
+            tuple(
+                np.float32(value)
+                for value in (float(rule.step_size()), rule.eps, 1 - rule.beta1, 1 - rule.beta2)
+            ),
         )
         run(kernel, thread_count(step.slots.numel()))
 

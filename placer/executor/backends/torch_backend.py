@@ -1,28 +1,47 @@
-"""Plain PyTorch: runs wherever torch does."""
+"""Plain PyTorch on the host: runs wherever torch does."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from placer.executor.arena import Arena, FlatRows
-from placer.executor.backends._base import Backend, sources_of
+from placer.executor.arena import Arena, FlatRows, flat_arena
+from placer.executor.backends._base import Backend, StripReads
+from placer.executor.bags import BagBatch
+from placer.executor.layout import ArenaSpec
+from placer.executor.phases import phase
 from placer.executor.rule import Rule, apply_rule, row_sums, runs
-from placer.executor.step import ArenaStep
+from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, check_ids
 
 
 class TorchBackend(Backend):
-    """`torch.nn.functional.embedding_bag` both ways.
+    """`torch.nn.functional.embedding_bag` both ways, over flat arenas in host memory.
 
-    Called ``torch`` it reads one flat arena in place. Called ``staged``, what CUDA uses,
-    every tier has memory of its own, from which the distinct rows of a step are copied
-    to the computing device, and to which they return when they have been updated.
+    Both tiers are the same memory there, so every row is read in place.
     """
 
-    def __init__(self, name: str = "torch") -> None:
-        self.name = name
+    name = "torch"
+
+    def allocate(self, spec: ArenaSpec) -> Arena:
+        return flat_arena(spec)
+
+    def prepare(
+        self,
+        arenas: Sequence[Arena],
+        batch: BagBatch,
+        features: Sequence[FeatureRead],
+        reads: Sequence[ArenaReads],
+        training: bool,
+    ) -> tuple[ArenaStep, ...]:
+        with phase("map"):
+            return tuple(
+                ArenaStep(read, self._translate(batch.ids, features, arena.spec, read))
+                for arena, read in zip(arenas, reads, strict=True)
+            )
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
-        rows = arena.weights
-        if isinstance(rows, FlatRows) and rows.data.dtype == torch.float32:
+        rows = _flat(arena)
+        if rows.data.dtype == torch.float32:
             table, index = rows.data, step.slots
         else:
             slots, index = torch.unique(step.slots, return_inverse=True)
@@ -30,7 +49,7 @@ class TorchBackend(Backend):
         return torch.nn.functional.embedding_bag(
             index,
             table,
-            step.offsets,
+            step.reads.offsets,
             mode="sum",
             per_sample_weights=weights,
             include_last_offset=True,
@@ -44,7 +63,53 @@ class TorchBackend(Backend):
         weights: Tensor | None,
         rule: Rule,
     ) -> None:
-        order, slots, starts = runs(step.slots)
-        sources = sources_of(step)[order]
+        with phase("sort"):
+            order, slots, starts = runs(step.slots)
+        sources = step.reads.sources()[order]
         sorted_weights = None if weights is None else weights[order]
-        apply_rule(rule, arena, slots, row_sums(gradients, sources, sorted_weights, starts))
+        sums = row_sums(gradients, sources, sorted_weights, starts)
+        apply_rule(rule, arena.weights, arena.state, slots, sums)
+
+    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+        with phase("sort"):
+            order, _, starts = runs(torch.cat([reads.slots for reads in strips[0]]))
+        sums = []
+        for strip in strips:
+            sources = torch.cat([reads.sources for reads in strip])[order]
+            weights = None
+            if strip[0].weights is not None:
+                weights = torch.cat([reads.weights for reads in strip if reads.weights is not None])
+                weights = weights[order]
+            sums.append(row_sums(strip[0].gradients, sources, weights, starts))
+        dim = sum(part.shape[1] for part in sums)
+        squares = torch.stack([(part * part).sum(1) for part in sums]).sum(0)
+        for strip, part in zip(strips, sums, strict=True):
+            arena = strip[0].arena
+            slots = torch.cat([reads.slots for reads in strip])[order][starts]
+            apply_rule(strip[0].rule, arena.weights, arena.state, slots, part, squares / dim)
+
+    def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
+        rows = _flat(arena).read(step.slots).float()
+        return (rows * gradients.index_select(0, step.reads.sources())).sum(1)
+
+    def _translate(
+        self, ids: Tensor, features: Sequence[FeatureRead], arena: ArenaSpec, reads: ArenaReads
+    ) -> Tensor:
+        """Slots, int64, of an arena's lookups.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of its table.
+        """
+        slots = [ids[:0].long()]
+        for segment in reads.segments:
+            part = ids[slice(*segment.batch)]
+            check_ids(part, features[segment.feature])
+            slots.append(segment.strip.slots_of(part))
+        return torch.cat(slots)
+
+
+def _flat(arena: Arena) -> FlatRows:
+    assert isinstance(arena.weights, FlatRows), "arenas of this backend are flat"
+    return arena.weights

@@ -1,0 +1,374 @@
+"""Everything that `gpu.py` times, in order of importance, within its time."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from _gpu_check import KINDS, Equivalence, Kind, check_kinds
+from _gpu_contenders import (
+    FBGEMM_LOCATIONS,
+    EmbeddingBags,
+    Fbgemm,
+    HostMemory,
+    OneBatchSteps,
+    PlacedSteps,
+    placed,
+)
+from _gpu_measure import (
+    TIMED_STEPS,
+    WARM_UP_STEPS,
+    Copies,
+    Step,
+    Timing,
+    host_waits,
+    time_graph,
+    time_steps,
+    why,
+)
+from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make_plan, shrunk
+from torch import Tensor
+
+from placer.plan.memory import device_memory
+from placer.plan.plan import Lookup
+
+HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
+"""Shares of the rows, those with a target first."""
+
+BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
+BAGS_ON_HOST = "CPU nn.EmbeddingBag + copy"
+GRAPH = "device, CUDA graph"
+
+CACHE_WARM_UP_STEPS = 12
+"""More than others': a cache starts with the rows that the law ranks first, and then has to
+learn which of the others come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large all is.
+
+    Attributes
+    ----------
+    scale : float
+        Share of the rows of the large tables.
+    batch_sizes : tuple of int
+    limit_s : float
+        Timed steps of one contender.
+    job_s : float
+        What one model may take in all, for what still fits the time limit.
+    tiny : bool
+        Shapes for Triton's interpreter.
+    """
+
+    scale: float
+    batch_sizes: tuple[int, ...] = (65_536, 8_192)
+    limit_s: float = 1.5
+    job_s: float = 8.0
+    tiny: bool = False
+
+    def model(self, skew: Skew) -> Model:
+        """The tables."""
+        model = dcnv2(skew, self.scale)
+        return shrunk(model, 64, 3, 8, tables=4) if self.tiny else model
+
+    def checked_model(self) -> Model:
+        """A smaller one, to compare with the unplaced model on the CPU."""
+        if self.tiny:
+            return self.model("zipf-1.05")
+        return shrunk(dcnv2("zipf-1.05", self.scale), 3_000, 20, 128, tables=26)
+
+    @property
+    def batches(self) -> int:
+        """Distinct batches: as many as steps follow one another."""
+        return 4 if self.tiny else WARM_UP_STEPS + CACHE_WARM_UP_STEPS + TIMED_STEPS + 1
+
+    def warm_up(self, lookup: Lookup) -> int:
+        """Steps before the clock."""
+        if self.tiny:
+            return 1
+        return WARM_UP_STEPS + (CACHE_WARM_UP_STEPS if lookup == "cached" else 0)
+
+
+@dataclass(slots=True)
+class Record:
+    """One row of the table; what does not apply is None.
+
+    Attributes
+    ----------
+    hbm_row_share : float
+        Rows that live, or are cached, in HBM.
+    step_s : float or None
+        Median; None where it was not timed, and `note` says why.
+    roofline_share : float
+        Samples per second × the bytes of DESIGN.md section 5, over the bytes per second of the
+        copy within HBM. Rows that several lookups read come from caches: it may pass 1.
+    moved_bytes_per_s : float
+        Those bytes per second.
+    link_bytes : float
+        Distinct rows of a batch that are not among the rows in HBM, with their state: what has
+        to cross the link each way.
+    link_share : float
+        Time that a copy of so many bytes takes, both ways busy, over the step's.
+    hbm_hit_rate, split_hit_rate, pool_hit_rate, in_place_share : float
+        Shares: of lookups whose row was in HBM before the step asked; of lookups whose row lives
+        there for good; of those of staged or cached rows that were there from earlier steps; and
+        of distinct staged or cached rows that found no room.
+    hbm_peak_bytes, hbm_plan_bytes : int
+        HBM beside batches and their gradients, and what the plan says.
+    """
+
+    batch_size: int
+    skew: str
+    hbm_row_share: float
+    contender: str
+    step_s: float | None = None
+    seconds: tuple[float, ...] = ()
+    samples_per_s: float | None = None
+    roofline_share: float | None = None
+    moved_bytes_per_s: float | None = None
+    distinct_rows: float | None = None
+    link_bytes: float | None = None
+    link_share: float | None = None
+    hbm_hit_rate: float | None = None
+    split_hit_rate: float | None = None
+    pool_hit_rate: float | None = None
+    in_place_share: float | None = None
+    staging_rows: int | None = None
+    host_waits: str = ""
+    hbm_peak_bytes: int | None = None
+    hbm_plan_bytes: int | None = None
+    failed: bool = False
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Bench:
+    """State of a run.
+
+    Attributes
+    ----------
+    deadline_s : float
+        By `time.perf_counter`.
+    seen : callable
+        Gets every record as soon as it is there.
+    """
+
+    device: torch.device
+    sizes: Sizes
+    copies: Copies
+    memory: HostMemory
+    deadline_s: float
+    seen: Callable[[Record], None]
+    records: list[Record] = field(default_factory=list)
+    equivalence: dict[str, Equivalence] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Check, then time everything; what no longer fits the time is left out and says so."""
+        self.equivalence = check_kinds(
+            self.sizes.checked_model(), 8 if self.sizes.tiny else 256, self.device
+        )
+        self._free()
+        for batch_size in self.sizes.batch_sizes:
+            for skew in SKEWS:
+                _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches).run()
+        # The slowest come last, the small batch first.
+        for batch_size in sorted(self.sizes.batch_sizes):
+            for skew in SKEWS:
+                _Group(self, self.sizes.model(skew), batch_size, 4).run_slow()
+
+    def add(self, record: Record) -> None:
+        """Keep a record and tell of it."""
+        self.records.append(record)
+        self.seen(record)
+
+    def fits(self, seconds: float) -> bool:
+        """Whether so much time is left."""
+        return time.perf_counter() + seconds < self.deadline_s
+
+    def _free(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def free(self) -> int:
+        """Give freed memory back, and start to look for the peak; bytes in use now."""
+        self._free()
+        return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
+
+
+class _Group:
+    """All that is timed with one batch size and skew, over the same batches."""
+
+    def __init__(self, bench: Bench, model: Model, batch_size: int, batches: int) -> None:
+        self._bench, self._model, self._size = bench, model, batch_size
+        self._number = batches
+        self._drawn: tuple[Batches, list[Tensor]] | None = None
+
+    def run(self) -> None:
+        """The placed model in all kinds but one, `nn.EmbeddingBag` and FBGEMM on the GPU."""
+        for share in HBM_SHARES:
+            lookups: tuple[Lookup, ...] = ("staged", "cached", "uva")
+            if share == 1:
+                lookups = ("device",)
+            elif not share:
+                lookups = ("staged", "uva")  # A cache without a row is no cache.
+            for lookup in lookups:
+                self._placed(lookup, share)
+            if share == 1:
+                self._bags(on_host=False)
+        for location in FBGEMM_LOCATIONS:
+            shares = (1.0,) if location == "DEVICE" else (0.0,)
+            for share in (0.1, 0.015) if location == "MANAGED_CACHING" else shares:
+                self._fbgemm(location, share)
+
+    def run_slow(self) -> None:
+        """Where the CPU pools, which may take seconds a step."""
+        for share in HBM_SHARES:
+            if share < 1:
+                self._placed("host", share)
+        self._bags(on_host=True)
+
+    def _batches(self) -> tuple[Batches, list[Tensor]]:
+        """Drawn when first asked for: what is left out needs none."""
+        if self._drawn is None:
+            device = self._bench.device
+            self._drawn = (
+                draw(self._model, self._size, self._number, device, seed=1),
+                gradients(self._model, self._size, device),
+            )
+        return self._drawn
+
+    def _record(self, share: float, contender: str) -> Record:
+        return Record(self._size, self._model.skew, share, contender)
+
+    def _skip(self, seconds: float, *records: Record) -> bool:
+        """Whether there is no time for them, which the table then says."""
+        if self._bench.fits(seconds):
+            return False
+        for record in records:
+            record.note = f"left out: no time for some {seconds:.0f} s"
+            self._bench.add(record)
+        return True
+
+    def _placed(self, lookup: Lookup, share: float) -> None:
+        """One model of the placed kind: with and without look-ahead where that matters."""
+        bench = self._bench
+        kinds = [kind for kind in KINDS if kind.lookup == lookup]
+        records = {kind.name: self._record(share, kind.name) for kind in kinds}
+        if lookup == "device":
+            records[GRAPH] = self._record(share, GRAPH)
+        for kind in list(kinds):
+            outcome = bench.equivalence[kind.name]
+            if not outcome.equal:
+                text = outcome.error or f"weights differ by {outcome.largest_difference}"
+                bench.add(self._failed(records.pop(kind.name), f"not timed: {text}"))
+                kinds.remove(kind)
+        if not kinds or self._skip(bench.sizes.job_s, *records.values()):
+            return
+        try:
+            self._time_placed(lookup, share, kinds, records)
+        except Exception as error:  # Whatever breaks one model, the next is another.
+            for record in records.values():
+                if record.step_s is None:
+                    bench.add(self._failed(record, why(error)))
+
+    def _time_placed(
+        self, lookup: Lookup, share: float, kinds: Sequence[Kind], records: dict[str, Record]
+    ) -> None:
+        bench, (drawn, grads) = self._bench, self._batches()
+        plan = make_plan(self._model, lookup, share, self._size)
+        before = bench.free()
+        model = placed(plan, bench.memory, bench.device)
+        for kind in kinds:
+            record = records[kind.name]
+            steps = PlacedSteps(model, drawn.batches, grads, kind.ahead)
+            limit_s, warm_up = bench.sizes.limit_s, bench.sizes.warm_up(lookup)
+            timing = time_steps(steps, bench.device, limit_s, warm_up, model.reset_hit_rates)
+            self._timed(record, timing)
+            if bench.device.type == "cuda":
+                record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
+            record.hbm_plan_bytes = device_memory(plan)["gpu:0"].total_bytes
+            record.staging_rows = sum(shard.staging_rows for shard in plan.shards)
+            record.distinct_rows = drawn.distinct_rows()
+            if share < 1:
+                cold = drawn.distinct_rows(self._model.hottest(share))
+                record.link_bytes = cold * self._model.row_bytes
+                bound_s = record.link_bytes / bench.copies.both_bytes_per_s
+                record.link_share = bound_s / timing.median_s
+            rates = model.hit_rates()
+            if rates is not None:
+                record.hbm_hit_rate = rates.hbm_hit_rate
+                record.split_hit_rate = rates.home_lookups / rates.lookups
+                record.pool_hit_rate = rates.pool.hit_rate
+                record.in_place_share = rates.pool.in_place_share
+            record.host_waits = host_waits(steps, bench.device)
+            bench.add(record)
+        if lookup == "device":
+            record = records[GRAPH]
+            held = OneBatchSteps(model, drawn.batches, grads)
+            limit_s = bench.sizes.limit_s
+            replays, record.note = time_graph(held, held.next_batch, bench.device, limit_s)
+            if replays is not None:
+                self._timed(record, replays)
+            bench.add(record)
+
+    def _bags(self, on_host: bool) -> None:
+        bench = self._bench
+        record = self._record(0.0 if on_host else 1.0, BAGS_ON_HOST if on_host else BAGS_IN_HBM)
+        record.note = "row-wise Adagrad" if on_host else ""
+        lookups = self._size * sum(self._model.lookups)
+        # Some microseconds a lookup on the host: measured on two cores, with four steps to take.
+        seconds = max(bench.sizes.job_s, 8e-6 * lookups if on_host else 0.0)
+        if self._skip(seconds, record):
+            return
+        memory = bench.memory if on_host else None
+
+        def make() -> Step:
+            drawn, grads = self._batches()
+            return EmbeddingBags(self._model, drawn, grads, bench.device, memory)
+
+        self._time(record, make, warm_up=1 if on_host else WARM_UP_STEPS)
+
+    def _fbgemm(self, location: str, share: float) -> None:
+        bench = self._bench
+        record = self._record(share, f"FBGEMM {location.lower().replace('_', ' ')}")
+        if self._skip(bench.sizes.job_s, record):
+            return
+
+        def make() -> Step:
+            drawn, grads = self._batches()
+            return Fbgemm(self._model, drawn.batches, grads, bench.device, location, share)
+
+        self._time(record, make)
+
+    def _time(self, record: Record, make: Callable[[], Step], warm_up: int = WARM_UP_STEPS) -> None:
+        bench = self._bench
+        try:
+            self._batches()
+            before = bench.free()
+            step = make()
+            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s, warm_up))
+            if bench.device.type == "cuda":
+                record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
+        except Exception as error:  # A rival that cannot run here is a row that says so.
+            record.note = f"not timed: {why(error)}"
+        bench.add(record)
+
+    def _timed(self, record: Record, timing: Timing) -> None:
+        record.seconds = timing.seconds
+        record.step_s = timing.median_s
+        record.samples_per_s = self._size / timing.median_s
+        record.moved_bytes_per_s = record.samples_per_s * self._model.roofline_bytes
+        record.roofline_share = record.moved_bytes_per_s / self._bench.copies.hbm_bytes_per_s
+
+    def _failed(self, record: Record, note: str) -> Record:
+        record.failed, record.note = True, note
+        return record
+
+
+def as_json(records: Sequence[Record]) -> list[dict[str, object]]:
+    """Records as a file keeps them."""
+    return [asdict(record) for record in records]

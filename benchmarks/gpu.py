@@ -1,0 +1,235 @@
+"""One training step of DLRM-DCNv2's tables on a GPU: every lookup kind, beside others.
+
+    python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
+    python benchmarks/gpu.py --tune | --profile | --tiny
+
+The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
+--scale of the rows of the large ones (by default what fits the machine twice in HBM, since
+`torch.optim.Adagrad` has that much state, and once in host memory). Batches of 65,536 and 8,192
+samples; every lookup is drawn by itself, from Zipf's law with exponent 1.05 or from laws fitted
+to the Criteo log; ids are ranks, so that plans are made by hand: the hottest 100, 25, 10, 1.5 or
+0% of all rows in HBM, the others staged, cached, read in place (uva) or pooled by the host. The
+rows of two steps in flight have room in HBM beside that budget; "HBM GiB" is what was in use.
+
+A step is forward, backward and update, with the gradients of the pooled rows given. Each takes a
+batch of its own; times are between CUDA events at the ends of steps, with no waiting in between;
+medians count. Before a kind is timed, it trains a small model and is compared with plain PyTorch.
+Bytes per second are held against copies measured in the same run. What does not fit the time
+limit is left out, and the table says so.
+
+--tune      tries launch sizes of the Triton kernels and prints the best
+--profile   prints a profiler's table of one step of each kind
+--tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
+
+Exit status: 0; 1 if a kind differs from plain PyTorch or breaks; 2 without a GPU.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from _gpu_run import Record, Sizes
+
+_HBM_FOR_STEPS = 40e9
+"""Bytes left for what `nn.EmbeddingBag`'s sparse gradients take, batches and outputs."""
+
+_HOST_SHARE = 0.75
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="embedding step on a GPU, placer and others")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--tune", action="store_true", help="try launch sizes")
+    mode.add_argument("--profile", action="store_true", help="profile a step of each kind")
+    mode.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
+    parser.add_argument("--scale", type=float, help="share of the rows of the large tables")
+    parser.add_argument("--batch-sizes", default="65536,8192")
+    parser.add_argument("--time-limit", type=float, default=420.0, metavar="SECONDS")
+    parser.add_argument("--output", type=Path, help="JSON file; - for none")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Measure, print, save."""
+    started = time.perf_counter()
+    options = parse()
+    if options.tiny:  # Triton looks at it when it is imported.
+        os.environ["TRITON_INTERPRET"] = "1"
+    if importlib.util.find_spec("placer") is None:  # A bare machine with a copy of the project.
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+    import torch
+
+    if not options.tiny and not torch.cuda.is_available():
+        print("torch finds no GPU here; --tiny runs without one", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    device = torch.device("cpu" if options.tiny else "cuda")
+    # Said, so that nobody warns of it.
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+    if options.tiny:
+        torch.set_num_threads(1)
+        print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
+    sizes = _sizes(options, device)
+    if options.tune or options.profile:
+        from _gpu_tune import profile, tune
+
+        (tune if options.tune else profile)(device, sizes, started + options.time_limit)
+        return 0
+    return run(options, sizes, device, started)
+
+
+def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", started: float) -> int:
+    """The table, its targets, and the file."""
+    from _gpu_contenders import HostMemory
+    from _gpu_measure import measure_copies, measured
+    from _gpu_report import HEADER, line, target_lines, targets
+    from _gpu_run import Bench, as_json
+
+    from placer.files import write_text
+
+    model = sizes.model("zipf-1.05")
+    print(
+        f"{len(model.tables)} tables, {model.rows:,} rows × {model.width} "
+        f"({model.rows * model.row_bytes / 1e9:.1f} GB with state), scale {sizes.scale:.3g}, "
+        f"{sum(model.lookups)} lookups a sample",
+        flush=True,
+    )
+    copies = measure_copies(device, 1 << 20 if options.tiny else 1 << 30)
+    for name, value in measured(copies).items():
+        print(f"{name.removesuffix('_bytes_per_s'):<12}{value / 1e9:>9.1f} GB/s")
+    floats = model.rows * (model.width + 1) + 512 * (len(model.tables) + 2)
+    memory = HostMemory(floats, device)
+    print(f"host memory ready after {time.perf_counter() - started:.0f} s", flush=True)
+    report: dict[str, object] = {
+        "benchmark": "embedding step on a GPU: forward, backward, update",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": _machine(device),
+        "versions": _versions(),
+        "options": {
+            "scale": sizes.scale,
+            "batch_sizes": sizes.batch_sizes,
+            "time_limit_s": options.time_limit,
+            "tiny": options.tiny,
+        },
+        "tables": len(model.tables),
+        "rows": model.rows,
+        "lookups_per_sample": sum(model.lookups),
+        "roofline_bytes_per_sample": model.roofline_bytes,
+        "copies": measured(copies),
+    }
+    output = _output(options, device)
+
+    def save(bench: Bench) -> None:
+        if output is not None:
+            found = targets(bench.records, sizes.batch_sizes[0])
+            kinds = {name: _plain(outcome) for name, outcome in bench.equivalence.items()}
+            rest = {
+                "seconds": time.perf_counter() - started,
+                "equivalence": kinds,
+                "targets": [_plain(target) for target in found],
+                "records": as_json(bench.records),
+            }
+            write_text(output, json.dumps({**report, **rest}, indent=1) + "\n")
+
+    def seen(record: "Record") -> None:
+        if len(bench.records) == 1:
+            _print_equivalence(bench.equivalence)
+            print(f"\n{HEADER}")
+        print(line(record), flush=True)
+        save(bench)  # Whatever ends the run, the file has what was measured before.
+
+    bench = Bench(device, sizes, copies, memory, started + options.time_limit, seen)
+    bench.run()
+    print()
+    print("\n".join(target_lines(targets(bench.records, sizes.batch_sizes[0]))))
+    print(f"\n{time.perf_counter() - started:.0f} s; raw numbers: {output or 'not written'}")
+    return int(any(record.failed for record in bench.records))
+
+
+def _print_equivalence(equivalence: Mapping[str, object]) -> None:
+    print("\nsame weights and state as plain PyTorch:")
+    for name, outcome in equivalence.items():
+        print(f"  {name:<22}{outcome}")
+
+
+def _sizes(options: argparse.Namespace, device: "torch.device") -> "Sizes":
+    from _gpu_model import dcnv2
+    from _gpu_run import Sizes
+
+    if options.tiny:
+        return Sizes(1e-5, (8, 4), limit_s=0.0, job_s=0.0, tiny=True)
+    import torch
+
+    scale = options.scale
+    if scale is None:
+        full = dcnv2("zipf-1.05", 1.0)
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        hbm = torch.cuda.get_device_properties(device).total_memory
+        weights = full.rows * full.width * 4
+        scale = min(
+            1.0,
+            (hbm - _HBM_FOR_STEPS) / (2 * weights),
+            _HOST_SHARE * pages / (full.rows * full.row_bytes),
+        )
+        scale = int(scale * 20) / 20 or scale
+    batch_sizes = tuple(int(size) for size in options.batch_sizes.split(","))
+    return Sizes(scale, batch_sizes)
+
+
+def _plain(record: object) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(record)  # type: ignore[call-overload, no-any-return]
+
+
+def _machine(device: "torch.device") -> dict[str, object]:
+    import torch
+    from _machine import machine
+
+    found = machine()
+    found["host_memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["gpu"] = properties.name
+        found["gpu_memory_bytes"] = properties.total_memory
+        found["gpu_multiprocessors"] = properties.multi_processor_count
+        found["cuda"] = torch.version.cuda
+        if shutil.which("nvidia-smi"):
+            asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+            found["driver"] = answer.stdout.strip()
+    return found
+
+
+def _versions() -> dict[str, str]:
+    from _machine import versions
+
+    return versions("torch", "triton", "numpy", "numba", "fbgemm-gpu")
+
+
+def _output(options: argparse.Namespace, device: "torch.device") -> Path | None:
+    if options.output is not None:
+        return None if str(options.output) == "-" else Path(options.output)
+    if options.tiny:
+        return None
+    import torch
+    from _machine import RESULTS
+
+    name = "-".join(torch.cuda.get_device_name(device).lower().split())
+    return RESULTS / f"gpu-{name}.json"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

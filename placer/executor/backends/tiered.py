@@ -1,0 +1,282 @@
+"""A backend whose tiers have memory of their own: what a GPU needs.
+
+A step's rows are found before it runs: ids become slots, pooled slots get an entry of HBM and
+their rows are brought there, and every lookup gets the *place* where its row then is. Forward
+and update see places alone, so that staging, caching and reading in place differ in nothing
+but what happens here, and results are bit-equal between them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from placer.executor.access import Access, Ticket, Window
+from placer.executor.arena import Arena, tiered_arena
+from placer.executor.backends._base import Backend, StripReads
+from placer.executor.backends.faults import Faults
+from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
+from placer.executor.bags import BagBatch
+from placer.executor.hit_rates import LookupCounts
+from placer.executor.layout import ArenaSpec
+from placer.executor.phases import phase
+from placer.executor.pool import SENTINEL, HbmPool, Policy
+from placer.executor.rule import Rule
+from placer.executor.runs import Runs, find_runs
+from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, Segment
+from placer.executor.tiers import TieredRows
+
+_SEGMENT_TABLES = 16
+"""Batches of one shape share their segment tables; so many shapes are remembered."""
+
+
+class TieredBackend(Backend):
+    """HBM and DRAM apart, over one set of kernels.
+
+    Parameters
+    ----------
+    kernels : TierKernels
+    host : Backend
+        What the CPU pools with, for rows whose lookup is ``host``.
+    device : torch.device
+    policy : {"lfu", "rank"}
+        Which cached rows are evicted first.
+    """
+
+    def __init__(
+        self, kernels: TierKernels, host: Backend, device: torch.device, policy: Policy
+    ) -> None:
+        self.name = kernels.name
+        self.counts = LookupCounts(device)
+        self._kernels, self._device, self._policy = kernels, device, policy
+        self._host = HostPooling(host)
+        self._window = Window()
+        self._faults = Faults(device)
+        self._tables: dict[tuple[Segment, ...] | tuple[tuple[int, ...], ...], SegmentTable] = {}
+
+    def allocate(self, spec: ArenaSpec) -> Arena:
+        return tiered_arena(spec, self._device, self._policy)
+
+    def prepare(
+        self,
+        arenas: Sequence[Arena],
+        batch: BagBatch,
+        features: Sequence[FeatureRead],
+        reads: Sequence[ArenaReads],
+        training: bool,
+    ) -> tuple[ArenaStep, ...]:
+        self._faults.poll()
+        with phase("map"):
+            fault = self._faults.new()
+            slots = [
+                self._translate(batch.ids, arena.spec, read, fault)
+                for arena, read in zip(arenas, reads, strict=True)
+            ]
+            self._faults.watch(fault, batch, features)
+        ticket = self._window.open()
+        return tuple(
+            ArenaStep(read, slot, self._access(index, arena, read, slot, ticket, training))
+            for index, (arena, read, slot) in enumerate(zip(arenas, reads, slots, strict=True))
+        )
+
+    def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
+        out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
+        access = access_of(step)
+        if step.reads.bags:
+            rows = _tiered(arena.weights)
+            scales = None if weights is None else weights.detach().contiguous()
+            self._kernels.pool(rows, access.places, step.reads.offsets, scales, out)
+        if access.host is not None:
+            out.add_(self._host.forward(arena, access.host, weights))
+        return out
+
+    def update(
+        self,
+        arena: Arena,
+        step: ArenaStep,
+        gradients: Tensor,
+        weights: Tensor | None,
+        rule: Rule,
+    ) -> None:
+        access = access_of(step)
+        if access.runs is None:
+            places, runs = access.places, self._sort(step.slots)
+            run_places = places[runs.order[_first_of(runs)]]
+        else:
+            assert access.run_places is not None, "they are made with the runs"
+            runs, run_places = access.runs, access.run_places
+        scales = None if weights is None else weights.detach()[runs.order]
+        sources = step.reads.sources().to(torch.int32)[runs.order]
+        row_reads = RowReads(runs, run_places, sources, scales, gradients)
+        state = None if arena.state is None else _tiered(arena.state)
+        self._kernels.update(_tiered(arena.weights), state, row_reads, rule)
+        if access.host is not None:
+            self._host.update(arena, access.host, gradients, weights, rule)
+
+    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+        runs = self._sort(torch.cat([reads.slots for reads in strips[0]]))
+        first = _first_of(runs)
+        squares = torch.zeros(runs.lookups, device=self._device)
+        reads: list[tuple[Arena, RowReads, Rule]] = []
+        for strip in strips:
+            places = torch.cat([access_of(part.step).places[part.lookups] for part in strip])
+            sources = torch.cat([part.sources for part in strip])[runs.order]
+            scales = None
+            if strip[0].weights is not None:
+                scales = torch.cat([part.weights for part in strip if part.weights is not None])
+                scales = scales.detach()[runs.order]
+            places = places[runs.order[first]]
+            row_reads = RowReads(runs, places, sources, scales, strip[0].gradients)
+            reads.append((strip[0].arena, row_reads, strip[0].rule))
+            part_squares = torch.zeros_like(squares)
+            self._kernels.squares(row_reads, part_squares)
+            squares += part_squares
+        squares /= sum(arena.spec.key.width for arena, _, _ in reads)
+        for arena, row_reads, rule in reads:
+            state = None if arena.state is None else _tiered(arena.state)
+            self._kernels.update(_tiered(arena.weights), state, row_reads, rule, squares)
+
+    def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
+        out = torch.empty(step.reads.lookups, device=self._device)
+        access = access_of(step)
+        sources = step.reads.sources()
+        rows = _tiered(arena.weights)
+        self._kernels.weight_gradients(rows, access.places, sources, gradients, out)
+        if access.host is not None:
+            out.add_(self._host.weight_gradients(arena, access.host, gradients))
+        return out
+
+    def finish(self, steps: Sequence[ArenaStep]) -> None:
+        for step in steps:
+            access_of(step).ticket.close()
+
+    def _translate(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
+        kind = torch.int32 if spec.rows < 2**31 else torch.int64
+        slots = torch.empty(reads.lookups, dtype=kind, device=self._device)
+        if reads.lookups:
+            table = self._segment_table(reads.segments)
+            self._kernels.translate(ids.contiguous(), table, spec.slot_map, slots, fault)
+        return slots
+
+    def _segment_table(self, segments: Sequence[Segment]) -> SegmentTable:
+        """Batches of one shape have the same table, which is then on the device already."""
+        rows = tuple(
+            (
+                segment.batch[0],
+                segment.lookups[0],
+                segment.lookups[1] - segment.lookups[0],
+                segment.strip.rows,
+                segment.strip.base,
+                segment.strip.map_start,
+            )
+            for segment in segments
+        )
+        table = self._tables.pop(rows, None)
+        if table is None:
+            data = torch.tensor(rows)
+            if self._device.type == "cuda":
+                data = data.pin_memory().to(self._device, non_blocking=True)
+            longest = max(row[2] for row in rows)
+            table = SegmentTable(data, longest, segments[-1].lookups[1])
+        self._tables[rows] = table  # Now the most recently used.
+        if len(self._tables) > _SEGMENT_TABLES:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+    def _sort(self, slots: Tensor) -> Runs:
+        with phase("sort"):
+            return find_runs(slots)
+
+    def _access(
+        self,
+        index: int,
+        arena: Arena,
+        reads: ArenaReads,
+        slots: Tensor,
+        ticket: Ticket,
+        training: bool,
+    ) -> Access:
+        """Find where the rows of an arena's lookups are, and bring those that are pooled."""
+        spec, pool = arena.spec, arena.pool
+        self.counts.add(slots, spec)
+        host = None
+        if spec.host_start < spec.rows and reads.lookups:
+            host = self._host.reads(slots, reads.offsets)
+        runs = run_places = None
+        if (training and not spec.key.row_cut) or pool is not None:
+            runs = self._sort(slots)
+            run_slots = runs.slots[_first_of(runs)]
+            run_places = _places(spec, pool, run_slots)
+        if pool is None or runs is None or run_places is None or not reads.lookups:
+            return Access(ticket, _places(spec, pool, slots), runs, run_places, host)
+        with phase("stage"):
+            run_places = self._stage(index, arena, pool, runs, run_places, ticket, training)
+        places = torch.empty_like(run_places)
+        places[runs.order] = run_places[runs.run]
+        return Access(ticket, places, runs, run_places, host)
+
+    def _stage(
+        self,
+        index: int,
+        arena: Arena,
+        pool: HbmPool,
+        runs: Runs,
+        run_places: Tensor,
+        ticket: Ticket,
+        training: bool,
+    ) -> Tensor:
+        """Give the step's pooled rows entries of the pool; the place of each run."""
+        home, stop = arena.spec.home, arena.spec.pools[-1].part.stop
+        rows = torch.arange(runs.lookups, device=self._device)
+        run_slots = runs.slots[_first_of(runs)].long()
+        exists = rows < runs.count
+        pooled = exists & (run_slots >= home) & (run_slots < stop)
+        # Runs are in the order of slots, so the pooled ones are neighbours.
+        before = (exists & (run_slots < home)).sum()
+        most = min(runs.lookups, stop - home)
+        index_of = torch.clamp(before + rows[:most], max=runs.lookups - 1)
+        valid = rows[:most] < pooled.sum()
+        slots = torch.where(valid, run_slots[index_of], SENTINEL)
+        lengths = runs.starts.diff()
+        counts = torch.where(valid, lengths[index_of].long(), 0)
+        barred = self._window.in_place(index, slots, ticket)
+        admissible = slots if barred is None else torch.where(barred, SENTINEL, slots)
+        found = pool.resolve(admissible, counts, ticket.number, self._window.oldest)
+        ticket.resolved[index] = (slots, found.entries)
+        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
+            self._kernels.exchange(_matrices(arena), found.moves, None)
+        if training:
+            pool.mark_dirty(found.entries)
+        entries = found.entries[torch.clamp(rows - before, 0, most - 1)]
+        staged = pooled & (entries >= 0)
+        return torch.where(staged, (home + entries).to(run_places.dtype), run_places)
+
+
+def access_of(step: ArenaStep) -> Access:
+    """What `prepare` found out about an arena's step."""
+    assert step.access is not None, "steps of this backend have it"
+    return step.access
+
+
+def _tiered(rows: object) -> TieredRows:
+    assert isinstance(rows, TieredRows), "arenas of this backend are in tiers"
+    return rows
+
+
+def _matrices(arena: Arena) -> list[TieredRows]:
+    return [_tiered(rows) for rows in (arena.weights, arena.state) if rows is not None]
+
+
+def _first_of(runs: Runs) -> Tensor:
+    """Sorted position of each run's first lookup, shape (lookups,); beyond the runs, any."""
+    return runs.starts[: runs.lookups].clamp(max=max(runs.lookups - 1, 0)).long()
+
+
+def _places(spec: ArenaSpec, pool: HbmPool | None, slots: Tensor) -> Tensor:
+    """Places of slots whose rows are not in the pool; −1 for those that the host pools."""
+    entries = 0 if pool is None else pool.entries
+    places = torch.where(slots < spec.home, slots, slots + entries)
+    if spec.host_start == spec.rows:
+        return places
+    return torch.where(slots < spec.host_start, places, -1)

@@ -1,0 +1,65 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
+"""Triton kernels of the pool's moves: rows between HBM and host memory, both ways at once."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["size"])
+def list_moves(entries, when, moves, count, size, BLOCK: tl.constexpr):
+    """Write the indices of the moves that there are to `moves`, and their number to `count`.
+
+    Their order is left to chance, and no result depends on it: moves touch different rows.
+    """
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = tl.load(entries + index, mask=index < size, other=-1) >= 0
+    if when is not None:
+        real = real & (tl.load(when) != 0)
+    found = real.to(tl.int32)
+    number = tl.sum(found, 0)
+    first = tl.atomic_add(count, number, mask=number > 0)
+    tl.store(moves + first + tl.cumsum(found, 0) - 1, index, mask=real)
+
+
+@triton.jit(do_not_specialize=["home"])
+def exchange(
+    hbm,
+    dram,
+    home,
+    entries,
+    incoming,
+    outgoing,
+    moves,
+    count,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Copy rows of WORDS words, ROWS moves at a time.
+
+    Old and new rows are read together and then written together, so that traffic runs both
+    ways over the link. No row leaves and enters in the same call.
+    """
+    number = tl.load(count)
+    first = tl.program_id(0) * ROWS
+    while first < number:
+        index = first + tl.arange(0, ROWS)
+        here = index < number
+        move = tl.load(moves + index, mask=here, other=0)
+        entry = tl.load(entries + move, mask=here, other=0).to(tl.int64)
+        new = tl.load(incoming + move, mask=here, other=0)
+        old = tl.load(outgoing + move, mask=here, other=-1)
+        leaves = old >= 0
+        in_pool = (hbm + (home + entry) * WORDS)[:, None]
+        target = (dram + (old - home) * WORDS)[:, None]
+        source = (dram + (new - home) * WORDS)[:, None]
+        for start in range(0, WORDS, BLOCK):
+            word = (start + tl.arange(0, BLOCK))[None, :]
+            inside = word < WORDS
+            admitted = tl.load(source + word, mask=here[:, None] & inside)
+            evicted = tl.load(in_pool + word, mask=leaves[:, None] & inside)
+            # Nobody may overwrite what another thread of the program has still to read.
+            tl.debug_barrier()
+            tl.store(target + word, evicted, mask=leaves[:, None] & inside)
+            tl.store(in_pool + word, admitted, mask=here[:, None] & inside)
+        first += tl.num_programs(0) * ROWS

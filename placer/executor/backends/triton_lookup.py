@@ -1,0 +1,119 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
+"""Triton kernels of the forward pass: ids to slots, sums of bags, gradients of weights.
+
+A program works on several bags (or lookups) side by side, one lookup of each at a time: the
+rows that it asks for at once are in different bags, so many reads are under way even where
+bags are short, and every bag is still summed in the order of its lookups.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def row_address(hbm, dram, boundary, places, columns, STRIDE: tl.constexpr):
+    """Pointers to `columns` of the rows at `places`, int64, which are in one of two memories.
+
+    One load through selected pointers takes half the instructions and registers of two masked
+    loads. Whole tiles of pointers are selected, not their first columns alone: the compiler
+    then still knows that columns are neighbours and aligned, and reads 16 bytes at once.
+    """
+    here = hbm + (places * STRIDE)[:, None] + columns[None, :]
+    there = dram + ((places - boundary) * STRIDE)[:, None] + columns[None, :]
+    return tl.where((places < boundary)[:, None], here, there)
+
+
+@triton.jit
+def translate(ids, table, slot_map, out, fault, BLOCK: tl.constexpr):
+    """Program (i, s): block i of the lookups of segment s."""
+    segment = table + tl.program_id(1).to(tl.int64) * 6
+    lookups = tl.load(segment + 2)
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < lookups
+    first = tl.load(segment)
+    rows = tl.load(segment + 3)
+    base = tl.load(segment + 4)
+    start = tl.load(segment + 5)
+    row = tl.load(ids + first + position, mask=inside, other=0).to(tl.int64)
+    good = inside & (row >= 0) & (row < rows)
+    # As a block: the interpreter makes an integer of a condition between scalar and block.
+    by_map = start + row * 0 >= 0
+    mapped = tl.load(slot_map + start + row, mask=good & by_map, other=0).to(tl.int64)
+    slot = tl.where(good, tl.where(by_map, mapped, base + row), -1)
+    tl.store(out + tl.load(segment + 1) + position, slot.to(out.dtype.element_ty), mask=inside)
+    # A program without a fault leaves the others' cache line alone.
+    worst = tl.min(tl.where(inside & (good == 0), first + position, 9223372036854775807), 0)
+    tl.atomic_min(fault, worst, mask=worst != 9223372036854775807)
+
+
+@triton.jit(do_not_specialize=["bags", "boundary"])
+def pool(
+    hbm,
+    dram,
+    boundary,
+    places,
+    offsets,
+    weights,
+    out,
+    bags,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BAGS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Program (i, c): columns of block c of the bags of block i."""
+    bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here = bag < bags
+    inside = column < WIDTH
+    start = tl.load(offsets + bag, mask=here, other=0)
+    length = tl.load(offsets + bag + 1, mask=here, other=0) - start
+    longest = tl.max(length, 0)
+    total = tl.zeros((BAGS, COLUMNS), tl.float32)
+    step = longest * 0
+    while step < longest:
+        for ahead in tl.static_range(UNROLL):
+            read = step + ahead < length
+            lookup = start + step + ahead
+            place = tl.load(places + lookup, mask=read, other=-1).to(tl.int64)
+            address = row_address(hbm, dram, boundary, place, column, WIDTH)
+            mask = (place >= 0)[:, None] & inside[None, :]
+            row = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+            if weights is not None:
+                row *= tl.load(weights + lookup, mask=read, other=0.0)[:, None]
+            total += row
+        step += UNROLL
+    tl.store(
+        out + bag[:, None] * WIDTH + column[None, :], total, mask=here[:, None] & inside[None, :]
+    )
+
+
+@triton.jit(do_not_specialize=["lookups", "boundary"])
+def weight_gradients(
+    hbm,
+    dram,
+    boundary,
+    places,
+    bags,
+    gradients,
+    out,
+    lookups,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+):
+    """Program i: block i of the lookups."""
+    lookup = tl.program_id(0).to(tl.int64) * LOOKUPS + tl.arange(0, LOOKUPS)
+    here = lookup < lookups
+    place = tl.load(places + lookup, mask=here, other=-1).to(tl.int64)
+    read = place >= 0
+    bag = tl.load(bags + lookup, mask=read, other=0).to(tl.int64)
+    gradient_start = (gradients + bag * WIDTH)[:, None]
+    products = tl.zeros((LOOKUPS, COLUMNS), tl.float32)
+    for first in range(0, WIDTH, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        mask = read[:, None] & (column < WIDTH)[None, :]
+        address = row_address(hbm, dram, boundary, place, column, WIDTH)
+        row = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+        products += row * tl.load(gradient_start + column[None, :], mask=mask, other=0.0)
+    tl.store(out + lookup, tl.sum(products, 1), mask=here)

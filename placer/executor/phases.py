@@ -1,0 +1,19 @@
+"""Names of what a step does, as a profiler shows them.
+
+``map`` turns ids into slots, ``sort`` orders the lookups by row, ``stage`` brings cold rows to
+HBM, ``write-back`` returns them, ``forward`` pools rows, ``backward`` collects the gradients of
+what was pooled, and ``update`` applies the optimizer.
+"""
+
+from typing import Literal
+
+from torch.profiler import record_function
+
+Phase = Literal["map", "sort", "stage", "forward", "backward", "update", "write-back"]
+
+PHASE_PREFIX = "placer: "
+
+
+def phase(name: Phase) -> record_function:
+    """A context that a running `torch.profiler.profile` records under that name."""
+    return record_function(PHASE_PREFIX + name)

@@ -1,0 +1,357 @@
+"""The pool: HBM copies of cold rows, and the directory that says which row is where.
+
+Staging and caching are one mechanism. An arena has a number of *entries* in HBM, and a step
+takes one for each pooled row that it reads and that has none yet. What the two differ in is
+which rows make room: first staged ones, which are only kept by chance, then cached ones, the
+least frequent first. Rows that find no entry are read and updated where they are.
+
+The cache is that of J. Fang et al., "A Frequency-aware Software Cache for Large Recommendation
+System Embeddings", 2022 (arXiv:2208.05321), which orders rows by their frequency in the data
+set and never again: policy ``"rank"``. Policy ``"lfu"`` counts lookups as they come, and lets
+old counts fade.
+
+All but the constructor and `HbmPool.stats` are operations of fixed size that never wait for
+the device, so that a host can run ahead of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from placer.errors import PlanMismatchError
+
+Policy = Literal["lfu", "rank"]
+
+SENTINEL = torch.iinfo(torch.int64).max
+"""Pads arrays of sorted slots at their end; no row has this slot."""
+
+HALF_LIFE_STEPS = 100
+"""Steps after which a lookup counts half.
+
+Shorter, and rows at the edge of the cache, which are read now and then, are told apart by
+chance. Longer, and a row that was read once while it was cold takes another's room for as long,
+and the cache follows a drift of the data late.
+"""
+
+DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
+
+_FREE = torch.iinfo(torch.int32).min
+_PROTECTED = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRange:
+    """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
+
+    Attributes
+    ----------
+    start, stop : int
+    staging_rows, cache_rows : int
+        Entries that the shard adds to the pool. A shard with `cache_rows` is cached.
+    """
+
+    start: int
+    stop: int
+    staging_rows: int
+    cache_rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Rows that change places before a step.
+
+    Attributes
+    ----------
+    entries : int32, shape (moves,)
+        The entry of each move; −1 for no move. No entry comes twice.
+    incoming : int64, shape (moves,)
+        Slot of the row to read into it.
+    outgoing : int64, shape (moves,)
+        Slot of the row to write back from it first; −1 where there was none or it is unchanged.
+    """
+
+    entries: Tensor
+    incoming: Tensor
+    outgoing: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolution:
+    """Where the rows of a step are, once its moves are done.
+
+    Attributes
+    ----------
+    entries : int64, shape (rows,)
+        Entry of each row; −1 for rows that stay in place.
+    moves : Moves
+    overflow : bool, shape (1,)
+        Whether a pooled row stays in place for want of an entry; on the device.
+    """
+
+    entries: Tensor
+    moves: Moves
+    overflow: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What was asked of a pool since its counters were last reset.
+
+    Attributes
+    ----------
+    lookups, hit_lookups : int
+        Lookups of pooled rows, and those whose row had an entry before the step.
+    rows, hit_rows : int
+        The same with each row counted once a step.
+    in_place_rows : int
+        Rows that found no entry.
+    written_back_rows : int
+        Evicted rows that had been updated.
+    """
+
+    lookups: int = 0
+    hit_lookups: int = 0
+    rows: int = 0
+    hit_rows: int = 0
+    in_place_rows: int = 0
+    written_back_rows: int = 0
+
+    def __add__(self, other: "PoolStats") -> "PoolStats":
+        """Both pools' together."""
+        return PoolStats(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of lookups that hit; None where there were none."""
+        return self.hit_lookups / self.lookups if self.lookups else None
+
+    @property
+    def row_hit_rate(self) -> float | None:
+        """Share of the steps' distinct rows that hit; None where there were none."""
+        return self.hit_rows / self.rows if self.rows else None
+
+    @property
+    def in_place_share(self) -> float | None:
+        """Share of the steps' distinct rows that found no entry; None where there were none."""
+        return self.in_place_rows / self.rows if self.rows else None
+
+
+class HbmPool:
+    """Entries of HBM, and which pooled row each holds.
+
+    Parameters
+    ----------
+    parts : sequence of PooledRange
+        One after the other from slot `home` on; those that are cached behind the others.
+    home : int
+        Slots of the arena before the first pooled one.
+    device : torch.device
+        Where lookups are.
+    policy : {"lfu", "rank"}
+        Which cached rows make room first: those looked up least, where a lookup counts half
+        after `HALF_LIFE_STEPS` steps; or those last in the plan's order of rows, relative to
+        the `cache_rows` of their shard.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the ranges leave gaps or are out of order.
+
+    Notes
+    -----
+    The pool starts with the first `cache_rows` rows of each cached shard in the directory,
+    unchanged: whoever sets their first values writes the copies too.
+
+    Counts that fade by a factor a step order rows by "combined recency and frequency":
+    D. Lee et al., "LRFU", IEEE Transactions on Computers 50(12), 2001,
+    doi:10.1109/TC.2001.970573, with λ = 1 / `HALF_LIFE_STEPS`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[PooledRange],
+        home: int,
+        device: torch.device | str,
+        policy: Policy = "lfu",
+    ) -> None:
+        _check(parts, home)
+        self.entries = sum(part.staging_rows + part.cache_rows for part in parts)
+        self.policy: Policy = policy
+        self._start, self._stop = home, parts[-1].stop if parts else home
+        cached = [part for part in parts if part.cache_rows]
+        self._cached_start = cached[0].start if cached else self._stop
+
+        def fixed(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        self._part_starts = fixed([part.start for part in cached] or [self._stop])
+        self._part_quotas = fixed([part.cache_rows for part in cached] or [1])
+
+        # Narrow slots halve the directory and what is sorted at each step.
+        self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
+        self._vacant = torch.iinfo(self._kind).max
+        # One more than there are: it holds nothing, and takes all writes meant for no entry.
+        size = self.entries + 1
+        self._slots = torch.full((size,), self._vacant, dtype=self._kind, device=device)
+        self._last_used = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self._priority = torch.zeros(size, dtype=torch.float32, device=device)
+        self._dirty = torch.zeros(size, dtype=torch.bool, device=device)
+        # The same by slot, for searches. Entries that hold nothing stand behind, as −1.
+        self._sorted_slots = self._slots.clone()
+        self._sorted_entries = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self._counters = torch.zeros(len(fields(PoolStats)), dtype=torch.int64, device=device)
+        self._warm_up(cached)
+
+    def find(self, slots: Tensor) -> Tensor:
+        """The entry of each slot, int64 of the same shape; −1 for rows that have none.
+
+        Slots may be any, in any order, pooled or not.
+        """
+        # The last slot of the directory is the largest of all: no position is behind the end.
+        slots = slots.long().clamp(max=self._vacant).to(self._kind)
+        position = torch.searchsorted(self._sorted_slots, slots)
+        entries = self._sorted_entries[position]
+        return torch.where(self._sorted_slots[position] == slots, entries, -1).long()
+
+    def resolve(self, slots: Tensor, counts: Tensor, ticket: int, oldest_open: int) -> Resolution:
+        """Give an entry to each row of a step, as far as there are any.
+
+        An entry is taken from, in this order: nobody; the staged row that was used longest
+        ago; the cached row of lowest priority. Rows that a step reads which is still open keep
+        theirs.
+
+        Parameters
+        ----------
+        slots : int64, shape (rows,)
+            Distinct; `SENTINEL` and slots that are not pooled are passed over, wherever.
+        counts : integer, shape (rows,)
+            Lookups of each.
+        ticket : int
+            Number of the step, from 0 on, never falling, below 2³¹.
+        oldest_open : int
+            The first step that may still read or update rows: this one or one before it.
+
+        Returns
+        -------
+        Resolution
+            Holds once its moves are done. Until then entries that change hold the old rows.
+        """
+        nobody = self.entries
+        pooled = (slots >= self._start) & (slots < self._stop)
+        found = self.find(slots)
+        hit = found >= 0
+        if self.policy == "lfu":
+            self._priority.mul_(DECAY)
+        self._last_used.scatter_(0, torch.where(hit, found, nobody), ticket)
+
+        order, available = self._evictable(ticket, oldest_open)
+        miss = pooled & ~hit
+        turn = torch.cumsum(miss, 0) - 1
+        admitted = miss & (turn < available)
+        victim = order[turn.clamp(0, nobody)]
+        entered = torch.where(admitted, victim, nobody)
+        outgoing = torch.where(admitted & self._dirty[victim], self._slots[victim].long(), -1)
+        moves = Moves(
+            entries=torch.where(admitted, victim, -1).int(),
+            incoming=torch.where(admitted, slots, -1),
+            outgoing=outgoing,
+        )
+
+        held = hit | admitted
+        holder = torch.where(hit, found, entered)
+        self._priority.scatter_(0, holder, self._new_priority(slots, counts, hit, holder))
+        self._last_used.scatter_(0, entered, ticket)
+        self._dirty.scatter_(0, entered, False)
+        self._slots.scatter_(0, holder, torch.where(held, slots, self._vacant).to(self._kind))
+        self._sort()
+
+        in_place = pooled & ~held
+        lookups = torch.where(pooled, counts, 0)
+        self._count(
+            lookups, torch.where(hit, counts, 0), pooled, hit, in_place, moves.outgoing >= 0
+        )
+        entries = torch.where(held, holder, -1)
+        return Resolution(entries, moves, in_place.any().reshape(1))
+
+    def mark_dirty(self, entries: Tensor) -> None:
+        """Note that rows in entries, int64, are newer than their originals; −1 is nobody."""
+        self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries), True)
+
+    def stats(self) -> PoolStats:
+        """What was asked so far. Waits for the device."""
+        return PoolStats(*self._counters.tolist())
+
+    def reset_stats(self) -> None:
+        """Count from nothing again."""
+        self._counters.zero_()
+
+    def _warm_up(self, cached: list[PooledRange]) -> None:
+        """Give entries to the rows of cached shards that the plan calls the hottest."""
+        warm = [
+            torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
+            for part in cached
+        ]
+        slots = torch.cat([torch.empty(0, dtype=torch.int64), *warm]).to(self._slots.device)
+        self._slots[: slots.numel()] = slots
+        self._priority[: slots.numel()] = self._rank_priority(slots)
+        self._sort()
+
+    def _rank_priority(self, slots: Tensor) -> Tensor:
+        """1 / (1 + rank / cache_rows): ½ at the edge of what the shard's entries can hold."""
+        part = torch.searchsorted(self._part_starts, slots, right=True).sub_(1).clamp_(min=0)
+        rank = (slots - self._part_starts[part]).clamp_(min=0)
+        return 1 / (1 + rank.float() / self._part_quotas[part].float())
+
+    def _new_priority(self, slots: Tensor, counts: Tensor, hit: Tensor, holder: Tensor) -> Tensor:
+        if self.policy == "rank":
+            return self._rank_priority(slots)
+        # Rows are distinct: reading, adding and writing needs no atomics, of which all those
+        # of rows without an entry would meet at one address.
+        return torch.where(hit, self._priority[holder], 0.0) + counts.float()
+
+    def _evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
+        """All entries in the order in which they are taken, and how many can be, 0-d.
+
+        The order of one int32 key, because a sort is most of a resolve's work: free entries
+        first; staged rows below 0 by minus their age; cached rows from 0 on by the bits of
+        their priority, which rise with it as it is never negative; protected entries last.
+        """
+        age = (ticket - self._last_used).clamp_(min=1)
+        staged = self._slots < self._cached_start
+        key = torch.where(staged, -age, self._priority.view(torch.int32))
+        key = torch.where(self._last_used < oldest_open, key, _PROTECTED)
+        key = torch.where(self._slots == self._vacant, _FREE, key)
+        key[self.entries :].fill_(_PROTECTED)
+        return torch.sort(key, stable=True).indices, (key < _PROTECTED).sum()
+
+    def _sort(self) -> None:
+        """Rebuild the directory, in the same memory: captured graphs go on reading it."""
+        slots, entries = torch.sort(self._slots)
+        self._sorted_slots.copy_(slots)
+        self._sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
+
+    def _count(self, *numbers: Tensor) -> None:
+        """Add the sum of each to the counters, in the order of `PoolStats`."""
+        self._counters.add_(torch.stack([number.sum() for number in numbers]))
+
+
+def _check(parts: Sequence[PooledRange], home: int) -> None:
+    edges = [home, *(part.stop for part in parts)]
+    for (start, _), part in zip(pairwise(edges), parts, strict=True):
+        if part.start != start:
+            raise PlanMismatchError(
+                f"the pooled slots {part.start}..{part.stop} do not follow slot {start}; lay the "
+                "arena's pooled shards out one after the other"
+            )
+    cached = [bool(part.cache_rows) for part in parts]
+    if cached != sorted(cached):
+        raise PlanMismatchError(
+            f"pooled shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
+            "are cached out behind those that are staged"
+        )

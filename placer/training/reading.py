@@ -1,0 +1,109 @@
+"""Batches of a log as the training loop takes them."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from placer.data.log import Chunk, Log
+from placer.errors import DataError
+from placer.executor import BagBatch
+from placer.training.batches import batches, labelled
+from placer.training.config import TrainConfig
+
+Tensors = tuple[BagBatch, Tensor, Tensor]
+"""Lookups, numeric columns (samples, columns) and labels (samples,), the last two float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What a batch of the log holds besides its lookups.
+
+    Attributes
+    ----------
+    samples, labelled : int
+        Samples of the log, and how many of them have a label.
+    dense, labels : Tensor
+        Of those, shapes (labelled, columns) and (labelled,), float32; empty where the batch is
+        not trained on.
+    """
+
+    samples: int
+    labelled: int
+    dense: Tensor
+    labels: Tensor
+
+
+_NOTHING = torch.empty(0)
+
+
+def readings(
+    log: Log,
+    features: Sequence[str],
+    config: TrainConfig,
+    *,
+    skip: int = 0,
+    limit: int | None = None,
+) -> Generator[tuple[BagBatch | None, Reading]]:
+    """The batches of one pass over a log, from its sample `skip` on.
+
+    Lookups are None in batches that are not trained on, because they are held out or none of
+    their samples has a label. Ends after `limit` batches to train on. Tensors are pinned where
+    a GPU will copy them.
+    """
+    pins = torch.device(config.device).type == "cuda"
+    number, left = skip // config.batch_size, limit
+    for chunk in batches(log, config.batch_size, skip):
+        usable = labelled(chunk)
+        trained = usable.samples > 0 and not config.is_held_out(number)
+        number += 1
+        if not trained:
+            yield None, Reading(chunk.samples, usable.samples, _NOTHING, _NOTHING)
+            continue
+        lookups, dense, labels = tensors_of(usable, features)
+        if pins:
+            lookups, dense, labels = lookups.pin_memory(), dense.pin_memory(), labels.pin_memory()
+        yield lookups, Reading(chunk.samples, usable.samples, dense, labels)
+        if left is not None:
+            left -= 1
+            if not left:
+                return
+
+
+def tensors_of(chunk: Chunk, features: Sequence[str]) -> Tensors:
+    """A batch to train on, on the CPU.
+
+    Raises
+    ------
+    DataError
+        If it has no labels, or one that is not within 0 to 1.
+    """
+    lookups = BagBatch.from_chunk(chunk, features)
+    return lookups, dense_of(chunk), torch.tensor(labels_of(chunk))
+
+
+def dense_of(chunk: Chunk) -> Tensor:
+    """Numeric columns of a batch, float32, shape (samples, columns)."""
+    return torch.from_numpy(np.ascontiguousarray(chunk.dense))
+
+
+def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
+    """Labels of a batch, shape (samples,).
+
+    Raises
+    ------
+    DataError
+        If there are none, or one is not within 0 to 1.
+    """
+    if chunk.labels is None:
+        raise DataError("the log has no labels to train on; name its label column")
+    labels = np.ascontiguousarray(chunk.labels, dtype=np.float32)
+    wrong = ~((labels >= 0) & (labels <= 1))
+    if wrong.any():
+        raise DataError(
+            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; name the label column"
+        )
+    return labels

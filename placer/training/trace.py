@@ -1,0 +1,247 @@
+"""A profiler over a few training steps: a Chrome trace, and how long each phase took."""
+
+import gzip
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, get_args
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from placer.errors import PlacerError
+from placer.executor.phases import PHASE_PREFIX, Phase
+from placer.files import replacing
+
+READ = "read"
+"""What `PHASE_PREFIX` is put before while the loop waits for the log."""
+
+NAMES: tuple[str, ...] = (READ, *get_args(Phase))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """Which steps are traced, and where to.
+
+    Attributes
+    ----------
+    path : Path
+        A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
+    steps : int
+        Steps in the trace.
+    warm_up : int
+        Steps before it, in which kernels are compiled and memory is allocated; at least 1.
+
+    Raises
+    ------
+    PlacerError
+        If there is no step to trace or to warm up with, or the path is a folder.
+    """
+
+    path: Path
+    steps: int = 10
+    warm_up: int = 5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warm_up < 1:
+            raise PlacerError(
+                f"trace 1 step or more, not {self.steps}, after 1 or more, not {self.warm_up}"
+            )
+        if self.path.is_dir():
+            raise PlacerError(f"cannot write {self.path}: it is a folder; name a file in it")
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Time of one phase in a step, without that of phases within it.
+
+    Attributes
+    ----------
+    name : str
+        A phase of `placer.executor.phases`; ``read``, waiting for the log; or ``other``, what
+        is in none: the MLPs, their optimizer, the loop.
+    host_s : float
+        Mean time of the host, which on a GPU is what it takes to ask for the work.
+    device_s : float
+        Mean time of a GPU's kernels.
+    """
+
+    name: str
+    host_s: float
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace shows.
+
+    Attributes
+    ----------
+    path : Path
+    steps : int
+        Steps in it, fewer than asked for where the run ended before.
+    step_s : float
+        Mean time of a step under the profiler, all between two steps included.
+    phases : tuple of PhaseTime
+        Those that there are, in the order of a step.
+    """
+
+    path: Path
+    steps: int
+    step_s: float
+    phases: tuple[PhaseTime, ...]
+
+
+class Tracer:
+    """Records the steps asked for while it is entered; `step` tells it where one ends.
+
+    `summary` is None until the trace is written, which is as soon as its last step is over, or
+    when it is left. A run that ends during the warm-up leaves no trace, nor does one that fails.
+    Without a request it does nothing.
+    """
+
+    def __init__(self, request: TraceRequest | None, device: torch.device) -> None:
+        self._profile: profile | None = None
+        self._steps = 0
+        self._failed = False
+        self.summary: TraceSummary | None = None
+        if request is None:
+            return
+        self._request = request
+        self._on_gpu = device.type == "cuda"
+        activities = [ProfilerActivity.CPU]
+        if self._on_gpu:
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(
+                # The last step of the warm-up starts the profiler, and its events are left out.
+                wait=request.warm_up - 1,
+                warmup=1,
+                active=request.steps,
+                repeat=1,
+            ),
+            on_trace_ready=self._write,
+        )
+
+    def __enter__(self) -> "Tracer":
+        if self._profile is not None:
+            self._profile.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # Nothing that goes wrong with the trace may hide what went wrong with the run.
+        self._failed = error is not None
+        self._stop()
+
+    def step(self) -> None:
+        """A step is over."""
+        if self._profile is None:
+            return
+        self._steps += 1
+        if self._on_gpu and self._steps == self._request.warm_up + self._request.steps:
+            torch.cuda.synchronize()  # The last step's kernels belong to the trace.
+        self._profile.step()
+        if self.summary is not None:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._profile is not None:
+            stopping, self._profile = self._profile, None
+            stopping.stop()
+
+    def _write(self, recorded: profile) -> None:
+        steps = self._steps - self._request.warm_up
+        if self._failed or self.summary is not None or steps < 1:
+            return
+        _export(recorded, self._request.path)
+        self.summary = summarize(_spans(recorded), self._request.path, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named range of the host's time, in seconds, and the time of the kernels asked for in it."""
+
+    name: str
+    thread: int
+    start_s: float
+    stop_s: float
+    device_s: float = 0.0
+
+
+STEP = "step"
+"""Name of the spans from one step's end to the next one's."""
+
+
+def summarize(spans: Sequence[Span], path: Path, steps: int) -> TraceSummary:
+    """Mean times of the phases over the first `steps` steps.
+
+    A phase within another one, as ``write-back`` within ``stage``, counts for itself alone.
+    """
+    whole = sorted((span for span in spans if span.name == STEP), key=lambda span: span.start_s)
+    # The profiler may have begun one more step than the run.
+    whole = whole[:steps]
+    host_s = dict.fromkeys(NAMES, 0.0)
+    device_s = dict.fromkeys(NAMES, 0.0)
+    open_spans: dict[int, list[Span]] = {}
+    phases = [span for span in spans if span.name in host_s]
+    # Of two that begin together the longer one is around the other.
+    for span in sorted(phases, key=lambda span: (span.start_s, -span.stop_s)):
+        around = open_spans.setdefault(span.thread, [])
+        while around and around[-1].stop_s <= span.start_s:
+            around.pop()
+        for names, own in ((host_s, span.stop_s - span.start_s), (device_s, span.device_s)):
+            names[span.name] += own
+            if around:
+                names[around[-1].name] -= own
+        around.append(span)
+    seen = {span.name for span in phases}
+    total_s = sum(span.stop_s - span.start_s for span in whole)
+    rest_s = max(total_s - sum(host_s.values()), 0.0)
+    rest_device_s = max(sum(span.device_s for span in whole) - sum(device_s.values()), 0.0)
+    times = [PhaseTime(n, host_s[n] / steps, device_s[n] / steps) for n in NAMES if n in seen]
+    times.append(PhaseTime("other", rest_s / steps, rest_device_s / steps))
+    return TraceSummary(path, steps, total_s / steps, tuple(times))
+
+
+def waiting_for_log() -> record_function:
+    """A context for the time in which the loop waits for the log."""
+    return record_function(PHASE_PREFIX + READ)
+
+
+def _spans(recorded: profile) -> list[Span]:
+    events: Iterable[Any] = recorded.events() or ()  # type: ignore[no-untyped-call]
+    spans = []
+    for event in events:
+        if event.device_type.name != "CPU":
+            continue
+        name = event.name.removeprefix(PHASE_PREFIX) if event.name.startswith(PHASE_PREFIX) else ""
+        if event.name.startswith("ProfilerStep"):
+            name = STEP
+        if name:
+            start_s, stop_s = event.time_range.start / 1e6, event.time_range.end / 1e6
+            device_s = event.device_time_total / 1e6
+            spans.append(Span(name, event.thread, start_s, stop_s, device_s))
+    return spans
+
+
+def _export(recorded: profile, path: Path) -> None:
+    with replacing(path) as temporary:
+        if path.suffix != ".gz":
+            recorded.export_chrome_trace(str(temporary))
+        else:
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+                plain = Path(folder) / "trace.json"
+                recorded.export_chrome_trace(str(plain))
+                with plain.open("rb") as source, gzip.open(temporary, "wb") as target:
+                    shutil.copyfileobj(source, target)
+        if not temporary.stat().st_size:
+            raise PlacerError(f"cannot write {path}: the profiler wrote nothing; is the disk full?")

@@ -1,0 +1,7 @@
+"""The `tiered` backend keeps the contract."""
+
+from executor_contract import BackendContract
+
+
+class TestTiered(BackendContract):
+    backend = "tiered"

@@ -1,0 +1,238 @@
+"""Where rows are changes nothing: staging, caches, look-ahead and reading in place, to the bit."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from executor_cases import (
+    EPS,
+    LR,
+    backward,
+    plan_of,
+    random_batch,
+    random_gradients,
+    shard,
+    two_features,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.plan.plan import Plan, Shard
+from placer.tables import Feature, Table
+
+BACKENDS = ["tiered", "triton"]
+
+
+def tables(optimizer: str = "adagrad") -> list[Table]:
+    """Two tables of one width, one of another."""
+    first = two_features(optimizer)
+    return [
+        first,
+        Table("u", 23, first.dim, "float32", optimizer, (Feature("u"),)),
+        Table("v", 31, 4, "float32", optimizer, (Feature("v", pooling="max"),)),
+    ]
+
+
+def split_plan(lookup: str, entries: int, hot: int = 5, optimizer: str = "adagrad") -> Plan:
+    """All tables with `hot` rows in HBM, and `entries` of the pool for the others of each."""
+    shards: list[Shard] = []
+    for table in tables(optimizer):
+        cold = shard(table, (hot, table.rows, 1), memory="dram", lookup=lookup)  # type: ignore[arg-type]
+        held = min(entries, table.rows - hot)
+        if lookup == "staged":
+            cold = replace(cold, staging_rows=held)
+        elif lookup == "cached":
+            cold = replace(cold, cache_rows=max(held, 1), staging_rows=min(held, 3))
+        shards += [shard(table, (0, hot, 1)), cold]
+    return plan_of(tables(optimizer), shards)
+
+
+def model_of(plan: Plan, backend: str, **options: object) -> PlacedEmbeddings:
+    return PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3, backend=backend, **options)  # type: ignore[arg-type]
+
+
+def train(model: PlacedEmbeddings, batches: Sequence[BagBatch], ahead: bool = False) -> None:
+    for number, batch in enumerate(look_ahead(batches, model) if ahead else batches):
+        outputs = model(batch)
+        backward(outputs, random_gradients(outputs, number))
+
+
+def contents(model: PlacedEmbeddings) -> dict[str, Tensor]:
+    return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
+    expected = contents(other)
+    for name, tensor in contents(model).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("entries", [0, 2, 9, 60])
+@pytest.mark.parametrize("lookup", ["staged", "cached"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pooled_rows_train_as_those_in_hbm(
+    backend: str, lookup: str, entries: int, ahead: bool, optimizer: str
+) -> None:
+    steps = 6 if backend == "tiered" else 3
+    batches = [random_batch(tables(), seed=seed) for seed in range(steps)]
+    expected = model_of(plan_of(tables(optimizer)), backend)
+    train(expected, batches)
+    policy = "rank" if entries == 9 else "lfu"
+    model = model_of(split_plan(lookup, entries, 5, optimizer), backend, cache_policy=policy)
+    train(model, batches, ahead)
+    equal(model, expected)
+    rates = model.hit_rates()
+    assert rates is not None
+    if entries == 60:  # Enough for all rows of two steps.
+        assert rates.pool.in_place_rows == 0
+        assert rates.pool.hit_rows > 0
+    elif entries == 0 and lookup == "staged":
+        assert rates.pool.rows == rates.pool.in_place_rows
+    else:
+        assert rates.pool.in_place_rows > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_pooled_by_the_host_train_alike(backend: str) -> None:
+    batches = [random_batch(tables(), seed=seed, weighted=True) for seed in range(3)]
+    expected = model_of(plan_of(tables()), backend)
+    model = model_of(split_plan("host", 0), backend)
+    for number, batch in enumerate(batches):
+        results = []
+        for each in (model, expected):
+            weighted = replace(batch, weights=batch.weights.clone().requires_grad_())  # type: ignore[union-attr]
+            outputs = each(weighted)
+            backward(outputs, random_gradients(outputs, number))
+            results.append((outputs, weighted.weights.grad))  # type: ignore[union-attr]
+        for name, output in results[0][0].items():
+            torch.testing.assert_close(output, results[1][0][name])
+        torch.testing.assert_close(results[0][1], results[1][1])
+    for name, tensor in contents(expected).items():
+        torch.testing.assert_close(contents(model)[name], tensor)
+
+
+def test_a_row_of_a_closed_step_is_written_back_when_others_need_its_entry() -> None:
+    model = model_of(split_plan("staged", 9), "tiered")
+    train(model, [random_batch(tables(), seed=seed) for seed in range(8)])
+    rates = model.hit_rates()
+    assert rates is not None
+    assert rates.pool.written_back_rows > 0
+    assert rates.lookups == rates.home_lookups + rates.pool.lookups
+    model.reset_hit_rates()
+    assert model.hit_rates().lookups == 0  # type: ignore[union-attr]
+
+
+def test_what_is_only_read_is_not_written_back() -> None:
+    model = model_of(split_plan("staged", 9), "tiered")
+    before = contents(model)
+    with torch.no_grad():
+        for seed in range(8):
+            model(random_batch(tables(), seed=seed))
+    rates = model.hit_rates()
+    assert rates is not None
+    assert rates.pool.written_back_rows == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
+    """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded."""
+    lookup = data.draw(st.sampled_from(["staged", "cached", "uva"]))
+    plan = split_plan(lookup, data.draw(st.integers(0, 15)), data.draw(st.integers(0, 8)))
+    policy = data.draw(st.sampled_from(["lfu", "rank"]))
+    models = [model_of(plan_of(tables()), "tiered"), model_of(plan, "tiered", cache_policy=policy)]
+    ready: list[tuple[int, list[object]]] = []
+    for number in range(data.draw(st.integers(1, 12))):
+        batch = random_batch(tables(), 4, seed=data.draw(st.integers(0, 5)), longest=3)
+        action = data.draw(
+            st.sampled_from(["step", "prefetch", "use", "two", "evaluate", "drop", "load"])
+        )
+        if action == "prefetch":
+            ready.append((number, [model.prefetch(batch) for model in models]))
+        elif action == "use" and ready:
+            number, prepared = ready.pop(0)
+            _step(models, [prepared], number)
+        elif action == "two" and ready:
+            _, prepared = ready.pop(0)
+            _step(models, [prepared, [batch, batch]], number)
+        elif action == "evaluate":
+            with torch.no_grad():
+                outputs = [model(batch) for model in models]
+            _same(*outputs)
+        elif action == "drop":
+            _same(*(model(batch) for model in models))  # Its backward pass never comes.
+        elif action == "load":
+            for model in models:
+                saved, state = model.state_dict(), model.optimizer_state_dict()
+                model.load_state_dict({name: tensor + 1 for name, tensor in saved.items()})
+                model.load_optimizer_state_dict(state)
+        else:
+            _step(models, [[batch, batch]], number)
+    equal(models[1], models[0])
+
+
+def _step(
+    models: Sequence[PlacedEmbeddings], batches: Sequence[Sequence[object]], seed: int
+) -> None:
+    """Forward passes of all batches, then their backward passes."""
+    found = []
+    for index, model in enumerate(models):
+        outputs = [model(batch[index]) for batch in batches]
+        for each in outputs:
+            backward(each, random_gradients(each, seed))
+        found.append(outputs)
+    for first, second in zip(*found, strict=True):
+        _same(first, second)
+
+
+def _same(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    for name, output in first.items():
+        assert torch.equal(output, second[name]), name
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts operations that a GPU's host would have to wait for."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.name().split("::")[1]
+        by_mask = name.startswith("index") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool
+            for index in (args[1] if len(args) > 1 and isinstance(args[1], list) else [])
+        )
+        if by_mask or name.startswith(self.WAITING):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted_host_reads() -> Iterator[list[str]]:
+    with _HostReads() as mode:
+        yield mode.found
+
+
+@pytest.mark.parametrize("lookup", ["device", "staged", "cached", "uva"])
+def test_a_step_never_waits_for_the_device(lookup: str) -> None:
+    plan = plan_of(tables()) if lookup == "device" else split_plan(lookup, 9)
+    model = model_of(plan, "triton")
+    batches = [random_batch(tables(), seed=seed) for seed in range(2)]
+    outputs = model(batches[0])
+    gradients = random_gradients(outputs)
+    with counted_host_reads() as found:
+        backward(outputs, gradients)
+        backward(model(model.prefetch(batches[1])), gradients)
+    # On a CPU bad ids are looked for at once; on a GPU the answer is fetched by an event.
+    assert found == ["_local_scalar_dense"]

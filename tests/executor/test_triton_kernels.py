@@ -1,0 +1,405 @@
+"""Each Triton kernel against float64, in Triton's interpreter; and compiled for a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from placer.errors import BackendError
+from placer.executor.backends.tier_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton_kernels import Launch, TritonKernels
+from placer.executor.pool import Moves
+from placer.executor.rounding import stochastic_round
+from placer.executor.rule import Rule
+from placer.executor.runs import PIECE, find_runs
+from placer.executor.tiers import TieredRows
+from placer.tables import OptimizerName
+
+CPU = torch.device("cpu")
+LR, EPS = 0.1, 1e-6
+
+
+@pytest.fixture(scope="module")
+def kernels() -> TritonKernels:
+    return TritonKernels(CPU)
+
+
+@pytest.fixture
+def random() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def split(matrix: Tensor, home: int) -> TieredRows:
+    """A matrix in two memories; places are its rows."""
+    return TieredRows(matrix[:home].clone(), matrix[home:].clone(), home)
+
+
+def joined(rows: TieredRows) -> Tensor:
+    return torch.cat([rows.hbm, rows.dram])
+
+
+def reads_of(
+    slots: Tensor, gradients: Tensor, sources: Tensor, scales: Tensor | None = None
+) -> RowReads:
+    """What an update gets for a step's lookups, where a row's place is its slot."""
+    runs = find_runs(slots)
+    # Beyond the number of runs the places mean nothing; here they would be found out.
+    places = torch.full_like(runs.slots, 10**6)
+    places[: int(runs.count)] = runs.slots[runs.starts[: int(runs.count)].long()]
+    ordered = None if scales is None else scales[runs.order]
+    return RowReads(runs, places, sources[runs.order], ordered, gradients)
+
+
+def row_gradients(reads: RowReads, rows: int) -> tuple[Tensor, Tensor]:
+    """Summed gradient of each row in float64, and which rows have one."""
+    lookups = reads.gradients.double()[reads.sources.long()]
+    if reads.scales is not None:
+        lookups *= reads.scales.double()[:, None]
+    sums = torch.zeros(rows + 1, lookups.shape[1], dtype=torch.float64)
+    sums.index_add_(0, reads.runs.slots.long() + 1, lookups)  # Slot −1 is nobody's.
+    touched = torch.zeros(rows + 1, dtype=torch.bool)
+    touched[reads.runs.slots.long() + 1] = True
+    return sums[1:], touched[1:]
+
+
+def rule_of(optimizer: OptimizerName, updates: int = 3, stochastic: bool = False) -> Rule:
+    return Rule(optimizer, torch.tensor(LR), EPS, torch.tensor(updates), stochastic=stochastic)
+
+
+def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...]:
+    shapes = {"adagrad": (width,), "rowwise_adagrad": (), "adam": (2 * width,)}
+    return shapes[optimizer]
+
+
+class TestTranslate:
+    @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+    def test_slots_follow_ids_or_a_map(self, kind: torch.dtype) -> None:
+        kernels = TritonKernels(CPU, Launch(block=16))
+        # 40 lookups of a table of 9 rows from slot 100 on; 0 of another; 3 with a map.
+        ids = torch.cat([torch.arange(2), torch.arange(40) % 9, torch.tensor([2, 0, 1])]).to(kind)
+        slot_map = torch.tensor([7, 7, 5, 3, 4], dtype=kind)
+        rows = [[2, 3, 40, 9, 100, -1], [42, 43, 0, 1, 0, -1], [42, 0, 3, 3, 0, 2]]
+        out, fault = torch.full((43,), -7, dtype=kind), torch.full((1,), 10**9)
+        kernels.translate(ids, SegmentTable(torch.tensor(rows), 40, 43), slot_map, out, fault)
+        assert out.tolist() == [4, 5, 3, *(100 + i % 9 for i in range(40))]
+        assert fault.item() == 10**9
+
+    def test_the_first_bad_id_is_found(self, kernels: TritonKernels) -> None:
+        ids = torch.tensor([0, 1, 5, -1, 2])
+        out, fault = torch.empty(5, dtype=torch.int64), torch.full((1,), 10**9)
+        rows = torch.tensor([[3, 0, 2, 3, 0, -1], [0, 2, 3, 5, 10, -1]])
+        kernels.translate(ids, SegmentTable(rows, 3, 5), out[:0], out, fault)
+        assert out.tolist() == [-1, 2, 10, 11, -1]
+        assert fault.item() == 2
+
+
+class TestPool:
+    @pytest.mark.parametrize("width", [1, 3, 16, 100, 300])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_sums_of_bags(
+        self,
+        kernels: TritonKernels,
+        random: torch.Generator,
+        width: int,
+        dtype: torch.dtype,
+        weighted: bool,
+    ) -> None:
+        table = torch.randn(30, width, generator=random).to(dtype)
+        lengths = torch.tensor([0, 1, 2, 0, 9, 3, 0])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        places = torch.randint(-1, 30, (15,), generator=random, dtype=torch.int32)
+        weights = torch.randn(15, generator=random) if weighted else None
+        out = torch.full((7, width), 9.0)
+        kernels.pool(split(table, 11), places, offsets, weights, out)
+        read = table.double()[places.clamp(min=0).long()] * (places >= 0)[:, None]
+        read *= 1 if weights is None else weights.double()[:, None]
+        expected = torch.zeros(7, width, dtype=torch.float64)
+        expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("home", [0, 12, 20])
+    def test_where_rows_are_changes_no_bit(
+        self, kernels: TritonKernels, random: torch.Generator, home: int
+    ) -> None:
+        table = torch.randn(20, 8, generator=random)
+        places = torch.randint(0, 20, (50,), generator=random)
+        offsets = torch.tensor([0, 1, 20, 50])
+        sums = [torch.empty(3, 8) for _ in range(2)]
+        kernels.pool(split(table, home), places, offsets, None, sums[0])
+        kernels.pool(split(table, 20), places, offsets, None, sums[1])
+        assert torch.equal(*sums)
+
+    @pytest.mark.parametrize("width", [5, 300])
+    def test_gradients_of_weights(
+        self, kernels: TritonKernels, random: torch.Generator, width: int
+    ) -> None:
+        table = torch.randn(30, width, generator=random)
+        places = torch.randint(-1, 30, (40,), generator=random)
+        bags = torch.randint(0, 6, (40,), generator=random, dtype=torch.int32)
+        gradients, out = torch.randn(6, width, generator=random), torch.full((40,), 9.0)
+        kernels.weight_gradients(split(table, 11), places, bags, gradients, out)
+        rows = table.double()[places.clamp(min=0)] * (places >= 0)[:, None]
+        expected = (rows * gradients.double()[bags.long()]).sum(1)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+    def test_nothing_to_do(self, kernels: TritonKernels) -> None:
+        rows, none = split(torch.randn(4, 3), 2), torch.empty(0, dtype=torch.int64)
+        nothing, fault = torch.empty(0, 3), torch.full((1,), 8)
+        kernels.pool(rows, none, torch.zeros(1, dtype=torch.int64), None, nothing)
+        kernels.weight_gradients(rows, none, none, nothing, torch.empty(0))
+        segments = SegmentTable(torch.tensor([[0, 0, 0, 4, 0, -1]]), 0, 0)
+        kernels.translate(none, segments, none, none, fault)
+        before = joined(rows)
+        reads = reads_of(none, nothing, none)
+        kernels.squares(reads, torch.empty(0))
+        kernels.update(rows, None, reads, rule_of("sgd"))
+        kernels.exchange([rows], Moves(none.int(), none, none), None)
+        assert fault.item() == 8
+        assert torch.equal(joined(rows), before)
+
+
+def uneven_slots(random: torch.Generator) -> Tensor:
+    """Runs around every limit, long ones side by side, a few of nobody's, in no order."""
+    lengths = [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 1, 9 * PIECE + 7, 3 * PIECE, 1]
+    slots = torch.arange(4, 12).repeat_interleave(torch.tensor(lengths))
+    slots = torch.cat([slots, torch.randint(-1, 40, (60,), generator=random)])
+    return slots[torch.randperm(slots.numel(), generator=random)]
+
+
+class TestUpdate:
+    @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+    @pytest.mark.parametrize("width", [1, 6])
+    def test_against_float64(
+        self,
+        kernels: TritonKernels,
+        random: torch.Generator,
+        optimizer: OptimizerName,
+        width: int,
+    ) -> None:
+        slots = uneven_slots(random).to(torch.int32 if width == 1 else torch.int64)
+        gradients = torch.randn(50, width, generator=random)
+        sources = torch.randint(0, 50, slots.shape, generator=random).to(slots.dtype)
+        scales = torch.rand(slots.shape, generator=random) if width == 6 else None
+        reads = reads_of(slots, gradients, sources, scales)
+        weights = torch.randn(40, width, generator=random)
+        rows, state, tiers = split(weights, 8), torch.empty(0), None
+        if optimizer != "sgd":
+            state = torch.rand(40, *state_shape(optimizer, width), generator=random)
+            tiers = split(state, 8)
+        kernels.update(rows, tiers, reads, rule_of(optimizer))
+
+        gradient, touched = row_gradients(reads, 40)
+        step, new_state = expected_step(optimizer, gradient, state.double())
+        expected = torch.where(touched[:, None], weights.double() - step, weights.double())
+        torch.testing.assert_close(joined(rows).double(), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(joined(rows)[~touched], weights[~touched])
+        if tiers is not None:
+            got = joined(tiers)
+            torch.testing.assert_close(
+                got.double()[touched], new_state[touched], rtol=1e-4, atol=1e-4
+            )
+            assert torch.equal(got[~touched], state[~touched])
+
+    @pytest.mark.parametrize("lookups", [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5])
+    @pytest.mark.parametrize("before", [0, 1, PIECE - 1])
+    def test_a_run_sums_alike_wherever_it_lies(
+        self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
+    ) -> None:
+        gradients = torch.randn(lookups + before, 4, generator=random)
+        alone = split(torch.zeros(3, 4), 3)
+        later = split(torch.zeros(3, 4), 0)
+        sources = torch.arange(before, before + lookups)
+        reads = reads_of(torch.full((lookups,), 2), gradients, sources)
+        kernels.update(alone, None, reads, rule_of("sgd"))
+        slots = torch.cat([torch.zeros(before, dtype=torch.int64), torch.full((lookups,), 2)])
+        reads = reads_of(slots, gradients, torch.arange(before + lookups))
+        kernels.update(later, None, reads, rule_of("sgd"))
+        assert torch.equal(alone.hbm[2], later.dram[2])
+        expected = -LR * gradients.double()[before:].sum(0)
+        torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("home", [0, 8, 40])
+    def test_where_rows_are_changes_no_bit(
+        self, kernels: TritonKernels, random: torch.Generator, home: int
+    ) -> None:
+        slots = uneven_slots(random)
+        gradients = torch.randn(50, 5, generator=random)
+        reads = reads_of(slots, gradients, torch.randint(0, 50, slots.shape, generator=random))
+        weights, state = torch.randn(40, 5, generator=random), torch.rand(40, generator=random)
+        results = []
+        for rows in (home, 20):
+            tiers = split(weights, rows), split(state, rows)
+            kernels.update(*tiers, reads, rule_of("rowwise_adagrad"))
+            results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
+        assert torch.equal(*results)
+
+    @pytest.mark.parametrize("strips", [(3, 4), (7,)])
+    def test_the_mean_over_several_strips(
+        self, kernels: TritonKernels, random: torch.Generator, strips: Sequence[int]
+    ) -> None:
+        slots = uneven_slots(random)
+        gradients = torch.randn(50, 7, generator=random)
+        sources = torch.randint(0, 50, slots.shape, generator=random)
+        parts = [part.contiguous() for part in gradients.split(list(strips), 1)]
+        reads = [reads_of(slots, part, sources) for part in parts]
+        squares = torch.zeros(slots.numel())
+        for part in reads:
+            own = torch.full((slots.numel(),), torch.nan)
+            kernels.squares(part, own)
+            squares += own
+        tiers = [split(torch.zeros(40, width), 20) for width in strips]
+        for rows, part in zip(tiers, reads, strict=True):
+            state = split(torch.zeros(40), 20)
+            kernels.update(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
+        gradient, _ = row_gradients(reads_of(slots, gradients, sources), 40)
+        expected, _ = expected_step(
+            "rowwise_adagrad", gradient, torch.zeros(40, dtype=torch.float64)
+        )
+        got = torch.cat([joined(rows) for rows in tiers], 1).double()
+        torch.testing.assert_close(got, -expected, rtol=1e-4, atol=1e-5)
+
+    def test_rows_of_nobody_have_no_square(self, kernels: TritonKernels) -> None:
+        """What is added up over ranks and strips must be a number."""
+        slots = torch.cat([torch.full((PIECE + 2,), -1), torch.tensor([3, 3, 1])])
+        reads = reads_of(slots, torch.ones(1, 2), torch.zeros_like(slots))
+        out = torch.full((slots.numel(),), torch.nan)
+        kernels.squares(reads, out)
+        assert out[: int(reads.runs.count)].tolist() == [0.0, 2.0, 8.0]
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_stochastic_rounding_is_that_of_the_executor(
+        self, kernels: TritonKernels, random: torch.Generator, dtype: torch.dtype
+    ) -> None:
+        weights = torch.randn(12, 5, generator=random) * torch.logspace(-9, 3, 12)[:, None]
+        weights = weights.to(dtype)
+        weights[0] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+        gradients = torch.randn(12, 5, generator=random) * weights.float().abs() / 50
+        gradients[0] = 0
+        gradients += 0.0  # A sum that starts at 0 is never −0.
+        rows, slots = split(weights, 6), torch.arange(12)
+        reads = reads_of(slots, gradients, slots)
+        for updates in (1, 2):
+            before = joined(rows).float()
+            rule = rule_of("sgd", updates, stochastic=True)
+            kernels.update(rows, None, reads, rule)
+            expected = stochastic_round(before - gradients * rule.lr, dtype, rule.updates)
+            got = joined(rows)
+            assert torch.equal(got.view(torch.int16)[1:], expected.view(torch.int16)[1:])
+            torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, equal_nan=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_rounded_to_the_nearest(
+        self, kernels: TritonKernels, random: torch.Generator, dtype: torch.dtype
+    ) -> None:
+        weights = torch.randn(12, 5, generator=random).to(dtype)
+        gradients = torch.randn(12, 5, generator=random)
+        rows, slots = split(weights, 6), torch.arange(12)
+        kernels.update(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
+        assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
+
+    def test_any_size_of_tile_gives_the_same_sums(self, random: torch.Generator) -> None:
+        slots = uneven_slots(random)
+        gradients = torch.randn(50, 12, generator=random)
+        sources = torch.randint(0, 50, slots.shape, generator=random)
+        reads = reads_of(slots, gradients, sources)
+        gradient, _ = row_gradients(reads, 40)
+        small = Launch(update_elements=16, update_unroll=1, sum_elements=32, scan=2, rows=4)
+        wide = Launch(update_elements=4096, update_unroll=8, sum_elements=64, scan=64)
+        for launch in (small, wide):
+            rows = split(torch.zeros(40, 12), 20)
+            TritonKernels(CPU, launch).update(rows, None, reads, rule_of("sgd"))
+            torch.testing.assert_close(joined(rows).double(), -LR * gradient, rtol=1e-4, atol=1e-5)
+
+
+def expected_step(
+    optimizer: OptimizerName, gradient: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is subtracted from the weights, and the state afterwards, in float64."""
+    if optimizer == "sgd":
+        return LR * gradient, state
+    if optimizer == "adam":
+        width = gradient.shape[1]
+        first = 0.9 * state[:, :width] + 0.1 * gradient
+        second = 0.999 * state[:, width:] + 0.001 * gradient**2
+        rate = LR * (1 - 0.999**3) ** 0.5 / (1 - 0.9**3)
+        return rate * first / (second.sqrt() + EPS), torch.cat([first, second], 1)
+    row_wise = optimizer == "rowwise_adagrad"
+    state = state + ((gradient**2).mean(1) if row_wise else gradient**2)
+    scale = state.sqrt() + EPS
+    return LR * gradient / (scale[:, None] if row_wise else scale), state
+
+
+class TestExchange:
+    @pytest.mark.parametrize("width", [1, 3, 8, 5000])
+    @pytest.mark.parametrize("when", [None, True, False])
+    def test_rows_leave_and_enter(
+        self, random: torch.Generator, width: int, when: bool | None
+    ) -> None:
+        home, pool, cold = 3, 6, 9
+        weights = TieredRows(
+            torch.randn(home + pool, width, generator=random).half(),
+            torch.randn(cold, width, generator=random).half(),
+            home,
+        )
+        state = replace(weights, hbm=weights.hbm[:, 0].float(), dram=weights.dram[:, 0].float())
+        before = [rows.hbm.clone() for rows in (weights, state)]
+        cold_before = [rows.dram.clone() for rows in (weights, state)]
+        moves = Moves(
+            torch.tensor([-1, 4, -1, 0, 2], dtype=torch.int32),
+            torch.tensor([3, 5, 4, 11, 8]),
+            torch.tensor([4, 7, 6, -1, 10]),
+        )
+        kernels = TritonKernels(CPU, Launch(block=4, exchange_bytes=64))
+        flag = None if when is None else torch.tensor([when])
+        kernels.exchange([weights, state], moves, flag)
+        for rows, hbm, dram in zip((weights, state), before, cold_before, strict=True):
+            if when is not False:
+                pool_rows = hbm[home:].clone()
+                hbm[home + torch.tensor([4, 0, 2])] = dram[torch.tensor([5, 11, 8]) - home]
+                dram[torch.tensor([7, 10]) - home] = pool_rows[torch.tensor([4, 2])]
+            assert torch.equal(rows.hbm, hbm)
+            assert torch.equal(rows.dram, dram)
+
+
+class TestWithoutAGpu:
+    def test_triton_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[gpu\]'"):
+            TritonKernels(CPU)
+
+    @pytest.mark.slow
+    def test_kernels_compile_for_hopper(self, tmp_path: Path) -> None:
+        """Down to machine code: nothing spills, and rows are read 16 bytes at once."""
+        triton = pytest.importorskip("triton")
+        tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+        if not (tools / "ptxas").exists():
+            pytest.skip("this Triton carries no assembler for NVIDIA's GPUs")
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+        del environment["TRITON_INTERPRET"]
+        script = Path(__file__).with_name("compile_for_hopper.py")
+        command = [sys.executable, "-W", "ignore", str(script)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "set TRITON_INTERPRET=1" in done.stderr, "on a CPU it needs the interpreter"
+        reports = json.loads(done.stdout)
+        assert {report["kernel"] for report in reports} == {
+            "translate",
+            "pool",
+            "weight_gradients",
+            "update_runs",
+            "sum_pieces",
+            "update_long_runs",
+            "list_moves",
+            "exchange",
+        }
+        assert not [report for report in reports if report["spills"]]
+        of_rows = {"pool", "weight_gradients", "update_runs", "sum_pieces"}
+        assert {report["LDG"] for report in reports if report["kernel"] in of_rows} == {128}

@@ -1,0 +1,186 @@
+"""benchmarks/gpu.py: all of it in Triton's interpreter, and the model that it draws."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from placer.plan.verify import violations
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+KINDS = (
+    "staged",
+    "staged + look-ahead",
+    "cached",
+    "cached + look-ahead",
+    "uva",
+    "host",
+)
+
+
+def run_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
+
+
+@pytest.fixture
+def model_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import _gpu_model
+
+    return _gpu_model
+
+
+def expected_rows() -> set[tuple[int, str, float, str]]:
+    rows: set[tuple[int, str, float, str]] = set()
+    for batch_size, skew in product((8, 4), ("zipf-1.05", "criteo")):
+        at: dict[float, tuple[str, ...]] = {
+            1.0: ("device", "device, CUDA graph", "nn.EmbeddingBag + Adagrad", "FBGEMM device"),
+            0.25: KINDS,
+            0.1: (*KINDS, "FBGEMM managed caching"),
+            0.015: (*KINDS, "FBGEMM managed caching"),
+            0.0: (
+                *(kind for kind in KINDS if not kind.startswith("cached")),
+                "CPU nn.EmbeddingBag + copy",
+                "FBGEMM managed",
+            ),
+        }
+        rows |= {(batch_size, skew, share, name) for share, names in at.items() for name in names}
+    return rows
+
+
+@pytest.mark.slow
+def test_everything_runs_in_the_interpreter(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    result = run_benchmark("--tiny", "--output", str(output))
+    assert result.returncode == 0, result.stdout + result.stderr
+    report: dict[str, Any] = json.loads(output.read_text())
+    records = report["records"]
+    found = [(r["batch_size"], r["skew"], r["hbm_row_share"], r["contender"]) for r in records]
+    assert len(found) == len(set(found))
+    assert set(found) == expected_rows()
+    for record in records:
+        if record["contender"].startswith("FBGEMM") or "graph" in record["contender"]:
+            assert record["step_s"] is None  # They need a GPU, and say so.
+            assert "GPU" in record["note"] or "installed" in record["note"], record
+            continue
+        figures = [value for value in record.values() if isinstance(value, float)]
+        assert all(math.isfinite(value) for value in figures), record
+        assert record["step_s"] > 0
+        assert record["samples_per_s"] > 0
+        if record["hbm_row_share"] < 1 and record["contender"] in KINDS:
+            assert record["link_share"] > 0
+            assert 0 <= record["split_hit_rate"] <= record["hbm_hit_rate"] <= 1
+        if record["contender"].startswith(("staged", "cached")):
+            assert record["in_place_share"] == 0
+    assert set(report["equivalence"]) == {"device", *KINDS}
+    for kind, outcome in report["equivalence"].items():
+        assert outcome["equal"], (kind, outcome)
+        # The host sums its part of a bag by itself; elsewhere placement changes no bit.
+        assert outcome["same_bits"] or kind == "host", (kind, outcome)
+    assert len(report["targets"]) == 7
+    assert all(target["measured"] is not None for target in report["targets"])
+    assert all(value > 0 for value in report["copies"].values())
+
+
+def test_what_does_not_fit_the_time_is_a_row_that_says_so(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    result = run_benchmark("--tiny", "--time-limit", "0", "--output", str(output))
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(output.read_text())
+    assert len(report["records"]) == len(expected_rows())
+    assert all("left out" in record["note"] for record in report["records"])
+    assert all(target["met"] is None for target in report["targets"])
+    assert "not measured" in result.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_so() -> None:
+    result = run_benchmark()
+    assert result.returncode == 2
+    assert "--tiny" in result.stderr
+
+
+def test_sizes_that_are_tuned_are_sizes_of_the_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import _gpu_tune
+
+    from placer.executor.backends.triton_kernels import Launch
+
+    tuned = {name for names in _gpu_tune.SIZES.values() for name in names}
+    assert tuned <= {field.name for field in fields(Launch)}
+
+
+@pytest.mark.parametrize("skew", ["zipf-1.05", "criteo"])
+def test_draws_follow_the_access_cdf(model_module: ModuleType, skew: str) -> None:
+    model = model_module.dcnv2(skew, 0.01)
+    drawn = model_module.draw(model, 2_000, 1, torch.device("cpu"), seed=3)
+    batch = drawn.batches[0]
+    for index, profile in enumerate(model.profiles):
+        ids, offsets = model_module.bags_of(batch, index)
+        assert offsets.tolist() == [i * model.lookups[index] for i in range(2_001)]
+        for rows in {1, 10, profile.table.rows // 10, profile.table.rows}:
+            share = float(profile.cdf.share(rows))
+            error = 5 * math.sqrt(share * (1 - share) / ids.numel()) + 1e-9
+            assert abs(float((ids < rows).double().mean()) - share) <= error
+    distinct = [torch.unique(model_module.bags_of(batch, i)[0]) for i in range(26)]
+    assert drawn.distinct_rows() == sum(ids.numel() for ids in distinct)
+    hot = model.hottest(0.1)
+    cold = sum(int((ids >= first).sum()) for ids, first in zip(distinct, hot, strict=True))
+    assert drawn.distinct_rows(hot) == cold
+
+
+def test_the_hottest_rows_are_those_read_most(model_module: ModuleType) -> None:
+    model = model_module.shrunk(model_module.dcnv2("criteo", 0.01), 500, 7, 8, tables=6)
+    rates = np.concatenate(
+        [
+            np.repeat(p.cdf.row_share * p.table.lookups_per_sample, np.diff(p.cdf.ranks))
+            for p in model.profiles
+        ]
+    )
+    for share in (0.0, 0.015, 0.1, 0.25, 1.0):
+        hot = model.hottest(share)
+        assert sum(hot) == round(share * model.rows)
+        held = sum(
+            float(p.cdf.share(first)) * p.table.lookups_per_sample
+            for p, first in zip(model.profiles, hot, strict=True)
+        )
+        best = np.sort(rates)[::-1][: sum(hot)].sum()
+        assert held == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.015, 0.1, 1.0])
+@pytest.mark.parametrize("lookup", ["device", "staged", "cached", "uva", "host"])
+def test_plans_are_sound(model_module: ModuleType, lookup: str, share: float) -> None:
+    model = model_module.dcnv2("zipf-1.05", 0.01)
+    if lookup == "device":
+        share = 1.0
+    plan = model_module.make_plan(model, lookup, share, 1024)
+    assert not violations(plan)
+    in_hbm = sum(
+        shard.row_count if shard.memory == "hbm" else shard.cache_rows for shard in plan.shards
+    )
+    assert in_hbm == round(share * model.rows)
+    for shard in plan.shards:
+        if shard.lookup in ("staged", "cached"):
+            assert 0 < shard.staging_rows <= shard.row_count - shard.cache_rows
