@@ -1,9 +1,9 @@
 """The autograd node: rows forward, gradients and the fused update backward."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,26 @@ class RuleConstants:
     stochastic: bool
 
 
+class WholeRows(Protocol):
+    """Who knows the other columns of rows that are not held whole, such as other processes.
+
+    Attributes
+    ----------
+    dims : mapping of table name to int
+        Columns of the whole row of each such table.
+    """
+
+    dims: Mapping[str, int]
+
+    def total(self, squares: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Sums of Σ g² over whole rows, from those over the columns held here.
+
+        Called once in each backward pass, whether such a table was read or not. Vectors are
+        float32, in the order of the rows that were read; what is beyond them means nothing.
+        """
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Runtime:
     """What a step works on.
@@ -37,13 +57,16 @@ class Runtime:
     lr : float32, shape (), on the computing device
     updates : int64, shape (), on the computing device
         Updates so far.
+    whole_rows : WholeRows or None
+        For tables of whose rows only some columns are here.
     """
 
     arenas: tuple[Arena, ...]
     backend: Backend
     constants: RuleConstants
     lr: Tensor
-    updates: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+    updates: Tensor
+    whole_rows: WholeRows | None = None
 
     def rule(self, arena: Arena) -> Rule:
         """The optimizer of an arena as it stands."""
@@ -161,5 +184,13 @@ def _update(
                     rule,
                 )
             )
-    for strips in cut.values():
-        runtime.backend.update_cut(list(strips.values()))
+    updates = {
+        table: runtime.backend.cut_update(list(strips.values())) for table, strips in cut.items()
+    }
+    squares = {table: update.squares for table, update in updates.items()}
+    dims = {table: sum(stop - start for start, stop in strips) for table, strips in cut.items()}
+    if runtime.whole_rows is not None:
+        squares = {**squares, **runtime.whole_rows.total(squares)}
+        dims = {**dims, **runtime.whole_rows.dims}
+    for table, update in updates.items():
+        update.apply(squares[table] / dims[table])

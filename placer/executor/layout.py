@@ -7,7 +7,7 @@ serves all its tables and both tiers. A row of an arena is a *slot*.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,8 +27,8 @@ from placer.tables import DType, OptimizerName, Table
 class ArenaKey:
     """What strips must have in common to share an arena.
 
-    `row_cut` marks tables under row-wise Adagrad with several strips: their state needs
-    the gradient of the whole row, so they are updated table by table.
+    `row_cut` marks tables under row-wise Adagrad with several strips, here or elsewhere: their
+    state needs the gradient of the whole row, so they are updated table by table.
     """
 
     dtype: DType
@@ -161,8 +161,15 @@ def check_plan(plan: Plan) -> None:
         raise PlanMismatchError(f"the plan cannot be trained with: {text}")
 
 
-def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.device) -> Layout:
+def lay_out(
+    plan: Plan,
+    optimizers: dict[str, OptimizerName],
+    device: torch.device,
+    cut_elsewhere: Collection[str] = (),
+) -> Layout:
     """Assign a slot to every row of every strip.
+
+    Tables in `cut_elsewhere` have more columns than the plan knows of.
 
     A replicated shard is held once: in one process its copies would stay equal at every
     step, so more of them would cost memory and updates and show nothing.
@@ -173,7 +180,8 @@ def lay_out(plan: Plan, optimizers: dict[str, OptimizerName], device: torch.devi
         shards = plan.shards_by_table[table.name]
         edges = sorted({0, table.dim, *(edge for shard in shards for edge in shard.cols)})
         for cols in pairwise(edges):
-            key = _arena_key(table, cols, len(edges) - 1, optimizers[table.name])
+            is_cut = len(edges) > 2 or table.name in cut_elsewhere
+            key = _arena_key(table, cols, is_cut, optimizers[table.name])
             owners[key].append((table, cols))
             pieces[key].extend(
                 _Piece(table, cols, shard, _home(plan, shard))
@@ -229,9 +237,9 @@ _Starts = dict[tuple[str, tuple[int, int]], list[tuple[_Piece, int]]]
 
 
 def _arena_key(
-    table: Table, cols: tuple[int, int], strips: int, optimizer: OptimizerName
+    table: Table, cols: tuple[int, int], is_cut: bool, optimizer: OptimizerName
 ) -> ArenaKey:
-    row_cut = optimizer == "rowwise_adagrad" and strips > 1
+    row_cut = optimizer == "rowwise_adagrad" and is_cut
     return ArenaKey(table.dtype, cols[1] - cols[0], optimizer, row_cut)
 
 

@@ -13,7 +13,7 @@ from placer.executor.arena import TORCH_DTYPES, AnyRows
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered import TieredBackend
 from placer.executor.bags import BagBatch
-from placer.executor.function import FusedLookup, RuleConstants, Runtime
+from placer.executor.function import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.hit_rates import HitRates
 from placer.executor.initial import id_chunks, initial_weights
 from placer.executor.layout import Strip, check_plan, lay_out
@@ -82,6 +82,9 @@ class PlacedEmbeddings(nn.Module):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    whole_rows : WholeRows, optional
+        Of tables of which the plan has some columns only, while other processes have the rest:
+        row-wise Adagrad asks it for Σ g² over whole rows.
 
     Raises
     ------
@@ -108,6 +111,7 @@ class PlacedEmbeddings(nn.Module):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        whole_rows: WholeRows | None = None,
     ) -> None:
         super().__init__()
         check_plan(plan)
@@ -127,13 +131,15 @@ class PlacedEmbeddings(nn.Module):
         kernels = make_backend(backend, self.device, cache_policy)
         self._optimizers = tables
         self._features = feature_reads(plan.tables, padding_idx or {})
-        self._layout = lay_out(plan, tables, self.device)
+        cut_elsewhere = () if whole_rows is None else whole_rows.dims
+        self._layout = lay_out(plan, tables, self.device, cut_elsewhere)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,
             RuleConstants(eps, betas, rounding == "stochastic"),
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
+            whole_rows,
         )
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None

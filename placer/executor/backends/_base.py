@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,23 @@ class StripReads:
     def slots(self) -> Tensor:
         """Slots of the lookups."""
         return self.step.slots[self.lookups]
+
+
+class CutUpdate(Protocol):
+    """An update that waits for the mean of g² over whole rows.
+
+    Attributes
+    ----------
+    squares : float32, shape (at least runs,)
+        Σ g² of the summed gradient of each row that was read, in the order of slots, over the
+        strips at hand.
+    """
+
+    squares: Tensor
+
+    def apply(self, mean_squares: Tensor) -> None:
+        """Update all strips, given the mean of g² over whole rows in the same order."""
+        ...
 
 
 class Backend(ABC):
@@ -102,7 +120,7 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
         """Row-wise Adagrad of one table whose rows are spread over several strips.
 
         The state grows by mean(g²) over the whole row, so all strips are summed before one is

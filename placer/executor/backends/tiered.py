@@ -7,13 +7,14 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from placer.executor.access import Access, Ticket, Window
 from placer.executor.arena import Arena, tiered_arena
-from placer.executor.backends._base import Backend, StripReads
+from placer.executor.backends._base import Backend, CutUpdate, StripReads
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
@@ -114,7 +115,7 @@ class TieredBackend(Backend):
         if access.host is not None:
             self._host.update(arena, access.host, gradients, weights, rule)
 
-    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
         runs = self._sort(torch.cat([reads.slots for reads in strips[0]]))
         first = _first_of(runs)
         squares = torch.zeros(runs.lookups, device=self._device)
@@ -132,10 +133,7 @@ class TieredBackend(Backend):
             part_squares = torch.zeros_like(squares)
             self._kernels.squares(row_reads, part_squares)
             squares += part_squares
-        squares /= sum(arena.spec.key.width for arena, _, _ in reads)
-        for arena, row_reads, rule in reads:
-            state = None if arena.state is None else _tiered(arena.state)
-            self._kernels.update(_tiered(arena.weights), state, row_reads, rule, squares)
+        return _CutUpdate(self._kernels, reads, squares)
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         out = torch.empty(step.reads.lookups, device=self._device)
@@ -251,6 +249,21 @@ class TieredBackend(Backend):
         entries = found.entries[torch.clamp(rows - before, 0, most - 1)]
         staged = pooled & (entries >= 0)
         return torch.where(staged, (home + entries).to(run_places.dtype), run_places)
+
+
+@dataclass(slots=True, eq=False)
+class _CutUpdate:
+    """See `CutUpdate`; holds what each strip's kernel sums."""
+
+    kernels: TierKernels
+    strips: Sequence[tuple[Arena, RowReads, Rule]]
+    squares: Tensor
+
+    def apply(self, mean_squares: Tensor) -> None:
+        """Update the rows of all strips."""
+        for arena, reads, rule in self.strips:
+            state = None if arena.state is None else _tiered(arena.state)
+            self.kernels.update(_tiered(arena.weights), state, reads, rule, mean_squares)
 
 
 def access_of(step: ArenaStep) -> Access:

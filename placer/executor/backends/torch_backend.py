@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.arena import Arena, FlatRows, flat_arena
-from placer.executor.backends._base import Backend, StripReads
+from placer.executor.backends._base import Backend, CutUpdate, StripReads
 from placer.executor.bags import BagBatch
 from placer.executor.layout import ArenaSpec
 from placer.executor.phases import phase
@@ -70,7 +70,7 @@ class TorchBackend(Backend):
         sums = row_sums(gradients, sources, sorted_weights, starts)
         apply_rule(rule, arena.weights, arena.state, slots, sums)
 
-    def update_cut(self, strips: Sequence[Sequence[StripReads]]) -> None:
+    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
         with phase("sort"):
             order, _, starts = runs(torch.cat([reads.slots for reads in strips[0]]))
         sums = []
@@ -81,12 +81,8 @@ class TorchBackend(Backend):
                 weights = torch.cat([reads.weights for reads in strip if reads.weights is not None])
                 weights = weights[order]
             sums.append(row_sums(strip[0].gradients, sources, weights, starts))
-        dim = sum(part.shape[1] for part in sums)
-        squares = torch.stack([(part * part).sum(1) for part in sums]).sum(0)
-        for strip, part in zip(strips, sums, strict=True):
-            arena = strip[0].arena
-            slots = torch.cat([reads.slots for reads in strip])[order][starts]
-            apply_rule(strip[0].rule, arena.weights, arena.state, slots, part, squares / dim)
+        slots = [torch.cat([reads.slots for reads in strip])[order][starts] for strip in strips]
+        return _CutUpdate([strip[0] for strip in strips], slots, sums)
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         rows = _flat(arena).read(step.slots).float()
@@ -108,6 +104,22 @@ class TorchBackend(Backend):
             check_ids(part, features[segment.feature])
             slots.append(segment.strip.slots_of(part))
         return torch.cat(slots)
+
+
+class _CutUpdate:
+    """See `CutUpdate`; holds the rows and summed gradients of each strip."""
+
+    def __init__(
+        self, strips: Sequence[StripReads], slots: Sequence[Tensor], sums: Sequence[Tensor]
+    ) -> None:
+        self._strips, self._slots, self._sums = strips, slots, sums
+        self.squares = torch.stack([(part * part).sum(1) for part in sums]).sum(0)
+
+    def apply(self, mean_squares: Tensor) -> None:
+        """Update the rows of all strips."""
+        for strip, slots, sums in zip(self._strips, self._slots, self._sums, strict=True):
+            arena = strip.arena
+            apply_rule(strip.rule, arena.weights, arena.state, slots, sums, mean_squares)
 
 
 def _flat(arena: Arena) -> FlatRows:

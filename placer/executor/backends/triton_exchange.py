@@ -12,9 +12,10 @@ def list_moves(entries, when, moves, count, size, BLOCK: tl.constexpr):
     Their order is left to chance, and no result depends on it: moves touch different rows.
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = tl.load(entries + index, mask=index < size, other=-1) >= 0
+    entry = tl.load(entries + index, mask=index < size, other=-1)
     if when is not None:
-        real = real & (tl.load(when) != 0)
+        entry = tl.where(tl.load(when) != 0, entry, -1)
+    real = entry >= 0
     found = real.to(tl.int32)
     number = tl.sum(found, 0)
     first = tl.atomic_add(count, number, mask=number > 0)

@@ -46,8 +46,6 @@ class Launch:
     ----------
     pool_bytes : int
         Bytes of rows that a warp of the forward pass reads at once, of different bags.
-    pool_unroll : int
-        Lookups of each bag that are under way at once.
     pool_columns : int
         Columns of a program at most; wider rows are shared by several.
     update_elements : int
@@ -75,7 +73,6 @@ class Launch:
     """
 
     pool_bytes: int = 2048
-    pool_unroll: int = 2
     pool_columns: int = 256
     update_elements: int = 256
     update_unroll: int = 4
@@ -158,7 +155,7 @@ class TritonKernels:
         self._run(
             self._lookup.pool, (-(-bags // tile), -(-width // columns)),
             *_memories(rows), places, offsets, weights, out, bags,
-            WIDTH=width, COLUMNS=columns, BAGS=tile, UNROLL=self._launch.pool_unroll,
+            WIDTH=width, COLUMNS=columns, BAGS=tile,
             num_warps=1,
         )  # fmt: skip
 
@@ -202,14 +199,12 @@ class TritonKernels:
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves, when: Tensor | None) -> None:
         """Write evicted rows back and read admitted ones; see `TierKernels`."""
         size = moves.entries.numel()
-        # Triton's interpreter reads no bool.
-        flag = None if when is None else when.view(torch.uint8)
         block = self._launch.block
         real = torch.empty(size, dtype=torch.int32, device=self._device)
         count = torch.zeros(1, dtype=torch.int32, device=self._device)
         self._run(
             self._exchange.list_moves, (-(-size // block),),
-            moves.entries, flag, real, count, size, BLOCK=block, num_warps=4,
+            moves.entries, when, real, count, size, BLOCK=block, num_warps=4,
         )  # fmt: skip
         for rows in matrices:
             if not rows.dram.numel():

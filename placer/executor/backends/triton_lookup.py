@@ -59,7 +59,6 @@ def pool(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     BAGS: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """Program (i, c): columns of block c of the bags of block i."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
@@ -72,17 +71,16 @@ def pool(
     total = tl.zeros((BAGS, COLUMNS), tl.float32)
     step = longest * 0
     while step < longest:
-        for ahead in tl.static_range(UNROLL):
-            read = step + ahead < length
-            lookup = start + step + ahead
-            place = tl.load(places + lookup, mask=read, other=-1).to(tl.int64)
-            address = row_address(hbm, dram, boundary, place, column, WIDTH)
-            mask = (place >= 0)[:, None] & inside[None, :]
-            row = tl.load(address, mask=mask, other=0.0).to(tl.float32)
-            if weights is not None:
-                row *= tl.load(weights + lookup, mask=read, other=0.0)[:, None]
-            total += row
-        step += UNROLL
+        read = step < length
+        place = tl.load(places + start + step, mask=read, other=-1).to(tl.int64)
+        address = row_address(hbm, dram, boundary, place, column, WIDTH)
+        mask = (place >= 0)[:, None] & inside[None, :]
+        if weights is None:
+            total += tl.load(address, mask=mask, other=0.0).to(tl.float32)
+        else:
+            weight = tl.load(weights + start + step, mask=read, other=0.0)[:, None]
+            total += weight * tl.load(address, mask=mask, other=0.0).to(tl.float32)
+        step += 1
     tl.store(
         out + bag[:, None] * WIDTH + column[None, :], total, mask=here[:, None] & inside[None, :]
     )
