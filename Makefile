@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -15,6 +15,7 @@ help:
 	@echo "make test            lint, types, layers and all tests"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
 	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
+	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
 
 setup: $(READY)
 
@@ -47,6 +48,9 @@ bench: setup
 	-$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) demo .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

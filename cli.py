@@ -27,7 +27,7 @@ from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
 from placer.interrupt import deferred_interrupt
-from placer.plan.buffers import exchange_buffer_bytes
+from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.diff import diff as diff_plans
 from placer.plan.drift import in_plan_order
 from placer.plan.verify import violations
@@ -1261,10 +1261,11 @@ def _demo_problem(profiled: placer.Profile) -> placer.Problem:
     gpus = len(placer.Topology.parse(_DEMO_MACHINE).gpus)
     batch_size = max(1, min(_DEMO_BATCH, profiled.samples // (_DEMO_PASS * gpus)))
     samples = batch_size * gpus
-    buffers = sum(
-        exchange_buffer_bytes(p.table, samples, samples * p.table.lookups_per_sample, _DEMO_DIM)
-        for p in profiled
-    )
+    buffers = 0.0
+    for table in (p.table for p in profiled):
+        lookups = samples * table.lookups_per_sample
+        buffers += exchange_buffer_bytes(table, samples, lookups, _DEMO_DIM)
+        buffers += index_buffer_bytes(lookups)
     hbm = int((profiled.total_bytes * _DEMO_SHARE + 1.5 * buffers) / gpus)
     machine = placer.Topology.parse(_DEMO_MACHINE, hbm=hbm)
     click.echo(

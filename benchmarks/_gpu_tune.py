@@ -29,7 +29,7 @@ _TUNED: tuple[tuple[Lookup, float, tuple[str, ...]], ...] = (
 )
 
 SIZES: Mapping[str, tuple[str, ...]] = {
-    "pool": ("pool_unroll", "pool_bytes", "pool_columns"),
+    "pool": ("pool_bytes", "pool_columns", "rows"),
     "update": (
         "update_unroll",
         "update_elements",

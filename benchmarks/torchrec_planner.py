@@ -63,8 +63,8 @@ from cost_models._torchrec_estimates import (
     Settings,
     input_lengths,
 )
-from cost_models._torchrec_sharding import sharding_of
 from placer import Plan, Problem, Topology
+from placer.adapters.torchrec.sharding import sharding_of
 from placer.units import format_bytes, format_seconds
 from placer.workloads import named_workload
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from cost_models._base import PieceCurve
 from cost_models._torchrec_estimates import Estimates, Many
-from cost_models._torchrec_sharding import Block, Kernel, Sharding, ShardingType, even_blocks
+from placer.adapters.torchrec.sharding import Block, Kernel, Sharding, ShardingType, even_blocks
 from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes
 from placer.plan.plan import Shard
 from placer.profile.profile import TableProfile
@@ -90,7 +90,7 @@ def shard_buffer_bytes(
 
 def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block: Block) -> Block:
     """The largest of the row blocks that `block` is one of; of other kinds, itself."""
-    if kind not in ("row_wise", "table_row_wise"):
+    if kind not in ("row_wise", "table_row_wise", "grid_shard"):
         return block
     topology = estimates.topology
     ways = topology.world_size if kind == "row_wise" else topology.local_world_size

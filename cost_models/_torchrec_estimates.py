@@ -27,7 +27,7 @@ from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets
 from torchrec.distributed.types import CacheParams, CacheStatistics
 from torchrec.optim import RowWiseAdagrad
 
-from cost_models._torchrec_sharding import Sharding
+from placer.adapters.torchrec.sharding import Sharding
 from placer.errors import ProblemError, TopologyError
 from placer.problem import Problem
 from placer.profile.profile import TableProfile

@@ -25,7 +25,7 @@ from cost_models._base import (
     PieceCurve,
     require_match,
 )
-from cost_models._torchrec_sharding import (
+from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
     Kernel,
@@ -238,7 +238,7 @@ def _kind_of_shard(table: Table, shard: Shard, gpus: int) -> tuple[ShardingType,
         return "data_parallel", "dense"
     kind: ShardingType = "table_wise"
     if shard.width < table.dim:
-        kind = "column_wise"
+        kind = "grid_shard" if shard.row_count < table.rows else "column_wise"
     elif shard.row_count < table.rows:
         # Over the GPUs of one host TorchRec counts buffers of other sizes.
         widest = even_blocks(table.rows, gpus)[0]

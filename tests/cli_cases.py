@@ -54,12 +54,12 @@ class Workbench:
     def machine(self) -> tuple[str | Path, ...]:
         """Two GPUs whose HBM does not hold the tables."""
         return (
-            "--topology", self.folder / "machine.yaml", "--hbm", "100KiB", "--batch-size", "32",
+            "--topology", self.folder / "machine.yaml", "--hbm", "100KiB", "--batch-size", "8",
         )  # fmt: skip
 
     def training(self) -> tuple[str | Path, ...]:
-        """`placer train` with the plan on the log."""
-        return ("train", "--plan", self.plan, "--data", self.log)
+        """`placer train` with the plan on the log; batches are larger than it was made for."""
+        return ("train", "--plan", self.plan, "--data", self.log, "--batch-size", "64")
 
 
 # Launches cost little and the link is slow, so that a good plan of small tables splits them.

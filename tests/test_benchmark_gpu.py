@@ -51,7 +51,7 @@ def model_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def expected_rows() -> set[tuple[int, str, float, str]]:
     rows: set[tuple[int, str, float, str]] = set()
-    for batch_size, skew in product((8, 4), ("zipf-1.05", "criteo")):
+    for batch_size, skew in product((6, 3), ("zipf-1.05", "criteo")):
         at: dict[float, tuple[str, ...]] = {
             1.0: ("device", "device, CUDA graph", "nn.EmbeddingBag + Adagrad", "FBGEMM device"),
             0.25: KINDS,

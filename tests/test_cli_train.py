@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Workbench, command_line, files_of, succeed
+from cli_cases import Workbench, command_line, files_of, invoke, succeed
 
 from placer.data.reader import open_log
 
@@ -57,16 +57,76 @@ def test_options_reach_the_training(workbench: Workbench) -> None:
     assert whole["held_out_samples"] == 1500
 
 
+def test_a_trace_is_written_and_summed_up(workbench: Workbench, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run = (*workbench.training(), "--steps", "9", "--trace", path)
+    result = trained(*run, "--trace-steps", "3", "--backend", "tiered")
+    names = {phase["phase"] for phase in result["trace"]["phases"]}
+    assert names >= {"read", "map", "sort", "forward", "backward", "update", "other"}
+    assert result["trace"]["steps"] == 3
+    assert result["trace"]["path"] == str(path)
+    assert sum(phase["share"] for phase in result["trace"]["phases"]) == pytest.approx(1)
+    assert len(result["losses"]) == 9
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event.get("name") == "placer: update" for event in events) == 3
+    lines = succeed(*run, "--steps", "7").stdout.splitlines()
+    [title] = [line for line in lines if line.startswith("A step under the profiler: ")]
+    assert title.endswith(f"the mean of 2 in {path}")
+    assert any(line.startswith("forward ") for line in lines)
+    short = succeed(*run, "--steps", "4")
+    assert short.stderr == "no trace: the run ended within the 5 steps before it\n"
+
+
+def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None:
+    run = (*workbench.training(), "--steps", "5")
+    assert "hit_rates" not in trained(*run, "--backend", "numba")
+    rates = trained(*run, "--backend", "tiered", "--cache-policy", "rank")["hit_rates"]
+    assert rates["lookups"] == 5 * 64 * 26
+    assert sum(row["lookups"] for row in rates["served"]) == rates["lookups"]
+    hit = sum(row["share"] for row in rates["served"] if row["from"].startswith("HBM"))
+    assert hit == pytest.approx(rates["hbm_hit_rate"])
+    assert 0 < hit < 1
+    shown = succeed(*run, "--backend", "tiered").stdout
+    assert "found their row in HBM" in shown
+    assert "HBM, rows that the plan keeps there" in shown
+
+
+def test_the_mlps_can_be_in_bfloat16(workbench: Workbench) -> None:
+    run = (*workbench.training(), "--steps", "5")
+    half, full = trained(*run, "--amp", "bfloat16"), trained(*run)
+    assert half["losses"] != full["losses"]
+    assert half["last_loss"] == pytest.approx(full["last_loss"], abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--backend", "magic"), "'magic' is none of auto, numba, torch, triton, tiered"),
+        (("--trace-steps", "3"), "--trace-steps needs --trace"),
+        (("--amp", "float16"), "'float16' is not 'bfloat16'"),
+    ],
+)
+def test_options_that_cannot_be(
+    workbench: Workbench, options: tuple[str, ...], message: str
+) -> None:
+    result = invoke(*workbench.training(), *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_help_names_the_backends() -> None:
+    assert "[auto|numba|torch|triton|tiered]" in succeed("train", "--help").stdout
+
+
 def test_several_logs_are_one(workbench: Workbench, tmp_path: Path) -> None:
     lines = workbench.log.read_text().splitlines(keepends=True)
     (tmp_path / "0.tsv").write_text("".join(lines[:701]))
     (tmp_path / "1.tsv").write_text("".join(lines[701:]))
-    parts = ("train", "--plan", workbench.plan, "--data", tmp_path / "0.tsv",
-             "--data", tmp_path / "1.tsv")  # fmt: skip
+    train = ("train", "--plan", workbench.plan, "--batch-size", "64")
+    parts = ("--data", tmp_path / "0.tsv", "--data", tmp_path / "1.tsv")
     whole = trained(*workbench.training())
-    assert trained(*parts)["losses"] == whole["losses"]
-    parquet = ("train", "--plan", workbench.plan, "--data", workbench.parquet)
-    assert trained(*parquet)["losses"] == whole["losses"]
+    assert trained(*train, *parts)["losses"] == whole["losses"]
+    assert trained(*train, "--data", workbench.parquet)["losses"] == whole["losses"]
 
 
 def test_a_run_resumed_is_equal_to_one_in_a_piece(workbench: Workbench, tmp_path: Path) -> None:

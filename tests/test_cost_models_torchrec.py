@@ -16,8 +16,8 @@ from problem_cases import counted_table, plan_for, problem_of, unequal_machine, 
 
 from cost_models import Cut, Piece, TorchRec, cost_model, pieces_of
 from cost_models._base import REPLICA
-from cost_models._torchrec_sharding import even_blocks
 from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile
+from placer.adapters.torchrec.sharding import even_blocks
 from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
 from placer.plan.verify import violations
 from placer.units import parse_bytes

@@ -28,11 +28,12 @@ from solvers.whatif import (
 )
 
 MODEL = Roofline()
+HBM = 1 << 29
 
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm="2GiB"), 512)
+    return Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm=HBM), 512)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_effects_are_those_of_solving_anew(problem: Problem, answer: WhatIf) -> 
     assert answer.base.step_time_s == base.step_time_s
     assert found.step_time_s == double.step_time_s
     assert found.gain == pytest.approx(2 * base.step_time_s / double.step_time_s - 1)
-    roomy = problem.topology.with_memory(hbm=2 * 2**30 + HBM_STEP_BYTES)
+    roomy = problem.topology.with_memory(hbm=HBM + HBM_STEP_BYTES)
     more = solve(replace(problem, topology=roomy), "greedy-cost")
     assert effect(answer, "GiB of HBM").step_time_s == more.step_time_s
 
@@ -94,12 +95,12 @@ def test_an_effect_within_the_gap_is_not_proven(
 
 def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> None:
     step = 2**26
-    more = replace(problem, topology=problem.topology.with_memory(hbm=2**31 + step))
+    more = replace(problem, topology=problem.topology.with_memory(hbm=HBM + step))
     bounds = [lp_bound(Instance(p, MODEL)) for p in (problem, more)]
     assert bounds[0] is not None
     assert bounds[1] is not None
     saved_s = bounds[0].step_time_s - bounds[1].step_time_s
-    assert saved_s == pytest.approx(answer.prices.hbm_s_per_byte * step, rel=0.4)
+    assert saved_s == pytest.approx(answer.prices.hbm_s_per_byte * step, rel=0.3)
     found = effect(answer, "of HBM per GPU")
     assert found.priced_gain is not None
     assert found.gain is not None
@@ -123,11 +124,12 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
     assert "memory of host:0 is busy" in answer.binding
     shown = whatif_report(problem, answer, solver="greedy-cost")
     assert answer.binding in shown.headline
-    # All rows fit HBM and DRAM by a hair.
+    # Where HBM is worth little, and all rows fit HBM and DRAM by a hair.
+    topology = problem.topology.with_memory(hbm=4 * HBM)
     rows = sum(profile.table.total_bytes for profile in problem.profile)
-    hbm = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
+    hbm = sum(gpu.memory_bytes for gpu in topology.gpus)
     short = replace(host, memory_bytes=int(1.02 * (rows - hbm)))
-    changed = whatif(replace(problem, topology=replace(problem.topology, hosts=(short,))), MODEL)
+    changed = whatif(replace(problem, topology=replace(topology, hosts=(short,))), MODEL)
     assert changed.prices.dram_s_per_byte > 0
     roomier = effect(changed, "of DRAM per host")
     assert roomier.gain is not None

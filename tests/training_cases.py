@@ -13,7 +13,7 @@ from placer.topology.topology import Gpu, Host, Link, Topology
 from placer.training.batches import cut
 from placer.training.config import TrainConfig
 
-Placement = Literal["hbm", "dram", "split", "strided"]
+Placement = Literal["hbm", "dram", "split", "strided", "staged", "cached"]
 
 QUICK = TrainConfig(batch_size=32, lr=0.05, bottom_mlp=(8,), top_mlp=(8,), report_every=4)
 
@@ -83,12 +83,14 @@ def plan_for(
                 shards.append(whole)
             case "dram":
                 shards.append(dram)
-            case "split":
+            case "split" | "staged" | "cached":
                 hot = max(rows // 3, 1)
-                shards += [
-                    replace(whole, rows=(0, hot, 1), devices=("gpu:1",)),
-                    replace(dram, rows=(hot, rows, 1)),
-                ]
+                cold = replace(dram, rows=(hot, rows, 1))
+                if placement == "staged":  # Fewer rows than a step may read, so that some wait.
+                    cold = replace(cold, lookup="staged", staging_rows=8)
+                if placement == "cached":
+                    cold = replace(cold, lookup="cached", staging_rows=6, cache_rows=4)
+                shards += [replace(whole, rows=(0, hot, 1), devices=("gpu:1",)), cold]
                 orders[name] = RowOrder("profile")
                 hot_ids[name] = np.random.default_rng(rows).permutation(rows)[:hot]
             case "strided":

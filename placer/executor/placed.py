@@ -1,6 +1,6 @@
 """The module that trains embedding tables where a plan puts them."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -37,6 +37,9 @@ from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName, Table
 
 Rounding = Literal["nearest", "stochastic"]
+
+_MOST_AHEAD = 3
+"""Batches that the host may have prepared before the first of them is there."""
 
 UPDATES = "updates"
 """Key of the number of updates in the optimizer's state: Adam corrects its averages by it."""
@@ -127,7 +130,7 @@ class PlacedEmbeddings(nn.Module):
         if not all(0 <= beta < 1 for beta in betas):
             raise PlanMismatchError(f"betas {betas} must lie within 0..1, 1 excluded")
         self.plan = plan
-        self.device = torch.device(device)
+        self.device = _indexed(torch.device(device))
         kernels = make_backend(backend, self.device, cache_policy)
         self._optimizers = tables
         self._features = feature_reads(plan.tables, padding_idx or {})
@@ -143,6 +146,7 @@ class PlacedEmbeddings(nn.Module):
         )
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
+        self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         for table in plan.tables:
@@ -194,7 +198,11 @@ class PlacedEmbeddings(nn.Module):
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True)
-            return replace(prepared, ready=recorded())
+            self._ready.append(recorded())
+        # A host that runs further ahead gains nothing, and holds memory for all those batches.
+        if len(self._ready) > _MOST_AHEAD:
+            self._ready.popleft().synchronize()
+        return replace(prepared, ready=self._ready[-1])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
@@ -437,6 +445,13 @@ class PlacedEmbeddings(nn.Module):
                 whole = rows.read(slots)
                 whole[:, held] = chunk[:, cols]
                 rows.write(slots, whole)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
+    if str(device) == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _span(ids: Tensor) -> slice:

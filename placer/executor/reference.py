@@ -32,7 +32,9 @@ class RowWiseAdagrad(torch.optim.Optimizer):
             for weight in group["params"]:
                 # Half-precision weights keep float32 state, float64 weights float64.
                 dtype = torch.promote_types(weight.dtype, torch.float32)
-                self.state[weight]["sum"] = torch.zeros(weight.shape[0], dtype=dtype)
+                self.state[weight]["sum"] = torch.zeros(
+                    weight.shape[0], dtype=dtype, device=weight.device
+                )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

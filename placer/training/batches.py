@@ -8,7 +8,8 @@ import numpy.typing as npt
 from placer.data.log import Bags, Chunk, Log
 from placer.errors import DataError
 
-_READ_SAMPLES = 65536
+READ_SAMPLES = 65536
+"""Samples that are read from a log at once, rounded to whole batches."""
 
 
 def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
@@ -17,7 +18,7 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
     Reading is in larger chunks, and a batch may span several: so the batches after `skip`
     samples are those of an uninterrupted pass, whichever way the reader cuts its chunks.
     """
-    per_read = batch_size * max(1, _READ_SAMPLES // batch_size)
+    per_read = batch_size * max(1, READ_SAMPLES // batch_size)
     rest: Chunk | None = None
     for chunk in log.chunks(per_read, skip=skip):
         joined = chunk if rest is None else concatenate([rest, chunk])

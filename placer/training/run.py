@@ -19,7 +19,7 @@ from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.background import in_background
-from placer.training.batches import no_label_error
+from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.reading import Reading, readings
@@ -165,7 +165,9 @@ class Run:
 
         if not config.look_ahead:
             return self._timed(read())
-        return look_ahead(self._timed(in_background(read)), self._embeddings)
+        # A log is read in chunks of many batches: while one trains, the thread reads the next.
+        depth = max(2, READ_SAMPLES // config.batch_size)
+        return look_ahead(self._timed(in_background(read, depth)), self._embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from placer.data.log import Bags, Chunk
-from placer.errors import DataError, PlanMismatchError
+from placer.errors import BackendError, DataError, PlanMismatchError
 from placer.executor import BagBatch
 
 
@@ -134,3 +134,77 @@ def test_a_batch_moves_to_a_device() -> None:
     batch = BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(2)).to("meta")
     assert batch.ids.device.type == batch.offsets.device.type == "meta"
     assert BagBatch(ints(1), ints(0, 1), 1).to("cpu").weights is None
+
+
+# What the host knows of a batch on a device. "meta" stands for one: its values cannot be read.
+
+
+def two_features() -> BagBatch:
+    features = {
+        "a": (ints(1, 2, 3), ints(0, 2, 2, 3), None),
+        "b": (ints(7, 8, 9, 5), ints(0, 1, 1, 4), None),
+    }
+    return BagBatch.from_features(features, ["a", "b"])
+
+
+def test_bounds_of_features_are_taken_from_offsets_on_a_cpu() -> None:
+    batch = two_features()
+    assert batch.bounds == (0, 3, 7)
+    wrong = BagBatch(batch.ids, batch.offsets, batch.batch_size, bounds=(0, 5, 7))
+    assert wrong.bounds == (0, 3, 7)
+    chunk = Chunk(2, {"a": Bags(np.array([4, 5]))}, np.zeros((2, 0), "f4"))
+    assert BagBatch.from_chunk(chunk, ["a"]).bounds == (0, 2)
+    assert BagBatch.from_features({}, []).bounds == (0,)
+
+
+def test_bounds_go_with_a_batch_to_another_device() -> None:
+    batch = two_features()
+    assert batch.to("cpu") is batch
+    moved = batch.to("meta", non_blocking=True)
+    assert moved.ids.device.type == moved.offsets.device.type == "meta"
+    assert (moved.bounds, moved.batch_size, moved.weights) == ((0, 3, 7), 3, None)
+    weighted = BagBatch(ints(1, 2), ints(0, 1, 2), 1, torch.ones(2)).to("meta")
+    assert weighted.weights is not None
+    assert weighted.weights.device.type == "meta"
+
+
+def test_a_batch_made_on_a_device_is_joined_without_reading_it() -> None:
+    features = {
+        "a": (ints(1, 2, 3).to("meta"), ints(0, 2, 2, 3).to("meta"), None),
+        "b": (ints(7, 8, 9).to("meta"), None, torch.ones(3, device="meta")),
+    }
+    batch = BagBatch.from_features(features, ["b", "a"])
+    assert batch.bounds == (0, 3, 6)
+    assert batch.offsets.shape == (7,)
+    assert batch.weights is not None
+    starts = {"a": (ints(1, 2, 3).to("meta"), ints(0, 2, 2).to("meta"), None)}
+    assert BagBatch.from_features(starts, ["a"], include_last_offset=False).bounds == (0, 3)
+
+
+@pytest.mark.parametrize("bounds", [(0, 7), (0, 8, 7), (1, 3, 7), (0, 3, 6), (0, 3, 7, 7)])
+def test_bounds_that_cannot_be_are_refused_without_reading_the_offsets(
+    bounds: tuple[int, ...],
+) -> None:
+    batch = two_features().to("meta")
+    with pytest.raises(DataError, match="bounds of 2 features must be 3 numbers"):
+        BagBatch(batch.ids, batch.offsets, batch.batch_size, bounds=bounds)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU memory can be pinned")
+def test_memory_is_pinned_for_a_gpu_alone() -> None:
+    with pytest.raises(BackendError, match="torch finds none here"):
+        two_features().pin_memory()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_pinned_batch_is_copied_without_waiting() -> None:
+    batch = two_features().pin_memory()
+    assert batch.ids.is_pinned()
+    assert batch.offsets.is_pinned()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = batch.to("cuda", non_blocking=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert moved.bounds == batch.bounds
+    assert torch.equal(moved.ids.cpu(), batch.ids)

@@ -54,6 +54,8 @@ class Faults:
 
     def poll(self) -> None:
         """Raise for earlier batches whose result has come in meanwhile; see `watch`."""
+        if self._watched and torch.cuda.is_current_stream_capturing():
+            return  # Events must not be asked for meanwhile.
         while self._watched and self._watched[0].copied.query():  # type: ignore[no-untyped-call]
             seen = self._watched.popleft()
             if int(seen.position) != NO_FAULT:

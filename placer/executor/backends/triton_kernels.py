@@ -38,9 +38,10 @@ class Launch:
     """Sizes of the programs: derived for an H200, not tuned on one.
 
     To keep 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132
-    multiprocessors, and twice that where reads wait for one another. Compiled for sm_90, the
-    defaults need 64 to 80 registers at width 128, so that 24 to 32 warps are resident, and each
-    has 2 to 4 KiB under way.
+    multiprocessors, and two or three times that where reads wait for one another: offsets,
+    places, rows. Compiled for sm_90, the defaults need about 64 registers at width 128, so that
+    32 warps are resident, each with 2 KiB under way, and no row is waited for before the
+    others are asked for: larger tiles are spread out by the assembler to save registers.
 
     Attributes
     ----------
@@ -51,8 +52,8 @@ class Launch:
     update_elements : int
         Gradients that a warp of the backward pass reads at once, of different runs. A program
         sees whole rows, and wide ones get more warps.
-    update_unroll : int
-        Lookups of each run that are under way at once.
+    update_unroll, piece_unroll : int
+        Lookups of each run, and of each piece of a long run, that are under way at once.
     rows : int
         Bags or runs side by side, however narrow: they all wait for the longest.
     sum_elements : int
@@ -75,7 +76,8 @@ class Launch:
     pool_bytes: int = 2048
     pool_columns: int = 256
     update_elements: int = 256
-    update_unroll: int = 4
+    update_unroll: int = 2
+    piece_unroll: int = 4
     rows: int = 32
     sum_elements: int = 8192
     sum_warps: int = 8
@@ -239,14 +241,14 @@ class TritonKernels:
         tile = launch.tile_rows(launch.update_elements, block)
         warps = min(16, max(1, tile * block // launch.update_elements))
         shape = {"PIECE": PIECE, "WIDTH": width, "BLOCK": block}
-        by_row = {"ROWS": tile, "UNROLL": launch.update_unroll, "num_warps": warps}
+        by_row = {"ROWS": tile, "num_warps": warps}
         rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
         gradients = (reads.sources, reads.scales, reads.gradients)
         effects = (mean_squares, squares, *constants)
         self._run(
             self._update.update_runs, self._shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
-            *gradients, *effects, **shape, **by_row, **rule,
+            *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
         )  # fmt: skip
         if runs.lookups <= PIECE:
             return
@@ -254,7 +256,7 @@ class TritonKernels:
         self._run(
             self._update.sum_pieces, self._shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.run, runs.covering, runs.long_starts, runs.blocks,
-            reads.places, *gradients, **shape, **by_row,
+            reads.places, *gradients, **shape, **by_row, UNROLL=launch.piece_unroll,
         )  # fmt: skip
         pieces = launch.tile_rows(launch.sum_elements, block)
         self._run(

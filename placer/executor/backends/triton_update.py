@@ -89,24 +89,57 @@ def _round_to_nearest(value, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _read_old(hbm, dram, boundary, place, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    column = tl.arange(0, BLOCK)
-    address = row_address(hbm, dram, boundary, place, column, WIDTH)
-    mask = (place >= 0)[:, None] & (column < WIDTH)[None, :]
-    return tl.load(address, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _apply(
-    old,
-    gradient,
-    run,
-    place,
+def _read(
     hbm,
     dram,
     state_hbm,
     state_dram,
     boundary,
+    place,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+):
+    """Weights of the rows at `place`, shape (rows,), and what state the optimizer has of them."""
+    column = tl.arange(0, BLOCK)
+    mask = (place >= 0)[:, None] & (column < WIDTH)[None, :]
+    address = row_address(hbm, dram, boundary, place, column, WIDTH)
+    weights = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    first, second = weights, weights  # What an optimizer has no use for.
+    if OPTIMIZER == "rowwise_adagrad":
+        address = _element_address(state_hbm, state_dram, boundary, place)
+        first = tl.load(address, mask=place >= 0, other=0.0)
+    elif OPTIMIZER == "adagrad":
+        address = row_address(state_hbm, state_dram, boundary, place, column, WIDTH)
+        first = tl.load(address, mask=mask, other=0.0)
+    elif OPTIMIZER == "adam":
+        address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
+        first = tl.load(address, mask=mask, other=0.0)
+        second = tl.load(address + WIDTH, mask=mask, other=0.0)
+    # Small tiles are held by several warps alike, of which one writes. All must have read before,
+    # and the compiler must not move a read down to where it is used.
+    tl.debug_barrier()
+    return weights, first, second
+
+
+@triton.jit
+def _element_address(hbm, dram, boundary, places):
+    return tl.where(places < boundary, hbm + places, dram + (places - boundary))
+
+
+@triton.jit
+def _apply(
+    weights,
+    first,
+    second,
+    gradient,
+    run,
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    boundary,
+    place,
     mean_squares,
     rate,
     updates,
@@ -118,44 +151,38 @@ def _apply(
     OPTIMIZER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Apply the rule to the rows at `place`, shape (rows,), whose weights were `old`."""
+    """Apply the rule to what `_read` read, and write it back."""
     column = tl.arange(0, BLOCK)
     active = place >= 0
     mask = active[:, None] & (column < WIDTH)[None, :]
     step = tl.load(rate)
     if OPTIMIZER == "rowwise_adagrad":
         if mean_squares is None:
-            mean = tl.sum(gradient * gradient, 1) / WIDTH
+            first += tl.sum(gradient * gradient, 1) / WIDTH
         else:
-            mean = tl.load(mean_squares + run, mask=active, other=0.0)
-        in_hbm = place < boundary
-        address = tl.where(in_hbm, state_hbm + place, state_dram + (place - boundary))
-        state = tl.load(address, mask=active, other=0.0) + mean
-        tl.store(address, state, mask=active)
-        change = gradient * (step / (tl.sqrt(state) + eps))[:, None]
+            first += tl.load(mean_squares + run, mask=active, other=0.0)
+        tl.store(_element_address(state_hbm, state_dram, boundary, place), first, mask=active)
+        change = gradient * (step / (tl.sqrt(first) + eps))[:, None]
     elif OPTIMIZER == "adagrad":
+        first += gradient * gradient
         address = row_address(state_hbm, state_dram, boundary, place, column, WIDTH)
-        state = tl.load(address, mask=mask, other=0.0) + gradient * gradient
-        tl.store(address, state, mask=mask)
-        change = step * gradient / (tl.sqrt(state) + eps)
-    elif OPTIMIZER == "adam":
-        address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
-        first = tl.load(address, mask=mask, other=0.0)
-        first += (gradient - first) * gain1
         tl.store(address, first, mask=mask)
-        second = tl.load(address + WIDTH, mask=mask, other=0.0)
+        change = step * gradient / (tl.sqrt(first) + eps)
+    elif OPTIMIZER == "adam":
+        first += (gradient - first) * gain1
         second += (gradient * gradient - second) * gain2
+        address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
+        tl.store(address, first, mask=mask)
         tl.store(address + WIDTH, second, mask=mask)
         change = step * first / (tl.sqrt(second) + eps)
     else:
         change = step * gradient
-    new = old - change
     address = row_address(hbm, dram, boundary, place, column, WIDTH)
     if STOCHASTIC:
-        rounded = _round_stochastically(new, tl.load(updates), hbm.dtype.element_ty)
-        tl.store(address, rounded, mask=mask)
+        new = _round_stochastically(weights - change, tl.load(updates), hbm.dtype.element_ty)
     else:
-        tl.store(address, _round_to_nearest(new, hbm.dtype.element_ty), mask=mask)
+        new = _round_to_nearest(weights - change, hbm.dtype.element_ty)
+    tl.store(address, new, mask=mask)
 
 
 @triton.jit(do_not_specialize=["boundary"])
@@ -191,9 +218,9 @@ def update_runs(
     The number of runs is on the device: a fixed number of programs share them.
     """
     runs = tl.load(count)
-    first = tl.program_id(0) * ROWS
-    while first < runs:
-        run = first + tl.arange(0, ROWS)
+    first_run = tl.program_id(0) * ROWS
+    while first_run < runs:
+        run = first_run + tl.arange(0, ROWS)
         here = run < runs
         start = tl.load(starts + run, mask=here, other=0)
         length = tl.load(starts + run + 1, mask=here, other=0) - start
@@ -208,16 +235,19 @@ def update_runs(
             tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
         else:
             # Asked for before the gradients, the rows arrive with them.
-            old = _read_old(hbm, dram, boundary, place, WIDTH, BLOCK)
+            weights, first, second = _read(
+                hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
+            )
             total = _sum_lookups(
                 gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL
             )
             _apply(
-                old, total, run, place, hbm, dram, state_hbm, state_dram, boundary,
+                weights, first, second, total, run,
+                hbm, dram, state_hbm, state_dram, boundary, place,
                 mean_squares, rate, updates, eps, gain1, gain2,
                 WIDTH, BLOCK, OPTIMIZER, STOCHASTIC,
             )  # fmt: skip
-        first += tl.num_programs(0) * ROWS
+        first_run += tl.num_programs(0) * ROWS
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -328,10 +358,12 @@ def update_long_runs(
             if OPTIMIZER == "squares":
                 tl.store(squares + run + tl.arange(0, 1), tl.sum(gradient * gradient, 1))
             else:
-                old = _read_old(hbm, dram, boundary, place, WIDTH, BLOCK)
+                weights, first, second = _read(
+                    hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
+                )
                 _apply(
-                    old, gradient, run + tl.arange(0, 1), place,
-                    hbm, dram, state_hbm, state_dram, boundary,
+                    weights, first, second, gradient, run + tl.arange(0, 1),
+                    hbm, dram, state_hbm, state_dram, boundary, place,
                     mean_squares, rate, updates, eps, gain1, gain2,
                     WIDTH, BLOCK, OPTIMIZER, STOCHASTIC,
                 )  # fmt: skip

@@ -1,7 +1,9 @@
 """A table's shards in TorchRec's words: one sharding type, one kernel, one cache load factor.
 
 What a plan can say beyond that, TorchRec cannot hold: rows staged or pooled by the host, rows
-of one table in both tiers, strided row slices, uneven strips or blocks, replicas of a part.
+of one table in both tiers, strided row slices, uneven strips or blocks, replicas of a part. Nor
+may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks than
+their number, without a word, and then trains other rows than it should.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +17,9 @@ from placer.topology.topology import Topology
 
 _Refuse = Callable[[str], PlanMismatchError]
 
-ShardingType = Literal["table_wise", "column_wise", "row_wise", "table_row_wise", "data_parallel"]
+ShardingType = Literal[
+    "table_wise", "column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel"
+]
 Kernel = Literal["fused", "fused_uvm", "fused_uvm_caching", "dense"]
 
 KERNELS: dict[str, Kernel] = {
@@ -47,7 +51,8 @@ class Sharding:
     kernel : str
         Its compute kernel.
     blocks : tuple of Block
-        In TorchRec's order; row-wise ones may be empty.
+        In TorchRec's order: of a grid strip by strip, and the row blocks of each strip.
+        Row-wise ones may be empty.
     load_factor : float or None
         Rows of the caches over rows of the table, for ``fused_uvm_caching``.
     """
@@ -136,15 +141,9 @@ def _blocks(
     rows_cut = any(block.rows < table.rows for block in blocks)
     columns_cut = any(block.width < table.dim for block in blocks)
     if rows_cut and columns_cut:
-        raise refuse("it is cut by rows and by columns at once")
+        return "grid_shard", _grid(topology, table, blocks, refuse)
     if columns_cut:
-        width = blocks[0].width
-        starts = [block.first_column for block in blocks]
-        if {block.width for block in blocks} != {width} or starts != list(
-            range(0, table.dim, width)
-        ):
-            widths = ", ".join(str(block.width) for block in blocks)
-            raise refuse(f"strips of {widths} of its {table.dim} columns are not even")
+        _require_even_strips(table, blocks, refuse)
         return "column_wise", blocks
     if not rows_cut:
         return "table_wise", blocks
@@ -161,6 +160,41 @@ def _blocks(
         f"row blocks of {counts} rows; TorchRec has blocks of ceil(rows / GPUs) rows, the i-th "
         "on the i-th GPU, over all GPUs or, if they are pooled, over those of one host"
     )
+
+
+def _require_even_strips(table: Table, strips: Sequence[Block], refuse: _Refuse) -> None:
+    width = strips[0].width
+    starts = [strip.first_column for strip in strips]
+    if {strip.width for strip in strips} != {width} or starts != list(range(0, table.dim, width)):
+        widths = ", ".join(str(strip.width) for strip in strips)
+        raise refuse(f"strips of {widths} of its {table.dim} columns are not even")
+
+
+def _grid(
+    topology: Topology, table: Table, blocks: Sequence[Block], refuse: _Refuse
+) -> tuple[Block, ...]:
+    """Even strips of columns, each cut into even row blocks over the GPUs of one host."""
+    if any(feature.pooling == "none" for feature in table.features):
+        raise refuse("it is cut by rows and by columns at once, but its lookups are not pooled")
+    strips: dict[int, list[Block]] = {}
+    for block in blocks:
+        strips.setdefault(block.first_column, []).append(block)
+    _require_even_strips(table, [strips[first][0] for first in sorted(strips)], refuse)
+    expected: list[Block] = []
+    for first in sorted(strips):
+        host = topology.gpus[strips[first][0].rank].host
+        ranks = host_ranks(topology, host)
+        edges = even_blocks(table.rows, len(ranks))
+        expected += [
+            Block(stop - start, strips[first][0].width, start, first, rank)
+            for (start, stop), rank in zip(edges, ranks, strict=True)
+        ]
+    if sorted(blocks) != sorted(block for block in expected if block.rows):
+        raise refuse(
+            "it is cut by rows and by columns; TorchRec has grids of even strips of columns, each "
+            "of which has blocks of ceil(rows / GPUs) rows, in order, on the GPUs of one host"
+        )
+    return tuple(expected)
 
 
 def _row_groups(

@@ -1,0 +1,1 @@
+"""Plans for trainers that people have: TorchRec, HugeCTR, Hugging Face."""

@@ -1,0 +1,205 @@
+"""The embedding tables of a PyTorch model, and which table of a plan each of them is."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from placer.errors import PlanMismatchError
+from placer.executor.arena import TORCH_DTYPES
+from placer.tables import Pooling, Table
+
+EmbeddingModule = nn.Embedding | nn.EmbeddingBag
+_POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelTable:
+    """One weight of a model and the modules that look it up.
+
+    Attributes
+    ----------
+    weight : nn.Parameter, shape (rows, dim)
+    modules : tuple of nn.Embedding or nn.EmbeddingBag
+        Several where their weights are tied.
+    paths : tuple of str
+        Where these modules are in the model; a module may be at several places.
+    """
+
+    weight: nn.Parameter
+    modules: tuple[EmbeddingModule, ...]
+    paths: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The first of its paths."""
+        return self.paths[0]
+
+    @property
+    def poolings(self) -> tuple[Pooling, ...]:
+        """How its modules pool, each once."""
+        return tuple(dict.fromkeys(pooling_of(module) for module in self.modules))
+
+
+def pooling_of(module: EmbeddingModule) -> Pooling:
+    """How a module pools, in placer's words."""
+    return _POOLINGS[module.mode] if isinstance(module, nn.EmbeddingBag) else "none"
+
+
+def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
+    """All tables of a model, in the order of its modules.
+
+    A module whose weight is computed by others, as parametrizations do, is none.
+    """
+    modules: dict[int, dict[int, EmbeddingModule]] = defaultdict(dict)
+    paths: dict[int, list[str]] = defaultdict(list)
+    weights: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, EmbeddingModule):
+            continue
+        weight = module._parameters.get("weight")
+        if weight is None:
+            continue
+        weights[id(weight)] = weight
+        modules[id(weight)][id(module)] = module
+        paths[id(weight)].append(path)
+    return tuple(
+        ModelTable(weight, tuple(modules[key].values()), tuple(paths[key]))
+        for key, weight in weights.items()
+    )
+
+
+def match_tables(
+    model: nn.Module, tables: Sequence[Table], names: Mapping[str, str], strict: bool
+) -> dict[str, ModelTable]:
+    """The model's table for each of a plan's, once all of them fit.
+
+    A table is found by the path of its module, or by the end of the path if only one ends so.
+
+    Parameters
+    ----------
+    model : nn.Module
+    tables : sequence of Table
+        The plan's.
+    names : mapping of table name to module path
+        For tables that are called otherwise.
+    strict : bool
+        Whether all tables of the model must be in the plan.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names all that does not fit: tables without module, modules without table, other shapes,
+        types or pooling, and options that a placed table has not.
+    """
+    found = model_tables(model)
+    by_path = {path: table for table in found for path in table.paths}
+    planned = {table.name for table in tables}
+    faults = [f"names has table {name!r}, which the plan lacks" for name in names.keys() - planned]
+    matched: dict[str, ModelTable] = {}
+    for table in tables:
+        partner = _find(table.name, names.get(table.name), by_path)
+        if isinstance(partner, str):
+            faults.append(partner)
+        else:
+            faults += [f"table {table.name!r}: {fault}" for fault in _faults(table, partner, model)]
+            matched[table.name] = partner
+    faults += _twice(matched)
+    taken = {id(partner.weight) for partner in matched.values()}
+    left = [table.path for table in found if id(table.weight) not in taken]
+    if strict and left:
+        faults.append(
+            f"the plan has no table for {', '.join(map(repr, left))}; plan for all tables, or pass "
+            "strict=False to leave these to an optimizer of yours"
+        )
+    if faults:
+        raise PlanMismatchError(f"the plan does not fit the model: {'; '.join(faults)}")
+    return matched
+
+
+def _find(name: str, path: str | None, by_path: Mapping[str, ModelTable]) -> ModelTable | str:
+    """The table, or what is wrong."""
+    if path is not None:
+        if path in by_path:
+            return by_path[path]
+        return f"names says that table {name!r} is {path!r}, where no embedding module is"
+    if name in by_path:
+        return by_path[name]
+    ends = {id(table.weight): table for at, table in by_path.items() if at.endswith(f".{name}")}
+    if len(ends) == 1:
+        return next(iter(ends.values()))
+    if ends:
+        several = " and ".join(repr(table.path) for table in ends.values())
+        return f"table {name!r} may be {several}; say which with names={{{name!r}: ...}}"
+    return (
+        f"table {name!r} has no module; there are "
+        f"{', '.join(map(repr, by_path)) or 'no embedding modules'}"
+    )
+
+
+def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
+    tables: dict[int, list[str]] = defaultdict(list)
+    for name, partner in matched.items():
+        tables[id(partner.weight)].append(name)
+    return [
+        f"tables {' and '.join(map(repr, several))} are both {matched[several[0]].path!r}"
+        for several in tables.values()
+        if len(several) > 1
+    ]
+
+
+def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
+    """What makes a model's table another than the plan's, or one that cannot be placed."""
+    weight, faults = partner.weight, []
+    if tuple(weight.shape) != (table.rows, table.dim):
+        faults.append(
+            f"the plan has {table.rows} × {table.dim}, the model {' × '.join(map(str, weight.shape))}"
+        )
+    if weight.dtype != TORCH_DTYPES[table.dtype]:
+        faults.append(f"the plan has {table.dtype}, the model {weight.dtype}")
+    if type(weight.data) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):
+        faults.append(
+            f"its weight is a {type(weight.data).__name__} on {weight.device}; place tables that "
+            "are whole, on a CPU or a GPU, before the model is sharded"
+        )
+    for feature in table.features:
+        # A bag of one id is that id's row, however it is pooled.
+        is_single = feature.pooling_factor <= 1 and "none" in partner.poolings
+        if feature.pooling not in partner.poolings and not is_single:
+            faults.append(
+                f"the plan pools feature {feature.name!r} by {feature.pooling}, the model by "
+                f"{' and '.join(partner.poolings)}"
+            )
+    for module in partner.modules:
+        faults += _unsupported(module)
+    if len({module.padding_idx for module in partner.modules}) > 1:
+        faults.append("modules with tied weights have different padding_idx")
+    faults += [
+        f"its weight is {path!r} too, which is no embedding" for path in _ties(partner, model)
+    ]
+    return faults
+
+
+def _unsupported(module: EmbeddingModule) -> list[str]:
+    found = []
+    if module.max_norm is not None:
+        found.append("max_norm changes rows while they are read; placed tables do not")
+    if module.scale_grad_by_freq:
+        found.append("scale_grad_by_freq is not supported")
+    if type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
+        found.append(f"{type(module).__name__} has a forward of its own, which would be lost")
+    return found
+
+
+def _ties(partner: ModelTable, model: nn.Module) -> list[str]:
+    """Parameters of other modules that are the same weight, such as an output layer's."""
+    members = {id(module) for module in partner.modules}
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if id(module) not in members
+        for name, parameter in module._parameters.items()
+        if parameter is partner.weight
+    ]

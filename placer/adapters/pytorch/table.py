@@ -1,0 +1,297 @@
+"""One table of a model, placed: lookups now, one update when the backward pass ends.
+
+A module may be called more than once in a forward pass, and Adagrad's update of a sum is not
+the sum of its updates. So backward only collects the gradients of all calls, and what ends the
+whole pass (the callback with which DDP, too, waits for its last gradient) applies them at once.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from placer.adapters.pytorch.lookups import Lookups
+from placer.errors import DataError
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor.placed import UPDATES, Policy, Rounding
+from placer.executor.rule import STATE
+from placer.plan.plan import Plan
+from placer.tables import OptimizerName
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How placed tables are trained; see `PlacedEmbeddings`."""
+
+    lr: float = 0.01
+    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+    backend: str = "auto"
+    cache_policy: Policy = "lfu"
+    rounding: Rounding = "nearest"
+
+    def arguments(self) -> dict[str, Any]:
+        """The same as keyword arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of a module: what it read, and the gradient of that once there is one."""
+
+    number: int
+    batch: BagBatch
+    rows: Tensor | None
+    gradient: Tensor | None = None
+
+
+class PlacedTable:
+    """A table with its optimizer, which modules of a model look up.
+
+    Copies and pickles carry the plan, the weights and the optimizer's state, and lay them out
+    anew.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of this table alone, read by one feature that sums.
+    options : Options
+    device : torch.device
+        Where rows are pooled.
+    weight : shape (rows, dim)
+        In id order.
+    trainable : bool
+        Whether backward updates it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        device: torch.device,
+        weight: Tensor,
+        trainable: bool = True,
+    ) -> None:
+        self.plan, self.trainable = plan, trainable
+        self._options = options
+        self._calls: list[_Call] = []
+        self._numbers = itertools.count()
+        self._frozen_rows: dict[int, Tensor] = {}
+        self._place(device, weight)
+
+    def _place(self, device: torch.device, weight: Tensor) -> None:
+        (self.table,) = self.plan.tables
+        self._frozen_rows.clear()
+        self.device = device
+        self.embeddings = PlacedEmbeddings(
+            self.plan,
+            device=device,
+            weights={self.name: weight},
+            **self._options.arguments(),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self.table.name
+
+    @property
+    def optimizer(self) -> OptimizerName:
+        """What updates it."""
+        return self.table.optimizer
+
+    def look_up(self, lookups: Lookups) -> Tensor:
+        """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
+
+        Raises
+        ------
+        DataError
+            If an id is no row of the table.
+        """
+        if not lookups.bags:
+            return torch.zeros((0, self.table.dim), device=self.device)
+        weights = lookups.weights
+        ids, offsets = lookups.ids, lookups.offsets
+        scales = None if weights is None else weights.detach().to(self.device)
+        batch = BagBatch(ids, offsets, lookups.bags, scales, (0, ids.numel())).to(self.device)
+        learns = self.trainable or (weights is not None and weights.requires_grad)
+        if not (learns and torch.is_grad_enabled()):
+            with torch.no_grad():
+                return self._rows(batch)
+        if self._calls and torch._C._current_graph_task_id() < 0:
+            self._calls.clear()  # Left by a backward pass that failed.
+        anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
+        rows: Tensor = _Lookup.apply(anchor, weights, self, batch)  # type: ignore[no-untyped-call]
+        return rows
+
+    def row(self, index: int) -> Tensor:
+        """A row that no lookup trains, such as the padding: float32, shape (dim,)."""
+        if index not in self._frozen_rows:
+            ids = torch.full((1,), index, device=self.device)
+            with torch.no_grad():
+                batch = BagBatch(ids, torch.arange(2, device=self.device), 1, None, (0, 1))
+                self._frozen_rows[index] = self._rows(batch)[0]
+        return self._frozen_rows[index]
+
+    def all_rows(self) -> Tensor:
+        """The whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
+        self._frozen_rows.clear()  # For they may change it.
+        ids = torch.arange(self.table.rows, device=self.device)
+        return self.look_up(Lookups(ids, torch.arange(ids.numel() + 1, device=self.device)))
+
+    def weight(self) -> Tensor:
+        """A copy of the weight in id order, on the host."""
+        weight: Tensor = self.embeddings.state_dict()[f"{self.name}.weight"]
+        return weight
+
+    def load_weight(self, weight: Tensor) -> None:
+        """Overwrite the weight."""
+        self._frozen_rows.clear()
+        self.embeddings.load_state_dict({f"{self.name}.weight": weight.detach()})
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """State by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
+        state = self.embeddings.optimizer_state_dict()
+        if UPDATES in state:
+            state[f"{self.name}.{UPDATES}"] = state.pop(UPDATES)
+        return state
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave.
+
+        Raises
+        ------
+        CheckpointError
+            If it lacks the table's state, or has it in another shape.
+        """
+        keys = [f"{self.name}.{name}" for name in STATE[self.optimizer]]
+        own = {key: state[key] for key in keys if key in state}
+        updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
+        if updates is not None:
+            own[UPDATES] = updates
+        self.embeddings.load_optimizer_state_dict(own)
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate from the next update on."""
+        self._options = Options(**{**self._options.arguments(), "lr": lr})
+        self.embeddings.set_lr(lr)
+
+    def move(self, device: torch.device) -> None:
+        """Go to another device, with weights and state."""
+        if device != self.device:
+            state = self.optimizer_state()
+            self._place(device, self.weight())
+            self.load_optimizer_state(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan,
+            "options": self._options.arguments(),
+            "device": str(self.device),
+            "weight": self.weight(),
+            "optimizer": self.optimizer_state(),
+            "trainable": self.trainable,
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        device = torch.device(state["device"])
+        if device.type == "cuda" and not torch.cuda.is_available():
+            device = torch.device("cpu")  # The tensors were saved from the host.
+        options = Options(**state["options"])
+        self.__init__(  # type: ignore[misc]
+            state["plan"], options, device, state["weight"], state["trainable"]
+        )
+        self.load_optimizer_state(state["optimizer"])
+
+    def _rows(self, batch: BagBatch) -> Tensor:
+        rows: Tensor = self.embeddings(batch)[self.name]
+        return rows
+
+    def _collect(self, call: _Call, gradient: Tensor) -> None:
+        if call.rows is None:
+            raise DataError(
+                f"table {self.name!r}: a second backward pass through one forward; each updates "
+                "the table, so run the forward again"
+            )
+        call.gradient = gradient
+        if not self._calls:
+            torch.autograd.Variable._execution_engine.queue_callback(self._update)  # type: ignore[attr-defined]
+        self._calls.append(call)
+
+    def _update(self) -> None:
+        """Apply the gradients of all calls at once."""
+        calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
+        rows, gradients = [call.rows for call in calls], [call.gradient for call in calls]
+        for call in calls:
+            call.rows = call.gradient = None
+        if not calls:
+            return
+        if len(calls) > 1:
+            rows.clear()  # These steps end here, unused: their rows may move again.
+            gradients = [torch.cat([part for part in gradients if part is not None])]
+            with torch.enable_grad():
+                rows = [self._rows(_joined([call.batch for call in calls]))]
+        torch.autograd.backward(rows, gradients)  # type: ignore[arg-type]  # none is None
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of one call; backward hands their gradient to the table, which updates later."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, weights: Tensor | None, table: PlacedTable, batch: BagBatch
+    ) -> Tensor:
+        ctx.table, ctx.call, ctx.batch = table, None, batch
+        if not table.trainable:
+            return table._rows(batch)
+        # A graph of its own, which ends here and is walked when this pass has ended.
+        with torch.enable_grad():
+            rows = table._rows(batch)
+        ctx.call = _Call(next(table._numbers), batch, rows)
+        return rows.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights = None
+        if ctx.needs_input_grad[1]:
+            weights = _weight_gradients(ctx.table, ctx.batch, gradient)
+        if ctx.call is not None:
+            ctx.table._collect(ctx.call, gradient)
+        return None, weights, None, None
+
+
+def _weight_gradients(table: PlacedTable, batch: BagBatch, gradient: Tensor) -> Tensor:
+    """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
+    lookups = Lookups(batch.ids, batch.offsets).single()
+    with torch.no_grad():
+        rows = table.look_up(lookups)
+    bags = torch.arange(batch.batch_size, device=gradient.device)
+    source = bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())
+    return torch.linalg.vecdot(rows, gradient[source])
+
+
+def _joined(batches: Sequence[BagBatch]) -> BagBatch:
+    """All bags of several calls, one after the other."""
+    ids, offsets, base = [], [], 0
+    for batch in batches:
+        ids.append(batch.ids.long())
+        offsets.append(batch.offsets[:-1] + base)
+        base += batch.ids.numel()
+    offsets.append(torch.full((1,), base, device=ids[0].device))
+    weights = None
+    if any(batch.weights is not None for batch in batches):
+        weights = torch.cat(
+            [
+                torch.ones(batch.ids.numel(), device=ids[0].device)
+                if batch.weights is None
+                else batch.weights
+                for batch in batches
+            ]
+        )
+    bags = sum(batch.batch_size for batch in batches)
+    return BagBatch(torch.cat(ids), torch.cat(offsets), bags, weights, (0, base))

@@ -1,0 +1,258 @@
+"""From a plan to TorchRec's `ShardingPlan`, checked against the model before it is made."""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from placer.adapters.torchrec.parts import Part, Staged, parts_of
+from placer.errors import BackendError, PlanMismatchError
+from placer.plan.plan import Plan
+from placer.plan.verify import check
+
+if TYPE_CHECKING:
+    from placer.adapters.torchrec.models import TableOfModel
+
+INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps torchrec==1.8.0"
+"""TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
+
+
+def to_sharding_plan(
+    plan: Plan,
+    module: Any,
+    env: Any,
+    *,
+    device: Any = None,
+    prefetch_pipeline: bool = False,
+    staged_as: Staged | None = None,
+) -> Any:
+    """The `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
+
+    Ranks are the topology's GPUs in their order.
+
+    Parameters
+    ----------
+    plan : Plan
+    module : nn.Module
+        The model, not sharded yet, after `split_tables`.
+    env : ShardingEnv
+        Its number of ranks, and whose process group tells the device.
+    device : torch.device or str, optional
+        Where TorchRec computes; by default CUDA under NCCL, else the CPU. On a CPU all kernels
+        keep their rows in host memory.
+    prefetch_pipeline : bool
+        Whether caches are filled by TorchRec's prefetching pipeline.
+    staged_as : {"uva", "cached"}, optional
+        How TorchRec reads rows that the plan stages, which it cannot; by default such plans are
+        refused. `split_tables` has to be told the same.
+
+    Raises
+    ------
+    PlanError
+        If the plan is not sound.
+    PlanMismatchError
+        If it is not of this model or of so many ranks, or TorchRec has no such placement or
+        would train it wrong; the message names the tables and the reason.
+    BackendError
+        If torchrec is not installed.
+    """
+    require_torchrec()
+    import torch
+    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+    from placer.adapters.torchrec.models import tables_of
+
+    check(plan)
+    _require_ranks(plan, env)
+    parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
+    tables = tables_of(module)
+    _require_tables(parts, tables)
+    for part in parts:
+        _require_trainable(part, tables[part.name])
+    kind = torch.device(device).type if device is not None else _device_type(env)
+    modules: dict[str, Any] = {}
+    for part in parts:
+        path = tables[part.name].path
+        own = modules.setdefault(path, EmbeddingModuleShardingPlan())
+        own[part.name] = _parameter_sharding(plan, part, kind, prefetch_pipeline)
+    return ShardingPlan(modules)
+
+
+def document(
+    plan: Plan, *, device: str = "cuda", module: str = "", staged_as: Staged | None = None
+) -> dict[str, Any]:
+    """The same as JSON, in the layout of `ShardingPlan._serialize`, for a trainer of its own.
+
+    Beside what TorchRec lists are the caches' load factors and, under ``remapped``, which ranks
+    of which table the tables hold whose names a plan's table does not have. It needs no torchrec.
+
+    Parameters
+    ----------
+    module : str
+        Path of the embedding module in the model.
+
+    Raises
+    ------
+    PlanError
+        If the plan is not sound.
+    PlanMismatchError
+        If TorchRec has no such placement.
+    """
+    check(plan)
+    tables: dict[str, Any] = {}
+    remapped: dict[str, Any] = {}
+    for table in plan.tables:
+        for part in parts_of(plan, table, staged_as=staged_as):
+            own: dict[str, Any] = {
+                "sharding_type": part.sharding.kind,
+                "compute_kernel": part.sharding.kernel,
+                "ranks": [block.rank for block in part.sharding.blocks],
+            }
+            if part.sharding.kind != "data_parallel":
+                own["shards"] = [
+                    {"shard_offsets": offset, "shard_sizes": size, "placement": placement}
+                    for offset, size, placement in _shards(plan, part, device)
+                ]
+            if part.sharding.load_factor is not None:
+                own["cache_params"] = {"load_factor": part.sharding.load_factor}
+            tables[part.name] = own
+            if part.remapped:
+                remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
+    return {"plan": {module: tables}, "remapped": remapped}
+
+
+def require_torchrec() -> None:
+    """Raise unless torchrec can be imported.
+
+    Raises
+    ------
+    BackendError
+    """
+    try:
+        import torchrec  # noqa: F401
+    except ImportError as error:
+        raise BackendError(
+            f"torchrec cannot be imported ({error}); install it with: {INSTALL}"
+        ) from error
+
+
+def _require_ranks(plan: Plan, env: Any) -> None:
+    gpus = len(plan.topology.gpus)
+    if env.world_size != gpus:
+        raise PlanMismatchError(
+            f"the plan is for {gpus} GPUs, but there are {env.world_size} ranks; replan for them"
+        )
+
+
+def _require_tables(parts: Iterable[Part], tables: "Mapping[str, TableOfModel]") -> None:
+    """Raise unless the model has the parts' tables, all of them, and no other.
+
+    TorchRec fails with a KeyError, or an assertion, at a table that its plan lacks.
+    """
+    expected = {part.name: part for part in parts}
+    faults = []
+    for name, part in expected.items():
+        if name in tables:
+            own, config = part.table, tables[name].config
+            shape = (config.num_embeddings, config.embedding_dim)
+            if shape != (max(1, own.rows), own.dim):
+                faults.append(
+                    f"{name!r} is {own.rows} × {own.dim} in the plan but {shape[0]} × {shape[1]} "
+                    "in the model"
+                )
+        elif part.remapped and part.source in tables:
+            faults.append(
+                f"{part.source!r} is in the plan as {name!r}, in the order of a profile: call "
+                "split_tables(module, plan) first"
+            )
+        else:
+            faults.append(f"{name!r} is in the plan but not in the model")
+    sources = {part.source for part in expected.values()}
+    faults += [
+        f"{name!r} is in the model but not in the plan"
+        for name in tables
+        if name not in expected and name not in sources
+    ]
+    if faults:
+        raise PlanMismatchError(
+            "tables differ: " + "; ".join(faults[:8]) + ("; and others" if faults[8:] else "")
+        )
+
+
+def _require_trainable(part: Part, table: "TableOfModel") -> None:
+    """Raise if the model's optimizer is not the plan's, or would make replicas diverge."""
+    from placer.adapters.torchrec.models import DTYPES, OPTIMIZERS
+
+    own, found = part.table, DTYPES.get(table.config.data_type)
+    if found != own.dtype:
+        raise PlanMismatchError(
+            f"table {own.name!r} is {own.dtype} in the plan but {table.config.data_type.value} "
+            "in the model"
+        )
+    name = table.optimizer
+    if name is None:
+        return
+    if OPTIMIZERS.get(name) != own.optimizer:
+        raise PlanMismatchError(
+            f"table {own.name!r} is updated by {own.optimizer} in the plan but by {name} in the "
+            "model, which has another state"
+        )
+    if part.sharding.kind == "data_parallel":
+        raise PlanMismatchError(
+            f"table {own.name!r} is replicated on all ranks, but {name} is applied in its "
+            "backward pass: each rank would update its replica by its own gradients alone, and "
+            "they would diverge. Leave its parameter to the optimizer of the dense layers"
+        )
+
+
+def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> Any:
+    from torchrec.distributed.types import (
+        CacheParams,
+        EnumerableShardingSpec,
+        ParameterSharding,
+        ShardMetadata,
+    )
+
+    sharding = part.sharding
+    spec = EnumerableShardingSpec(
+        [
+            ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=placement)
+            for offset, size, placement in _shards(plan, part, device)
+        ]
+    )
+    cache = None
+    if sharding.load_factor is not None:
+        cache = CacheParams(load_factor=sharding.load_factor, prefetch_pipeline=prefetch)
+    return ParameterSharding(
+        sharding_type=sharding.kind,
+        compute_kernel=sharding.kernel,
+        ranks=[block.rank for block in sharding.blocks],
+        sharding_spec=None if sharding.kind == "data_parallel" else spec,
+        cache_params=cache,
+    )
+
+
+def _shards(plan: Plan, part: Part, device: str) -> list[tuple[list[int], list[int], str]]:
+    """Offset, size and placement of each shard of a table, as TorchRec writes them."""
+    shards = []
+    for block in part.sharding.blocks:
+        host = plan.topology.gpus[block.rank].host
+        local = [gpu.id for gpu in plan.topology.gpus_of(host)]
+        where = device
+        if device != "cpu":
+            where = f"{device}:{local.index(plan.topology.gpus[block.rank].id)}"
+        # A table of no rows is one of one row to TorchRec.
+        rows = block.rows if part.table.rows else 1
+        shards.append(
+            (
+                [block.first_row, block.first_column],
+                [rows, block.width],
+                f"rank:{block.rank}/{where}",
+            )
+        )
+    return shards
+
+
+def _device_type(env: Any) -> str:
+    import torch.distributed as dist
+
+    group = env.process_group
+    return "cuda" if group is not None and dist.get_backend(group) == "nccl" else "cpu"

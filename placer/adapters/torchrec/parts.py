@@ -1,0 +1,148 @@
+"""A plan's tables as TorchRec has to hold them: whole, or as two tables of hot and cold rows.
+
+TorchRec has one kernel and one sharding type for a table. Where a plan has more, its ranks are
+cut in two at one place, and each side is a table by itself; where only the order of rows is not
+that of ids, and the table is cut by rows, it is one table of rows in that order. Either way ids
+become ranks before the lookup.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.adapters.torchrec.sharding import Sharding, sharding_of
+from placer.errors import PlanMismatchError
+from placer.plan.order import Ranks
+from placer.plan.plan import Lookup, Plan, Shard
+from placer.tables import Table
+
+Staged = Literal["uva", "cached"]
+"""How TorchRec may be told to read the rows that a plan stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A table of TorchRec's that holds the ranks `start`..`stop` of a plan's table.
+
+    Attributes
+    ----------
+    name : str
+        The table's own name, where it is whole and its rows are in the order of ids; else that
+        name with ``__hot``, ``__cold`` or ``__ranked`` behind it.
+    table : Table
+        As TorchRec has it: of `stop` − `start` rows.
+    source : str
+        Name of the plan's table.
+    sharding : Sharding
+        How TorchRec places it.
+    """
+
+    name: str
+    table: Table
+    source: str
+    start: int
+    stop: int
+    sharding: Sharding
+
+    @property
+    def remapped(self) -> bool:
+        """Whether ids must become ranks before this table is read."""
+        return self.name != self.source
+
+
+def parts_of(
+    plan: Plan, table: Table, *, staged_as: Staged | None = None, split: bool = True
+) -> tuple[Part, ...]:
+    """The tables that TorchRec needs for a table of a plan.
+
+    Parameters
+    ----------
+    staged_as : {"uva", "cached"}, optional
+        How TorchRec reads rows that the plan stages, which it cannot: in place, or through a
+        cache of the plan's staging rows. By default such plans are refused.
+    split : bool
+        Whether a table may become two.
+
+    Raises
+    ------
+    PlanMismatchError
+        If TorchRec has no such placement; the message names the table and says why.
+    """
+    shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
+    if not shards:
+        raise PlanMismatchError(f"the plan has no shard of table {table.name!r}")
+    hosts = plan.topology.hosts_by_id
+    for shard in shards:
+        if any(device in hosts for device in shard.devices):
+            raise PlanMismatchError(
+                f"table {table.name!r}: rows {list(shard.rows)} are served by "
+                f"{', '.join(shard.devices)}; TorchRec's ranks are GPUs"
+            )
+    try:
+        sharding = sharding_of(plan.topology, table, shards)
+    except PlanMismatchError as refusal:
+        edge = _edge(plan, table, shards) if split else None
+        if edge is None:
+            if any(shard.lookup == "staged" for shard in shards):
+                hint = "or say staged_as='uva' or 'cached' to have staged rows read so"
+                raise PlanMismatchError(f"{refusal}; {hint}") from None
+            raise
+        return tuple(
+            _part(plan, table, shards, *span, name)
+            for span, name in (((0, edge), "hot"), ((edge, table.rows), "cold"))
+        )
+    ordered = plan.order_of(table.name).kind == "profile"
+    cut = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
+    name = f"{table.name}__ranked" if ordered and cut else table.name
+    return (Part(name, table, table.name, 0, table.rows, sharding),)
+
+
+def ids_of(plan: Plan, part: Part) -> npt.NDArray[np.int64]:
+    """The ids of a part's rows, in the part's order, shape (rows of the part,)."""
+    if not part.remapped:
+        return np.arange(part.stop, dtype=np.int64)
+    ranks = Ranks.in_plan(plan, part.source)
+    numbers = np.arange(max(part.start, ranks.listed.size), part.stop, dtype=np.int64)
+    return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(numbers)))
+
+
+def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
+    """A shard whose staged rows are read as the user said."""
+    if shard.lookup != "staged" or staged_as is None or not shard.row_count:
+        return shard
+    lookup: Lookup = staged_as
+    cache_rows = max(1, shard.staging_rows) if staged_as == "cached" else 0
+    return replace(shard, lookup=lookup, cache_rows=cache_rows, staging_rows=0)
+
+
+def _edge(plan: Plan, table: Table, shards: Sequence[Shard]) -> int | None:
+    """The rank at which TorchRec can have a table as two, if there is one."""
+    edges = sorted({start for shard in shards if (start := shard.rows[0])})
+    for edge in edges:
+        if any(shard.rows[0] < edge < shard.rows[1] for shard in shards):
+            continue
+        try:
+            for span in ((0, edge), (edge, table.rows)):
+                _part(plan, table, shards, *span, "")
+        except PlanMismatchError:
+            continue
+        return edge
+    return None
+
+
+def _part(
+    plan: Plan, table: Table, shards: Sequence[Shard], start: int, stop: int, suffix: str
+) -> Part:
+    """The part of a table with the ranks `start`..`stop`."""
+    name = f"{table.name}__{suffix}"
+    own = replace(table, name=name, rows=stop - start)
+    moved = [
+        replace(shard, table=name, rows=(first - start, last - start, step))
+        for shard in shards
+        for first, last, step in (shard.rows,)
+        if shard.row_count and start <= first and last <= stop
+    ]
+    return Part(name, own, table.name, start, stop, sharding_of(plan.topology, own, moved))

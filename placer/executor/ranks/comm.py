@@ -1,0 +1,149 @@
+"""Collectives between the ranks: counted, and clear about what went wrong."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from placer.errors import BackendError
+
+Kind = Literal[
+    "header", "lengths", "ids", "weights", "outputs", "gradients", "replicas", "rows", "state"
+]
+"""What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
+these); pooled rows; their gradients; the summed gradients of replicated rows; Σ g² of rows cut by
+columns; checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """Bytes that this rank sent, since it was made or counts were last reset.
+
+    Attributes
+    ----------
+    to_others_bytes : int
+    to_self_bytes : int
+        What stayed here: no link carries it.
+    """
+
+    to_others_bytes: int = 0
+    to_self_bytes: int = 0
+
+    def __add__(self, other: "Volume") -> "Volume":
+        return Volume(
+            self.to_others_bytes + other.to_others_bytes, self.to_self_bytes + other.to_self_bytes
+        )
+
+
+class Communicator:
+    """A process group of its own, so that no one else's collectives can come between.
+
+    Parameters
+    ----------
+    parent : process group, or None for the default one
+        Every rank of it must make the communicator, and call its methods in the same order.
+    device : torch.device
+        Where tensors are handed over and returned.
+
+    Raises
+    ------
+    BackendError
+        From every method, if a collective fails: a rank has died, or is not in step.
+    """
+
+    def __init__(
+        self, parent: "dist.ProcessGroup | None", device: torch.device, ranks: Sequence[int] = ()
+    ) -> None:
+        group = parent if parent is not None else dist.group.WORLD
+        assert group is not None, "checked by the caller"
+        members = dist.get_process_group_ranks(group)
+        backend = dist.get_backend(group)
+        # NCCL works on the GPU's memory, gloo on the host's.
+        self._wire = device if backend == "nccl" else torch.device("cpu")
+        self._device = device
+        self.timeout: timedelta = _timeout(group, self._wire)
+        self._group = dist.new_group(
+            [members[rank] for rank in ranks] if ranks else members,
+            timeout=self.timeout,
+            backend=backend,
+            use_local_synchronization=True,
+        )
+        self.rank = dist.get_rank(self._group)
+        self.world = dist.get_world_size(self._group)
+        self._volumes: dict[Kind, Volume] = defaultdict(Volume)
+
+    def exchange(
+        self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Send each rank its part of a vector; what the ranks sent here, in their order.
+
+        Parameters
+        ----------
+        kind : Kind
+        values : shape (Σ sent,)
+        sent, received : sequence of int, length world
+            Elements for and from each rank.
+        """
+        self._count(kind, values, sent[self.rank], sum(sent))
+        values = values.detach().to(self._wire).contiguous()
+        out = values.new_empty(sum(received))
+        try:
+            dist.all_to_all_single(out, values, list(received), list(sent), self._group)
+        except RuntimeError as error:
+            raise self._failure(kind, error) from error
+        return out.to(self._device)
+
+    def gather(self, kind: Kind, values: Tensor) -> Tensor:
+        """The vectors of all ranks, which are of one length: shape (world, length)."""
+        size = values.numel()
+        self._count(kind, values, size, size * self.world)
+        values = values.detach().to(self._wire).contiguous()
+        out = [torch.empty_like(values) for _ in range(self.world)]
+        try:
+            dist.all_gather(out, values, self._group)
+        except RuntimeError as error:
+            raise self._failure(kind, error) from error
+        return torch.stack(out).to(self._device)
+
+    def total(self, kind: Kind, values: Tensor) -> Tensor:
+        """Sum over the ranks, elementwise."""
+        self._count(kind, values, 0, values.numel() * max(self.world - 1, 0))
+        values = values.detach().to(self._wire).clone()
+        try:
+            dist.all_reduce(values, group=self._group)
+        except RuntimeError as error:
+            raise self._failure(kind, error) from error
+        return values.to(self._device)
+
+    def volumes(self) -> dict[Kind, Volume]:
+        """What was sent so far, by kind."""
+        return dict(self._volumes)
+
+    def reset_volumes(self) -> None:
+        """Count from zero."""
+        self._volumes.clear()
+
+    def _count(self, kind: Kind, values: Tensor, kept: int, sent: int) -> None:
+        size = values.element_size()
+        self._volumes[kind] += Volume((sent - kept) * size, kept * size)
+
+    def _failure(self, kind: Kind, error: RuntimeError) -> BackendError:
+        seconds = self.timeout.total_seconds()
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return BackendError(
+            f"rank {self.rank} of {self.world}: exchanging {kind} failed: {reason}. Another rank "
+            f"died, or did not come within {seconds:g} s; see the output of the others, and start "
+            "again from the last checkpoint"
+        )
+
+
+def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
+    """The timeout of a group, which a new one does not inherit."""
+    options = group._get_backend(device).options
+    timeout: timedelta = options._timeout
+    return timeout

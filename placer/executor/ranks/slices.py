@@ -1,0 +1,84 @@
+"""Slices of ranks: where two of them meet, and which of them are one."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowSlice:
+    """The row ranks ``range(start, stop, step)``."""
+
+    start: int
+    stop: int
+    step: int = 1
+
+    @property
+    def count(self) -> int:
+        """Rows in it."""
+        return len(self.members)
+
+    @property
+    def members(self) -> range:
+        """The row ranks."""
+        return range(self.start, self.stop, self.step)
+
+    def first_from(self, low: int) -> int:
+        """The first of start, start + step, … that is at least `low`."""
+        return self.start if self.start >= low else low + (self.start - low) % self.step
+
+    def meet(self, other: "RowSlice") -> "RowSlice | None":
+        """Rows that both have; None where there are none."""
+        low, high = max(self.start, other.start), min(self.stop, other.stop)
+        common = math.gcd(self.step, other.step)
+        if low >= high or (self.start - other.start) % common:
+            return None
+        # Chinese remainders: start + k·step ≡ other.start (mod other.step).
+        modulus = other.step // common
+        distance = (other.start - self.start) // common
+        k = distance * pow(self.step // common, -1, modulus) % modulus if modulus > 1 else 0
+        met = RowSlice(self.start + k * self.step, high, self.step * modulus)
+        found = RowSlice(met.first_from(low), high, met.step)
+        return found if found.start < high else None
+
+    def local(self, rows: "RowSlice") -> "RowSlice":
+        """A slice of this slice's rows, as a slice of their positions in it."""
+        first = (rows.start - self.start) // self.step
+        stride = rows.step // self.step
+        if rows.count == 1:
+            return RowSlice(first, first + 1)
+        return RowSlice(first, first + (rows.count - 1) * stride + 1, stride)
+
+
+def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
+    """The same disjoint rows in fewer slices, by their start: what goes on in step is one."""
+    result: list[RowSlice] = []
+    open_ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in the result
+    for part in sorted(part for part in slices if part.count):
+        step = part.step
+        single = part.count == 1
+        at = open_ends.pop((part.start, step), None)
+        if at is None and single:
+            # One row goes on in any step.
+            ends = [end for end in open_ends if end[0] == part.start]
+            if ends:
+                at, step = open_ends.pop(ends[0]), ends[0][1]
+        if at is None:
+            at = len(result)
+            result.append(part)
+        else:
+            result[at] = RowSlice(result[at].start, part.members[-1] + 1, step)
+        grown = result[at]
+        open_ends[grown.members[-1] + step, step] = at
+    return tuple(result)
+
+
+def refined(cuts: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
+    """The coarsest slices of which each lies in one slice of every cut."""
+    atoms: tuple[RowSlice, ...] | None = None
+    for cut in cuts:
+        if atoms is None:
+            atoms = cut
+            continue
+        atoms = tuple(met for one in atoms for other in cut if (met := one.meet(other)) is not None)
+    return tuple(sorted(atoms or ()))

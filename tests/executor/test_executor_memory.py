@@ -1,0 +1,120 @@
+"""A step needs as much memory as the plan says, in either tier."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from executor_cases import backward, random_gradients
+from torch.profiler import ProfilerActivity, profile
+
+from placer import AccessCdf, Feature, Plan, Table, TableProfile
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.plan.buffers import with_buffers
+from placer.plan.memory import device_memory
+from placer.plan.plan import Lookup, RowOrder, Shard
+from placer.profile.counts import RowCounts
+from placer.topology.topology import Gpu, Host, Link, Topology
+
+ROWS, DIM, SAMPLES, LOOKUPS = 60_000, 32, 512, 8
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most bytes that PyTorch's CPU allocator gave out at a time beyond those at the start."""
+    with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as recorded:
+        work()
+    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    size = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            size += event.nbytes()
+            most = max(most, size)
+    return most
+
+
+def frequencies() -> dict[str, npt.NDArray[np.int64]]:
+    """How often two tables' rows are read: by a Zipf law, hottest rows first, and in any order."""
+    counts = np.floor(1e6 / np.arange(1, ROWS + 1) ** 1.05).astype(np.int64) + 1
+    return {"t": counts, "u": np.random.default_rng(0).permutation(counts)}
+
+
+def tables() -> list[TableProfile]:
+    """The two tables as a log of these reads describes them."""
+    result = []
+    for name, counts in frequencies().items():
+        table = Table(name, ROWS, DIM, features=(Feature(name, LOOKUPS),))
+        cdf = AccessCdf.from_counts(counts, ROWS)
+        result.append(TableProfile(table, cdf, RowCounts.from_dense(counts)))
+    return result
+
+
+def plan_with(lookup: Lookup, hot: int) -> Plan:
+    """One GPU; of each table `hot` rows in HBM, or in a cache."""
+    gpu = Gpu("gpu:0", "host:0", 2**30, 1e12)
+    links = (Link("gpu:0", "host:0", "pcie", 1e10),)
+    topology = Topology("test", (gpu,), (Host("host:0", 2**31, 1e11),), links)
+    shards, hot_ids = [], {}
+    for profiled in tables():
+        table = profiled.table
+        whole = Shard(table.name, (0, ROWS, 1), (0, DIM), ("gpu:0",), "dram", "cached", hot)
+        parts = [whole]
+        if lookup != "cached":
+            parts = [
+                replace(whole, rows=(0, hot, 1), memory="hbm", lookup="device", cache_rows=0),
+                replace(whole, rows=(hot, ROWS, 1), lookup=lookup, cache_rows=0),
+            ]
+        shards += [
+            with_buffers(profiled, part, samples=SAMPLES, returns_bags=number == 0)
+            for number, part in enumerate(parts)
+            if part.row_count
+        ]
+        assert profiled.counts is not None
+        hot_ids[table.name] = profiled.counts.hottest(hot)
+    return Plan(
+        tuple(profiled.table for profiled in tables()),
+        topology,
+        tuple(shards),
+        {name: RowOrder("profile") for name in hot_ids},
+        hot_ids,
+        SAMPLES,
+    )
+
+
+def batches(count: int) -> list[BagBatch]:
+    """Bags of `LOOKUPS` ids, drawn as often as the profile says."""
+    generator = np.random.default_rng(1)
+    offsets = torch.arange(0, SAMPLES * LOOKUPS + 1, LOOKUPS)
+    drawn = []
+    for _ in range(count):
+        features = {}
+        for profiled in tables():
+            counts = frequencies()[profiled.name]
+            ids = generator.choice(ROWS, SAMPLES * LOOKUPS, p=counts / counts.sum())
+            features[profiled.name] = (torch.from_numpy(ids), offsets, None)
+        drawn.append(BagBatch.from_features(features, list(features)))
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("lookup", "hot"), [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", 0)]
+)
+def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
+    plan = plan_with(lookup, hot)
+    model = PlacedEmbeddings(plan, backend="triton")
+
+    def train(steps: list[BagBatch]) -> None:
+        for batch in look_ahead(steps, model):
+            outputs = model(batch)
+            backward(outputs, random_gradients(outputs))
+
+    steps = batches(4)
+    train(steps[:1])
+    transient = peak_bytes(lambda: train(steps[1:]))
+    held = model.memory_use()
+    hbm = sum(size for (device, _), size in held.items() if device == "gpu:0")
+    planned = device_memory(plan)
+    print(lookup, hot, hbm, transient, planned["gpu:0"])
+    assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.02)
+    assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.02)
