@@ -4,6 +4,8 @@ Importing this package needs neither a solver nor OR-Tools: a trainer that consu
 carries the runtime alone.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from placer.constraints.constraints import Constraints, TableRule
 from placer.errors import PlacerError
 from placer.plan.plan import Plan, Shard
@@ -12,6 +14,9 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile, TableProfile
 from placer.tables import Feature, Table
 from placer.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from placer.adapters.pytorch import apply_plan, profile_model, remove_plan
 
 __version__ = "0.1.0"
 
@@ -29,4 +34,16 @@ __all__ = [
     "TableRule",
     "Topology",
     "__version__",
+    "apply_plan",
+    "profile_model",
+    "remove_plan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # These import torch, which who only reads plans need not wait for.
+    if name in ("apply_plan", "profile_model", "remove_plan"):
+        from placer.adapters import pytorch
+
+        return getattr(pytorch, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,6 @@ from placer.executor.step import (
     tensors_of,
 )
 from placer.executor.streams import recorded
-from placer.plan.memory import POOL_ENTRY_BYTES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName, Table
 
@@ -323,9 +322,12 @@ class PlacedEmbeddings(nn.Module):
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
                 held[part.device, part.tier] += arena.range_bytes(part)
-            for shard in arena.spec.pools if arena.pool is not None else ():
+            if arena.pool is None:
+                continue
+            for shard in arena.spec.pools:
                 entries = shard.part.staging_rows + shard.part.cache_rows
-                held[shard.device, "pool"] += entries * (arena.row_bytes + POOL_ENTRY_BYTES)
+                share = arena.pool.directory_bytes * entries // max(arena.pool.entries, 1)
+                held[shard.device, "pool"] += entries * arena.row_bytes + share
         for name, strips in self._layout.strips.items():
             size = sum(strip.slots.nbytes for strip in strips if strip.slots is not None)
             if size:

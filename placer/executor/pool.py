@@ -39,6 +39,9 @@ and the cache follows a drift of the data late.
 
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
+_IN_PLACE, _WRITTEN_BACK = 4, 5
+"""Counters that are kept in the order of `PoolStats`."""
+
 _FREE = torch.iinfo(torch.int32).min
 _PROTECTED = torch.iinfo(torch.int32).max
 
@@ -66,17 +69,20 @@ class Moves:
 
     Attributes
     ----------
-    entries : int32, shape (moves,)
-        The entry of each move; −1 for no move. No entry comes twice.
-    incoming : int64, shape (moves,)
+    entries : int32, shape (most,)
+        The entry of each move; −1 behind the last. No entry comes twice.
+    incoming : int64, shape (most,)
         Slot of the row to read into it.
-    outgoing : int64, shape (moves,)
+    outgoing : int64, shape (most,)
         Slot of the row to write back from it first; −1 where there was none or it is unchanged.
+    count : int32, shape (1,)
+        How many moves there are.
     """
 
     entries: Tensor
     incoming: Tensor
     outgoing: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,16 +91,13 @@ class Resolution:
 
     Attributes
     ----------
-    entries : int64, shape (rows,)
+    entries : int32, shape (rows,)
         Entry of each row; −1 for rows that stay in place.
     moves : Moves
-    overflow : bool, shape (1,)
-        Whether a pooled row stays in place for want of an entry; on the device.
     """
 
     entries: Tensor
     moves: Moves
-    overflow: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +212,25 @@ class HbmPool:
         self._warm_up(cached)
 
     def find(self, slots: Tensor) -> Tensor:
-        """The entry of each slot, int64 of the same shape; −1 for rows that have none.
+        """The entry of each slot, int32 of the same shape; −1 for rows that have none.
 
         Slots may be any, in any order, pooled or not.
         """
         # The last slot of the directory is the largest of all: no position is behind the end.
-        slots = slots.long().clamp(max=self._vacant).to(self._kind)
-        position = torch.searchsorted(self._sorted_slots, slots)
+        if slots.dtype != self._kind:
+            slots = slots.long().clamp(max=self._vacant).to(self._kind)
+        position = torch.searchsorted(self._sorted_slots, slots, out_int32=True)
         entries = self._sorted_entries[position]
-        return torch.where(self._sorted_slots[position] == slots, entries, -1).long()
+        return torch.where(self._sorted_slots[position] == slots, entries, -1)
 
-    def resolve(self, slots: Tensor, counts: Tensor, ticket: int, oldest_open: int) -> Resolution:
+    def resolve(
+        self,
+        slots: Tensor,
+        counts: Tensor,
+        ticket: int,
+        oldest_open: int,
+        barred: Tensor | None = None,
+    ) -> Resolution:
         """Give an entry to each row of a step, as far as there are any.
 
         An entry is taken from, in this order: nobody; the staged row that was used longest
@@ -228,7 +239,7 @@ class HbmPool:
 
         Parameters
         ----------
-        slots : int64, shape (rows,)
+        slots : int32 or int64, shape (rows,)
             Distinct; `SENTINEL` and slots that are not pooled are passed over, wherever.
         counts : integer, shape (rows,)
             Lookups of each.
@@ -236,56 +247,43 @@ class HbmPool:
             Number of the step, from 0 on, never falling, below 2³¹.
         oldest_open : int
             The first step that may still read or update rows: this one or one before it.
+        barred : bool, shape (rows,), or None
+            Rows without an entry that must not get one.
 
         Returns
         -------
         Resolution
             Holds once its moves are done. Until then entries that change hold the old rows.
         """
-        nobody = self.entries
-        pooled = (slots >= self._start) & (slots < self._stop)
         found = self.find(slots)
-        hit = found >= 0
-        if self.policy == "lfu":
-            self._priority.mul_(DECAY)
-        self._last_used.scatter_(0, torch.where(hit, found, nobody), ticket)
-
+        self._touch(found, counts, ticket)
         order, available = self._evictable(ticket, oldest_open)
-        miss = pooled & ~hit
-        turn = torch.cumsum(miss, 0) - 1
-        admitted = miss & (turn < available)
-        victim = order[turn.clamp(0, nobody)]
-        entered = torch.where(admitted, victim, nobody)
-        outgoing = torch.where(admitted & self._dirty[victim], self._slots[victim].long(), -1)
-        moves = Moves(
-            entries=torch.where(admitted, victim, -1).int(),
-            incoming=torch.where(admitted, slots, -1),
-            outgoing=outgoing,
-        )
-
-        held = hit | admitted
-        holder = torch.where(hit, found, entered)
-        self._priority.scatter_(0, holder, self._new_priority(slots, counts, hit, holder))
-        self._last_used.scatter_(0, entered, ticket)
-        self._dirty.scatter_(0, entered, False)
-        self._slots.scatter_(0, holder, torch.where(held, slots, self._vacant).to(self._kind))
+        miss = (slots >= self._start) & (slots < self._stop) & (found < 0)
+        self._count_asked(counts, found, miss)
+        wanted = miss if barred is None else miss & ~barred
+        turn = torch.cumsum(wanted, 0, dtype=torch.int32).sub_(1)
+        admitted = wanted & (turn < available)
+        self._count_in_place(miss, admitted)
+        del miss, wanted
+        turn = torch.where(admitted, turn, self.entries)
+        moves = self._admit(slots, counts, turn, order, admitted.sum(), ticket)
         self._sort()
-
-        in_place = pooled & ~held
-        lookups = torch.where(pooled, counts, 0)
-        self._count(
-            lookups, torch.where(hit, counts, 0), pooled, hit, in_place, moves.outgoing >= 0
-        )
-        entries = torch.where(held, holder, -1)
-        return Resolution(entries, moves, in_place.any().reshape(1))
+        entries = torch.where(admitted, order.int()[turn], found)
+        return Resolution(entries, moves)
 
     def mark_dirty(self, entries: Tensor) -> None:
-        """Note that rows in entries, int64, are newer than their originals; −1 is nobody."""
-        self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries), True)
+        """Note that rows in entries are newer than their originals; −1 is nobody."""
+        self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries).long(), True)
 
     def stats(self) -> PoolStats:
         """What was asked so far. Waits for the device."""
         return PoolStats(*self._counters.tolist())
+
+    @property
+    def directory_bytes(self) -> int:
+        """Bytes that all this takes beside the rows."""
+        held = (self._slots, self._last_used, self._priority, self._dirty)
+        return sum(part.nbytes for part in (*held, self._sorted_slots, self._sorted_entries))
 
     def reset_stats(self) -> None:
         """Count from nothing again."""
@@ -308,12 +306,53 @@ class HbmPool:
         rank = (slots - self._part_starts[part]).clamp_(min=0)
         return 1 / (1 + rank.float() / self._part_quotas[part].float())
 
-    def _new_priority(self, slots: Tensor, counts: Tensor, hit: Tensor, holder: Tensor) -> Tensor:
+    def _touch(self, entries: Tensor, counts: Tensor, ticket: int) -> None:
+        """Note that a step reads the rows in entries, −1 being nobody."""
+        holder = torch.where(entries >= 0, entries, self.entries).long()
+        self._last_used.scatter_(0, holder, ticket)
+        if self.policy == "lfu":
+            self._priority.mul_(DECAY)
+            # Rows are distinct: reading, adding and writing needs no atomics, of which all those
+            # of rows without an entry would meet at one address.
+            self._priority.scatter_(0, holder, self._priority[holder].add_(counts))
+
+    def _admit(
+        self,
+        slots: Tensor,
+        counts: Tensor,
+        turn: Tensor,
+        order: Tensor,
+        number: Tensor,
+        ticket: int,
+    ) -> Moves:
+        """Put the row of each turn below `number` into the entry of that place in the order."""
+        # A step may ask for more rows than there are entries: what follows is by turn.
+        most = min(slots.numel(), self.entries)
+        row_of = torch.zeros(most + 1, dtype=torch.int32, device=slots.device)
+        rows = torch.arange(slots.numel(), dtype=torch.int32, device=slots.device)
+        row_of.scatter_(0, turn.clamp(max=most).long(), rows)
+        del rows
+        row_of, victims = row_of[:most], order[:most]
+        here = torch.arange(most, device=slots.device) < number
+        incoming = torch.where(here, slots[row_of], -1).long()
+        leaves = here & self._dirty[victims]
+        moves = Moves(
+            entries=torch.where(here, victims, -1).int(),
+            incoming=incoming,
+            outgoing=torch.where(leaves, self._slots[victims], -1).long(),
+            count=number.int().reshape(1),
+        )
+        entered = torch.where(here, victims, self.entries)
+        priority = counts[row_of].float()
         if self.policy == "rank":
-            return self._rank_priority(slots)
-        # Rows are distinct: reading, adding and writing needs no atomics, of which all those
-        # of rows without an entry would meet at one address.
-        return torch.where(hit, self._priority[holder], 0.0) + counts.float()
+            priority = self._rank_priority(incoming)
+        self._priority.scatter_(0, entered, priority)
+        self._last_used.scatter_(0, entered, ticket)
+        self._dirty.scatter_(0, entered, False)
+        held = torch.where(here, incoming, self._vacant).to(self._kind)
+        self._slots.scatter_(0, entered, held)
+        self._counters[_WRITTEN_BACK] += leaves.sum()
+        return moves
 
     def _evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
         """All entries in the order in which they are taken, and how many can be, 0-d.
@@ -336,9 +375,15 @@ class HbmPool:
         self._sorted_slots.copy_(slots)
         self._sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
 
-    def _count(self, *numbers: Tensor) -> None:
-        """Add the sum of each to the counters, in the order of `PoolStats`."""
-        self._counters.add_(torch.stack([number.sum() for number in numbers]))
+    def _count_asked(self, counts: Tensor, found: Tensor, miss: Tensor) -> None:
+        """Count lookups and rows that were asked for, and those that had an entry."""
+        hit = found >= 0
+        lookups, missed = (counts * hit).sum(), (counts * miss).sum()
+        rows = hit.sum()
+        self._counters[:4] += torch.stack([lookups + missed, lookups, rows + miss.sum(), rows])
+
+    def _count_in_place(self, miss: Tensor, admitted: Tensor) -> None:
+        self._counters[_IN_PLACE] += (miss & ~admitted).sum()
 
 
 def _check(parts: Sequence[PooledRange], home: int) -> None:

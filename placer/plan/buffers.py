@@ -21,11 +21,13 @@ Float = npt.NDArray[np.float64]
 STEPS_IN_FLIGHT = 2
 """The step that trains, and the next one, whose rows are on their way."""
 
-INDEX_BYTES_PER_LOOKUP = 64
+INDEX_BYTES_PER_LOOKUP = 60
 """Integers of one lookup in flight, on the GPU that serves it, whatever the tier of its row.
 
-Its slot, its place, sort keys and order (int64 each, and those of the sort twice), the number
-and the start of its run of equal slots, and the gradient that it adds (int32 each)."""
+40 are held from when a step is prepared to its end: the id (int64), its slot, its place and that of
+its run, sort key and order (int64), the number and the start of its run of equal slots (int32
+where not said). The rest come and go, most while rows are staged, which needs 12 more than where
+none are. Measured by tests/executor/test_executor_memory.py, on a CPU."""
 
 
 def exchange_buffer_bytes(table: Table, samples: int, lookups: float, width: int) -> float:

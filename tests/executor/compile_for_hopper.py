@@ -154,9 +154,9 @@ def update(
     kernels.update(weights, state, reads, rule)
     if optimizer == "rowwise_adagrad":
         kernels.update(weights, state, reads, rule, mean_squares)
-    moves = Moves(indices(9, torch.int32), indices(9), indices(9))
+    moves = Moves(indices(9, torch.int32), indices(9), indices(9), indices(1, torch.int32))
     matrices = [weights] if state is None else [weights, state]
-    kernels.exchange(matrices, moves, None if state is None else indices(1, torch.bool))
+    kernels.exchange(matrices, moves)
 
 
 def main() -> None:

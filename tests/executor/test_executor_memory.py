@@ -65,10 +65,10 @@ def plan_with(lookup: Lookup, hot: int) -> Plan:
                 replace(whole, rows=(0, hot, 1), memory="hbm", lookup="device", cache_rows=0),
                 replace(whole, rows=(hot, ROWS, 1), lookup=lookup, cache_rows=0),
             ]
+        parts = [part for part in parts if part.row_count]
         shards += [
             with_buffers(profiled, part, samples=SAMPLES, returns_bags=number == 0)
             for number, part in enumerate(parts)
-            if part.row_count
         ]
         assert profiled.counts is not None
         hot_ids[table.name] = profiled.counts.hottest(hot)
@@ -98,7 +98,8 @@ def batches(count: int) -> list[BagBatch]:
 
 
 @pytest.mark.parametrize(
-    ("lookup", "hot"), [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", 0)]
+    ("lookup", "hot"),
+    [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],
 )
 def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
     plan = plan_with(lookup, hot)
@@ -109,12 +110,11 @@ def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -
             outputs = model(batch)
             backward(outputs, random_gradients(outputs))
 
-    steps = batches(4)
+    steps = batches(3)
     train(steps[:1])
     transient = peak_bytes(lambda: train(steps[1:]))
     held = model.memory_use()
     hbm = sum(size for (device, _), size in held.items() if device == "gpu:0")
     planned = device_memory(plan)
-    print(lookup, hot, hbm, transient, planned["gpu:0"])
     assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.02)
     assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.02)

@@ -168,7 +168,6 @@ def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial
         got = pool.resolve(slots, counts, ticket, trial.oldest_open(ticket))
         entries, moves = plain.resolve(step, ticket, trial.oldest_open(ticket))
         assert got.entries.tolist() == [entries.get(slot, -1) for slot in slots.tolist()]
-        assert got.overflow.tolist() == [-1 in entries.values()]
         moved = got.moves.entries >= 0
         named = (got.moves.entries, got.moves.incoming, got.moves.outgoing)
         columns = [column[moved].tolist() for column in named]
@@ -176,6 +175,7 @@ def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial
             entry: list(pair) for entry, pair in moves.items()
         }
         assert got.moves.outgoing[~moved].eq(-1).all()
+        assert moved.tolist() == [j < int(got.moves.count) for j in range(moved.numel())]
         if updated:
             pool.mark_dirty(got.entries)
             plain.dirty |= {entry for entry in entries.values() if entry >= 0}
@@ -286,7 +286,7 @@ def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others()
         [True, True, True, False, True],
         [True, True, True, True, True],
     ]
-    assert pool.resolve(ints([7]), ints([1]), 9, 4).overflow.tolist() == [True]
+    assert pool.resolve(ints([7]), ints([1]), 9, 4).entries.tolist() == [-1]
 
 
 def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
@@ -316,7 +316,6 @@ def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
     assert pool.find(ints([])).tolist() == []
     nothing = HbmPool([], 4, CPU).resolve(asked, torch.ones_like(asked), 0, 0)
     assert nothing.entries.tolist() == [-1] * 6
-    assert nothing.overflow.tolist() == [False]
 
 
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:

@@ -154,9 +154,8 @@ def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
     """What makes a model's table another than the plan's, or one that cannot be placed."""
     weight, faults = partner.weight, []
     if tuple(weight.shape) != (table.rows, table.dim):
-        faults.append(
-            f"the plan has {table.rows} × {table.dim}, the model {' × '.join(map(str, weight.shape))}"
-        )
+        shape = " × ".join(map(str, weight.shape))
+        faults.append(f"the plan has {table.rows} × {table.dim}, the model {shape}")
     if weight.dtype != TORCH_DTYPES[table.dtype]:
         faults.append(f"the plan has {table.dtype}, the model {weight.dtype}")
     if type(weight.data) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):

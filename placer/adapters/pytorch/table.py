@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
 from placer.executor import BagBatch, PlacedEmbeddings
-from placer.executor.placed import UPDATES, Policy, Rounding
+from placer.executor.placed import UPDATES, Rounding
+from placer.executor.pool import Policy
 from placer.executor.rule import STATE
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
@@ -77,6 +79,7 @@ class PlacedTable:
         trainable: bool = True,
     ) -> None:
         self.plan, self.trainable = plan, trainable
+        self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
         self._calls: list[_Call] = []
         self._numbers = itertools.count()
@@ -219,7 +222,7 @@ class PlacedTable:
             )
         call.gradient = gradient
         if not self._calls:
-            torch.autograd.Variable._execution_engine.queue_callback(self._update)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._update)
         self._calls.append(call)
 
     def _update(self) -> None:
@@ -246,6 +249,7 @@ class _Lookup(torch.autograd.Function):
         ctx: Any, anchor: Tensor, weights: Tensor | None, table: PlacedTable, batch: BagBatch
     ) -> Tensor:
         ctx.table, ctx.call, ctx.batch = table, None, batch
+        ctx.device = None if weights is None else weights.device
         if not table.trainable:
             return table._rows(batch)
         # A graph of its own, which ends here and is walked when this pass has ended.
@@ -259,7 +263,7 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights = None
         if ctx.needs_input_grad[1]:
-            weights = _weight_gradients(ctx.table, ctx.batch, gradient)
+            weights = _weight_gradients(ctx.table, ctx.batch, gradient).to(ctx.device)
         if ctx.call is not None:
             ctx.table._collect(ctx.call, gradient)
         return None, weights, None, None
@@ -272,7 +276,7 @@ def _weight_gradients(table: PlacedTable, batch: BagBatch, gradient: Tensor) -> 
         rows = table.look_up(lookups)
     bags = torch.arange(batch.batch_size, device=gradient.device)
     source = bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())
-    return torch.linalg.vecdot(rows, gradient[source])
+    return (rows * gradient[source]).sum(1)
 
 
 def _joined(batches: Sequence[BagBatch]) -> BagBatch:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from placer.adapters.torchrec.parts import Part, Staged, parts_of
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
-from placer.plan.verify import check
+from placer.plan.verify import verify
 
 if TYPE_CHECKING:
     from placer.adapters.torchrec.models import TableOfModel
@@ -23,6 +23,7 @@ def to_sharding_plan(
     device: Any = None,
     prefetch_pipeline: bool = False,
     staged_as: Staged | None = None,
+    state_by_strip: bool = False,
 ) -> Any:
     """The `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
 
@@ -43,6 +44,9 @@ def to_sharding_plan(
     staged_as : {"uva", "cached"}, optional
         How TorchRec reads rows that the plan stages, which it cannot; by default such plans are
         refused. `split_tables` has to be told the same.
+    state_by_strip : bool
+        Whether tables with row-wise Adagrad may be cut by columns, each strip of which keeps a
+        state of its own in TorchRec, so that they train unlike a whole table.
 
     Raises
     ------
@@ -60,12 +64,13 @@ def to_sharding_plan(
 
     from placer.adapters.torchrec.models import tables_of
 
-    check(plan)
-    _require_ranks(plan, env)
+    verify(plan)
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
+    _require_ranks(plan, env, parts)
     tables = tables_of(module)
     _require_tables(parts, tables)
     for part in parts:
+        _require_exact(part, state_by_strip=state_by_strip)
         _require_trainable(part, tables[part.name])
     kind = torch.device(device).type if device is not None else _device_type(env)
     modules: dict[str, Any] = {}
@@ -77,7 +82,12 @@ def to_sharding_plan(
 
 
 def document(
-    plan: Plan, *, device: str = "cuda", module: str = "", staged_as: Staged | None = None
+    plan: Plan,
+    *,
+    device: str = "cuda",
+    module: str = "",
+    staged_as: Staged | None = None,
+    state_by_strip: bool = False,
 ) -> dict[str, Any]:
     """The same as JSON, in the layout of `ShardingPlan._serialize`, for a trainer of its own.
 
@@ -96,11 +106,12 @@ def document(
     PlanMismatchError
         If TorchRec has no such placement.
     """
-    check(plan)
+    verify(plan)
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
     for table in plan.tables:
         for part in parts_of(plan, table, staged_as=staged_as):
+            _require_exact(part, state_by_strip=state_by_strip)
             own: dict[str, Any] = {
                 "sharding_type": part.sharding.kind,
                 "compute_kernel": part.sharding.kernel,
@@ -134,11 +145,27 @@ def require_torchrec() -> None:
         ) from error
 
 
-def _require_ranks(plan: Plan, env: Any) -> None:
-    gpus = len(plan.topology.gpus)
-    if env.world_size != gpus:
+def _require_ranks(plan: Plan, env: Any, parts: Iterable[Part]) -> None:
+    from torchrec.distributed.comm import get_local_size
+
+    gpus = plan.topology.gpus
+    if env.world_size != len(gpus):
         raise PlanMismatchError(
-            f"the plan is for {gpus} GPUs, but there are {env.world_size} ranks; replan for them"
+            f"the plan is for {len(gpus)} GPUs, but there are {env.world_size} ranks; replan for "
+            "them"
+        )
+    # TorchRec finds the ranks of a host by their number alone.
+    by_host = [part for part in parts if part.sharding.kind in ("table_row_wise", "grid_shard")]
+    if not by_host:
+        return
+    local = get_local_size(env.world_size)
+    if any(gpu.host != gpus[rank - rank % local].host for rank, gpu in enumerate(gpus)) or any(
+        len(plan.topology.gpus_of(host.id)) not in (0, local) for host in plan.topology.hosts
+    ):
+        raise PlanMismatchError(
+            f"table {by_host[0].name!r} is cut by rows over the GPUs of a host, which TorchRec "
+            f"takes to be {local} ranks in a row (LOCAL_WORLD_SIZE); the hosts of "
+            f"{plan.topology.name!r} are others"
         )
 
 
@@ -198,8 +225,26 @@ def _require_trainable(part: Part, table: "TableOfModel") -> None:
     if part.sharding.kind == "data_parallel":
         raise PlanMismatchError(
             f"table {own.name!r} is replicated on all ranks, but {name} is applied in its "
-            "backward pass: each rank would update its replica by its own gradients alone, and "
-            "they would diverge. Leave its parameter to the optimizer of the dense layers"
+            "backward pass, where TorchRec leaves replicas as they are: it would not be trained. "
+            "Leave its parameter to the optimizer of the dense layers"
+        )
+
+
+def _require_exact(part: Part, *, state_by_strip: bool) -> None:
+    """Raise if TorchRec would fail with such a placement, or train other weights."""
+    own, sharding = part.table, part.sharding
+    empty = [block.rank for block in sharding.blocks if not block.rows]
+    if empty and own.rows:
+        raise PlanMismatchError(
+            f"table {own.name!r}: of blocks of {sharding.blocks[0].rows} of its {own.rows} rows "
+            f"rank {empty[0]} gets none, with which TorchRec's kernels fail; do not cut it by rows"
+        )
+    cut = any(block.width < own.dim for block in sharding.blocks)
+    if cut and own.optimizer == "rowwise_adagrad" and not state_by_strip:
+        raise PlanMismatchError(
+            f"table {own.name!r} is cut by columns, where TorchRec's row-wise Adagrad takes the "
+            "mean of the squared gradient over each strip and not over the row: it would train "
+            "other weights than the whole table. Say state_by_strip=True if that may be"
         )
 
 
@@ -212,12 +257,14 @@ def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> 
     )
 
     sharding = part.sharding
-    spec = EnumerableShardingSpec(
-        [
-            ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=placement)
-            for offset, size, placement in _shards(plan, part, device)
-        ]
-    )
+    spec = None
+    if sharding.kind != "data_parallel":
+        spec = EnumerableShardingSpec(
+            [
+                ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=placement)
+                for offset, size, placement in _shards(plan, part, device)
+            ]
+        )
     cache = None
     if sharding.load_factor is not None:
         cache = CacheParams(load_factor=sharding.load_factor, prefetch_pipeline=prefetch)
@@ -225,7 +272,7 @@ def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> 
         sharding_type=sharding.kind,
         compute_kernel=sharding.kernel,
         ranks=[block.rank for block in sharding.blocks],
-        sharding_spec=None if sharding.kind == "data_parallel" else spec,
+        sharding_spec=spec,
         cache_params=cache,
     )
 

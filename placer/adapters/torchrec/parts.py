@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from placer.adapters.torchrec.sharding import Sharding, sharding_of
 from placer.errors import PlanMismatchError
-from placer.plan.order import Ranks
 from placer.plan.plan import Lookup, Plan, Shard
 from placer.tables import Table
 
@@ -98,15 +94,6 @@ def parts_of(
     cut = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
     name = f"{table.name}__ranked" if ordered and cut else table.name
     return (Part(name, table, table.name, 0, table.rows, sharding),)
-
-
-def ids_of(plan: Plan, part: Part) -> npt.NDArray[np.int64]:
-    """The ids of a part's rows, in the part's order, shape (rows of the part,)."""
-    if not part.remapped:
-        return np.arange(part.stop, dtype=np.int64)
-    ranks = Ranks.in_plan(plan, part.source)
-    numbers = np.arange(max(part.start, ranks.listed.size), part.stop, dtype=np.int64)
-    return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(numbers)))
 
 
 def _readable(shard: Shard, staged_as: Staged | None) -> Shard:

@@ -123,12 +123,11 @@ class TierKernels(Protocol):
         """
         ...
 
-    def exchange(self, matrices: Sequence[TieredRows], moves: Moves, when: Tensor | None) -> None:
+    def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones, for each matrix (weights, state).
 
-        For each move j with ``moves.entries[j] >= 0``: entry e of the pool is row ``home + e`` of
+        For each move j below ``moves.count``: entry e of the pool is row ``home + e`` of
         `hbm`; if ``moves.outgoing[j] >= 0`` it is first copied to row ``outgoing[j] − home``
         of `dram`; then row ``incoming[j] − home`` of `dram` is copied to it.
-        With `when`, a bool of shape (1,) on the device, nothing is done where it is false.
         """
         ...

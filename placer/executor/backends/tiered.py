@@ -22,7 +22,7 @@ from placer.executor.bags import BagBatch
 from placer.executor.hit_rates import LookupCounts
 from placer.executor.layout import ArenaSpec
 from placer.executor.phases import phase
-from placer.executor.pool import SENTINEL, HbmPool, Policy
+from placer.executor.pool import HbmPool, Policy
 from placer.executor.rule import Rule
 from placer.executor.runs import Runs, find_runs
 from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, Segment
@@ -54,7 +54,8 @@ class TieredBackend(Backend):
         self._host = HostPooling(host)
         self._window = Window()
         self._faults = Faults(device)
-        self._tables: dict[tuple[Segment, ...] | tuple[tuple[int, ...], ...], SegmentTable] = {}
+        self._tables: dict[tuple[tuple[int, ...], ...], SegmentTable] = {}
+        self._edges: dict[ArenaSpec, Tensor] = {}
 
     def allocate(self, spec: ArenaSpec) -> Arena:
         return tiered_arena(spec, self._device, self._policy)
@@ -226,29 +227,41 @@ class TieredBackend(Backend):
     ) -> Tensor:
         """Give the step's pooled rows entries of the pool; the place of each run."""
         home, stop = arena.spec.home, arena.spec.pools[-1].part.stop
-        rows = torch.arange(runs.lookups, device=self._device)
-        run_slots = runs.slots[_first_of(runs)].long()
-        exists = rows < runs.count
-        pooled = exists & (run_slots >= home) & (run_slots < stop)
+        kind, lookups = runs.slots.dtype, runs.lookups
         # Runs are in the order of slots, so the pooled ones are neighbours.
-        before = (exists & (run_slots < home)).sum()
-        most = min(runs.lookups, stop - home)
-        index_of = torch.clamp(before + rows[:most], max=runs.lookups - 1)
-        valid = rows[:most] < pooled.sum()
-        slots = torch.where(valid, run_slots[index_of], SENTINEL)
-        lengths = runs.starts.diff()
-        counts = torch.where(valid, lengths[index_of].long(), 0)
+        edges = torch.searchsorted(runs.slots, self._edges_of(arena.spec).to(kind))
+        first, last = torch.where(
+            edges < lookups, runs.run[edges.clamp(max=lookups - 1)], runs.count
+        ).unbind()
+        most = min(lookups, stop - home)
+        index_of = first + torch.arange(most, device=self._device)
+        valid = index_of < last
+        index_of.clamp_(max=lookups - 1)
+        starts = runs.starts[index_of]
+        own = runs.slots[starts.clamp(max=lookups - 1)]
+        slots = torch.where(valid, own, torch.iinfo(kind).max)
+        counts = torch.where(valid, runs.starts[index_of + 1] - starts, 0)
+        del starts, own, index_of
         barred = self._window.in_place(index, slots, ticket)
-        admissible = slots if barred is None else torch.where(barred, SENTINEL, slots)
-        found = pool.resolve(admissible, counts, ticket.number, self._window.oldest)
+        found = pool.resolve(slots, counts, ticket.number, self._window.oldest, barred)
         ticket.resolved[index] = (slots, found.entries)
         with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
-            self._kernels.exchange(_matrices(arena), found.moves, None)
+            self._kernels.exchange(_matrices(arena), found.moves)
         if training:
             pool.mark_dirty(found.entries)
-        entries = found.entries[torch.clamp(rows - before, 0, most - 1)]
-        staged = pooled & (entries >= 0)
-        return torch.where(staged, (home + entries).to(run_places.dtype), run_places)
+        # Runs that are not pooled all write behind the end.
+        index_of = first + torch.arange(most, device=self._device)
+        target = torch.where(valid & (found.entries >= 0), index_of, lookups)
+        places = torch.nn.functional.pad(run_places, (0, 1))
+        return places.scatter_(0, target, (found.entries + home).to(places.dtype))[:lookups]
+
+    def _edges_of(self, spec: ArenaSpec) -> Tensor:
+        """First pooled slot and the end of them, on the device."""
+        edges = self._edges.get(spec)
+        if edges is None:
+            edges = torch.tensor([spec.home, spec.pools[-1].part.stop], device=self._device)
+            self._edges[spec] = edges
+        return edges
 
 
 @dataclass(slots=True, eq=False)

@@ -83,9 +83,7 @@ class TorchKernels:
             None if mean_squares is None else mean_squares[here],
         )
 
-    def exchange(self, matrices: Sequence[TieredRows], moves: Moves, when: Tensor | None) -> None:
-        if when is not None and not bool(when):
-            return
+    def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         moved = torch.nonzero(moves.entries >= 0).squeeze(1)
         entries, incoming, outgoing = (
             part[moved].long() for part in (moves.entries, moves.incoming, moves.outgoing)

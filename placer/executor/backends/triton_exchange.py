@@ -5,23 +5,6 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["size"])
-def list_moves(entries, when, moves, count, size, BLOCK: tl.constexpr):
-    """Write the indices of the moves that there are to `moves`, and their number to `count`.
-
-    Their order is left to chance, and no result depends on it: moves touch different rows.
-    """
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    entry = tl.load(entries + index, mask=index < size, other=-1)
-    if when is not None:
-        entry = tl.where(tl.load(when) != 0, entry, -1)
-    real = entry >= 0
-    found = real.to(tl.int32)
-    number = tl.sum(found, 0)
-    first = tl.atomic_add(count, number, mask=number > 0)
-    tl.store(moves + first + tl.cumsum(found, 0) - 1, index, mask=real)
-
-
 @triton.jit(do_not_specialize=["home"])
 def exchange(
     hbm,
@@ -30,7 +13,6 @@ def exchange(
     entries,
     incoming,
     outgoing,
-    moves,
     count,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -46,10 +28,9 @@ def exchange(
     while first < number:
         index = first + tl.arange(0, ROWS)
         here = index < number
-        move = tl.load(moves + index, mask=here, other=0)
-        entry = tl.load(entries + move, mask=here, other=0).to(tl.int64)
-        new = tl.load(incoming + move, mask=here, other=0)
-        old = tl.load(outgoing + move, mask=here, other=-1)
+        entry = tl.load(entries + index, mask=here, other=0).to(tl.int64)
+        new = tl.load(incoming + index, mask=here, other=0)
+        old = tl.load(outgoing + index, mask=here, other=-1)
         leaves = old >= 0
         in_pool = (hbm + (home + entry) * WORDS)[:, None]
         target = (dram + (old - home) * WORDS)[:, None]

@@ -198,16 +198,9 @@ class TritonKernels:
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
 
-    def exchange(self, matrices: Sequence[TieredRows], moves: Moves, when: Tensor | None) -> None:
+    def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones; see `TierKernels`."""
         size = moves.entries.numel()
-        block = self._launch.block
-        real = torch.empty(size, dtype=torch.int32, device=self._device)
-        count = torch.zeros(1, dtype=torch.int32, device=self._device)
-        self._run(
-            self._exchange.list_moves, (-(-size // block),),
-            moves.entries, when, real, count, size, BLOCK=block, num_warps=4,
-        )  # fmt: skip
         for rows in matrices:
             if not rows.dram.numel():
                 continue
@@ -220,7 +213,7 @@ class TritonKernels:
             self._run(
                 self._exchange.exchange, (programs,),
                 hbm, dram, rows.home,
-                moves.entries, moves.incoming, moves.outgoing, real, count,
+                moves.entries, moves.incoming, moves.outgoing, moves.count,
                 WORDS=words, BLOCK=columns, ROWS=tile, num_warps=8,
             )  # fmt: skip
 

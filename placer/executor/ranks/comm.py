@@ -77,6 +77,10 @@ class Communicator:
         self.world = dist.get_world_size(self._group)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
 
+    def among(self, ranks: Sequence[int], device: torch.device) -> "Communicator":
+        """One of these ranks alone, which all must make; others need not."""
+        return Communicator(self._group, device, ranks)
+
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:

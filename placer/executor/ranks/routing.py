@@ -137,9 +137,9 @@ class Router:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        tensors = (self.cuts, self.periods, self.offsets, self.owners)
-        tensors += (self.starts, self.steps, self.bases, self.targets)
-        return sum(tensor.nbytes for tensor in tensors)
+        segments = (self.cuts, self.periods, self.offsets, self.owners)
+        slices = (self.starts, self.steps, self.bases, self.targets)
+        return sum(tensor.nbytes for tensor in (*segments, *slices))
 
     def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """Target of each row rank, and its row there; both int64, shape (n,)."""

@@ -23,6 +23,10 @@ class RowSlice:
         """The row ranks."""
         return range(self.start, self.stop, self.step)
 
+    def trimmed(self) -> "RowSlice":
+        """The same rows, which are not none, ending behind the last; a single row has step 1."""
+        return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
+
     def first_from(self, low: int) -> int:
         """The first of start, start + step, … that is at least `low`."""
         return self.start if self.start >= low else low + (self.start - low) % self.step
@@ -51,26 +55,21 @@ class RowSlice:
 
 
 def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
-    """The same disjoint rows in fewer slices, by their start: what goes on in step is one."""
-    result: list[RowSlice] = []
-    open_ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in the result
+    """The same disjoint rows in fewer slices, by their start: what goes on in step is one.
+
+    Equal rows give equal slices, whatever shards they came from, if they are cut alike.
+    """
+    found: list[RowSlice] = []
+    ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in what was found
     for part in sorted(part for part in slices if part.count):
-        step = part.step
-        single = part.count == 1
-        at = open_ends.pop((part.start, step), None)
-        if at is None and single:
-            # One row goes on in any step.
-            ends = [end for end in open_ends if end[0] == part.start]
-            if ends:
-                at, step = open_ends.pop(ends[0]), ends[0][1]
+        at = ends.pop((part.start, part.step), None)
         if at is None:
-            at = len(result)
-            result.append(part)
-        else:
-            result[at] = RowSlice(result[at].start, part.members[-1] + 1, step)
-        grown = result[at]
-        open_ends[grown.members[-1] + step, step] = at
-    return tuple(result)
+            at = len(found)
+            found.append(part)
+        last = part.members[-1]
+        found[at] = RowSlice(found[at].start, last + 1, part.step)
+        ends[last + part.step, part.step] = at
+    return tuple(sorted(part.trimmed() for part in found))
 
 
 def refined(cuts: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
@@ -81,4 +80,4 @@ def refined(cuts: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
             atoms = cut
             continue
         atoms = tuple(met for one in atoms for other in cut if (met := one.meet(other)) is not None)
-    return tuple(sorted(atoms or ()))
+    return tuple(sorted(atom.trimmed() for atom in atoms or ()))

@@ -1,0 +1,299 @@
+"""The options that a TorchRec enumerator made of a model, as a cost model.
+
+Where `cost_models.torchrec` asks TorchRec about any problem, this asks a planner's own enumerator
+about the model that it enumerated: its topology, estimators and constraints decide what there is
+and what it costs. A table is placed by one of its options of types ``table_wise``,
+``column_wise``, ``row_wise`` and ``data_parallel``; the kernel and the load factor of a cache
+follow from how many rows are in HBM. Importing this needs torchrec.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from torchrec.distributed.planner.types import ShardingOption
+
+from cost_models._base import REPLICA, CostReport, Cut, GpuCost, HostCost, Piece, PieceCurve
+from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
+from placer.errors import PlanMismatchError, ProblemError
+from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes, device_memory
+from placer.plan.plan import Plan, Shard
+from placer.problem import Problem
+from placer.tables import Table
+
+LOAD_FACTORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of caches, where neither the user nor TorchRec's default decides."""
+
+OPEN_LOAD_FACTOR = 0.2
+"""What TorchRec takes where a load factor is left open."""
+
+SEARCHED: tuple[ShardingType, ...] = ("table_wise", "column_wise", "row_wise", "data_parallel")
+"""Sharding types that are searched."""
+
+IN_HBM = ("fused", "dense")
+"""Kernels whose rows are all in the memory of the GPU."""
+
+_MS = 1e-3
+
+
+class EnumeratedOptions:
+    """Time and memory of enumerated options; see `cost_models.CostModel`.
+
+    Parameters
+    ----------
+    options : sequence of ShardingOption
+        As an enumerator returns them, estimated. The problem's tables bear their `fqn`.
+    estimate : callable
+        Writes times and bytes into options, such as the enumerator's `populate_estimates`.
+    on_cpu : bool
+        Whether ranks compute on CPUs, whose memory the problem has as that of GPUs.
+    """
+
+    name = "torchrec-options"
+    uniform_splits = True
+
+    def __init__(
+        self,
+        options: Sequence[ShardingOption],
+        estimate: Callable[[list[ShardingOption]], None],
+        *,
+        on_cpu: bool = False,
+    ) -> None:
+        self._estimate = estimate
+        self._on_cpu = on_cpu
+        self._options: dict[str, dict[tuple[str, str], ShardingOption]] = defaultdict(dict)
+        for option in options:
+            self._options[option.fqn][option.sharding_type, option.compute_kernel] = option
+        self._curves: dict[tuple[object, ...], PieceCurve] = {}
+        self._cached: dict[tuple[str, str, float], ShardingOption] = {}
+
+    def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
+        """The cuts that were enumerated. See `CostModel.cuts`."""
+        spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
+        options = self._options[spec.name]
+        found: dict[ShardingType, Cut] = {}
+        for (kind, kernel), option in options.items():
+            if kind == "data_parallel":
+                found[kind] = Cut(head=spec.rows, cold="cached")
+            elif kernel not in KERNELS.values() and kernel not in IN_HBM:
+                continue
+            elif kind == "table_wise":
+                found[kind] = Cut(cold="cached")
+            elif kind == "column_wise":
+                found[kind] = Cut(1, tuple(shard.size[1] for shard in option.shards), cold="cached")
+            elif kind == "row_wise":
+                found[kind] = Cut(gpus, cold="cached", blocked=True)
+        if not found:
+            asked = sorted(f"{kind} with {kernel}" for kind, kernel in options)
+            raise ProblemError(
+                f"table {spec.name!r} may only be {', '.join(asked)}; searched are "
+                f"{', '.join(SEARCHED)}, with kernels fused, fused_uvm, fused_uvm_caching and, for "
+                "replicas, dense"
+            )
+        if len(found) > 1:
+            self._drop_pointless(problem, spec, found)
+        return tuple(found[kind] for kind in SEARCHED if kind in found)
+
+    def _drop_pointless(
+        self, problem: Problem, spec: Table, found: dict[ShardingType, Cut]
+    ) -> None:
+        """Leave out cuts that are no cut, give a GPU no rows, or fit no GPU."""
+        strips = found.get("column_wise")
+        if strips is not None and len(strips.widths) == 1 and "table_wise" in found:
+            del found["column_wise"]
+        rows = self._any(spec.name, "row_wise")
+        if rows is not None and any(not shard.size[0] for shard in rows.shards):
+            found.pop("row_wise", None)
+        smallest = min(gpu.memory_bytes for gpu in problem.topology.gpus)
+        if len(found) > 1 and spec.total_bytes > smallest:
+            found.pop("data_parallel", None)
+
+    def _any(self, table: str, kind: str) -> ShardingOption | None:
+        return next((o for (k, _), o in self._options[table].items() if k == kind), None)
+
+    def extra_cut_s(self, problem: Problem) -> None:
+        """None: TorchRec may count a cut table as cheaper."""
+
+    def piece_curve(self, problem: Problem, piece: Piece, gpu: int) -> PieceCurve:
+        """Cost of a piece at the points that its options have. See `CostModel.piece_curve`."""
+        spec = problem.profile.tables[piece.table].table
+        kind, number = _shard_of(piece)
+        key = (spec.name, kind, number)
+        if key not in self._curves:
+            self._curves[key] = self._curve(spec, kind, number, piece)
+        return self._curves[key]
+
+    def _curve(self, spec: Table, kind: str, number: int, piece: Piece) -> PieceCurve:
+        points: dict[int, tuple[float, float, int]] = {}
+        for (own, kernel), option in self._options[spec.name].items():
+            if own != kind:
+                continue
+            rows, width = option.shards[number].size
+            row_bytes = spec.bytes_per_row(width)
+            if kind == "data_parallel" or kernel in IN_HBM:
+                points[rows] = (*self._costs(option, number, rows * row_bytes), 0)
+            elif kernel == "fused_uvm":
+                points[0] = (*self._costs(option, number, 0), rows * row_bytes)
+            elif kernel == "fused_uvm_caching":
+                largest = max(shard.size[0] for shard in option.shards)
+                for factor in self._load_factors(option):
+                    asked = self._with_load_factor(option, factor)
+                    # A table has one load factor: that of the largest block, in rows.
+                    cached = round(max(1, round(factor * largest)) * rows / max(1, largest))
+                    if not 0 < cached < rows or cached in points:
+                        continue
+                    held = cached * (row_bytes + POOL_ENTRY_BYTES)
+                    points[cached] = (*self._costs(asked, number, held), rows * row_bytes)
+        hot = sorted(points)
+        return PieceCurve(
+            hot_rows=np.array(hot, dtype=np.int64),
+            gpu_s=np.array([points[n][0] for n in hot]),
+            dram_s=np.zeros(len(hot)),
+            hbm_bytes=np.array([points[n][1] for n in hot]),
+            dram_bytes=np.array([float(points[n][2]) for n in hot]),
+            split_s=0.0,
+            split_hbm_bytes=0.0,
+        )
+
+    def _costs(self, option: ShardingOption, number: int, own_bytes: float) -> tuple[float, float]:
+        """Seconds of a shard and its bytes on the GPU: no fewer than a plan counts itself."""
+        shard = option.shards[number]
+        return shard.perf.total * _MS, float(max(self._bytes(shard), own_bytes))
+
+    def _bytes(self, shard: "object") -> int:
+        storage = shard.storage  # type: ignore[attr-defined]
+        return int(storage.ddr if self._on_cpu else storage.hbm)
+
+    def _load_factors(self, option: ShardingOption) -> tuple[float, ...]:
+        """The load factors that a cached option may have."""
+        if option.cache_load_factor is not None:
+            return (option.cache_load_factor,)
+        if option.cache_params is None or option.cache_params.stats is None:
+            return (OPEN_LOAD_FACTOR,)  # Without statistics a smaller cache would seem as good.
+        return LOAD_FACTORS
+
+    def _with_load_factor(self, option: ShardingOption, factor: float) -> ShardingOption:
+        """An option with another load factor, estimated; itself, where that is not free."""
+        if len(self._load_factors(option)) == 1:
+            return option
+        key = (option.fqn, option.sharding_type, factor)
+        if key not in self._cached:
+            changed = copy.deepcopy(option)
+            changed.cache_params = replace(changed.cache_params, load_factor=factor)
+            self._estimate([changed])
+            self._cached[key] = changed
+        return self._cached[key]
+
+    def placed(self, problem: Problem, plan: Plan) -> list[ShardingOption]:
+        """A plan as options with ranks, in the order of the problem's tables.
+
+        Raises
+        ------
+        PlanMismatchError
+            If a table has no such option.
+        """
+        return [
+            self._placed(
+                profile.table,
+                sharding_of(problem.topology, profile.table, plan.shards_by_table[profile.name]),
+            )
+            for profile in problem.profile
+        ]
+
+    def _placed(self, spec: Table, sharding: Sharding) -> ShardingOption:
+        option = self._of_kind(spec, sharding.kind, sharding.kernel)
+        if sharding.load_factor is not None:
+            free = self._load_factors(option)
+            nearest = min(free, key=lambda factor: abs(factor - (sharding.load_factor or 0.0)))
+            option = self._with_load_factor(option, nearest)
+        option = copy.deepcopy(option)
+        ranks = [block.rank for block in sharding.blocks]
+        for shard, rank in zip(option.shards, ranks, strict=True):
+            shard.rank = rank
+        return option
+
+    def _of_kind(self, spec: Table, kind: str, kernel: str) -> ShardingOption:
+        """The option of a table of a sharding type and a kernel, by whatever name it goes."""
+        options = self._options[spec.name]
+        kernels = IN_HBM if kernel in IN_HBM else (kernel,)
+        for own in kernels:
+            if (kind, own) in options:
+                return options[kind, own]
+        # A table in one piece may have been enumerated as one block, strip or replica.
+        for (_, own), option in options.items():
+            if kind == "table_wise" and own in kernels and len(option.shards) == 1:
+                return option
+        raise PlanMismatchError(f"table {spec.name!r} has no option {kind} with {kernel}")
+
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        """Cost of a whole plan. See `CostModel.evaluate`."""
+        hbm_s: dict[int, float] = defaultdict(float)
+        link_s: dict[int, float] = defaultdict(float)
+        exchange_s: dict[int, float] = defaultdict(float)
+        hits = lookups = 0.0
+        for profile, option in zip(problem.profile, self.placed(problem, plan), strict=True):
+            held = option.compute_kernel in IN_HBM
+            for shard in option.shards:
+                compute = (shard.perf.fwd_compute + shard.perf.bwd_compute) * _MS
+                (hbm_s if held else link_s)[shard.rank] += compute
+                link_s[shard.rank] += shard.perf.prefetch_compute * _MS
+                exchange_s[shard.rank] += (shard.perf.fwd_comms + shard.perf.bwd_comms) * _MS
+            lookups += profile.table.lookups_per_sample
+            hits += profile.table.lookups_per_sample * held
+        return CostReport(
+            self.name,
+            tuple(
+                GpuCost(gpu.id, hbm_s[rank], link_s[rank], exchange_s[rank], 0.0)
+                for rank, gpu in enumerate(problem.topology.gpus)
+            ),
+            tuple(HostCost(host.id, 0.0) for host in problem.topology.hosts),
+            device_memory(plan),
+            hits / lookups if lookups else 1.0,
+        )
+
+    def with_buffers(
+        self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
+    ) -> Shard:
+        """What TorchRec counts beyond a shard's rows, state and cache. See `CostModel`."""
+        spec = problem.profile.tables[table].table
+        kind: ShardingType = "table_wise"
+        if len(shard.devices) > 1:
+            kind = "data_parallel"
+        elif shard.width < spec.dim:
+            kind = "column_wise"
+        elif shard.row_count < spec.rows:
+            kind = "row_wise"
+        kernel = KERNELS.get(shard.lookup)
+        if kernel is None:
+            raise PlanMismatchError(
+                f"table {shard.table!r}: TorchRec has no lookup {shard.lookup!r}; "
+                f"use {', '.join(KERNELS)}"
+            )
+        option = self._of_kind(spec, kind, kernel)
+        number = next(
+            number
+            for number, own in enumerate(option.shards)
+            if kind == "data_parallel" or tuple(own.offset) == (shard.rows[0], shard.cols[0])
+        )
+        own = shard.row_count * spec.bytes_per_row(shard.width) if kernel == "fused" else 0
+        if kernel == "fused_uvm_caching":
+            own = cache_bytes(spec, shard)
+            factor = shard.cache_rows / max(1, shard.row_count)
+            nearest = min(self._load_factors(option), key=lambda f: abs(f - factor))
+            option = self._with_load_factor(option, nearest)
+        counted = self._bytes(option.shards[number])
+        return replace(shard, staging_rows=0, buffer_bytes=max(0, math.ceil(counted - own)))
+
+
+def _shard_of(piece: Piece) -> tuple[ShardingType, int]:
+    """The sharding type of a piece's cut, and the number of its shard."""
+    if piece.strip == REPLICA:
+        return "data_parallel", 0
+    if piece.cut.blocked:
+        return "row_wise", piece.offset
+    if piece.cut.widths:
+        return "column_wise", piece.strip
+    return "table_wise", 0

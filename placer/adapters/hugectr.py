@@ -1,0 +1,116 @@
+"""Plans for HugeCTR's embedding collection: what `EmbeddingCollectionConfig.shard` takes.
+
+``shard_matrix`` lists for each GPU the tables that it holds, ``shard_strategy`` which of them are
+model-parallel (``mp``) and which replicated (``dp``). Of a model-parallel table on n GPUs, in
+ascending order, the first n / c hold the first of its c strips of columns, the next n / c the
+second, and so on; within a strip, the id modulo the number of its GPUs says which of them has the
+row. All rows are in HBM, each strip is as wide as the others, and a GPU holds one piece of a
+table. HugeCTR 23 has it so (`split_column_wise_sharding_config`, embedding_collection.cpp).
+"""
+
+from typing import Any, TypedDict
+
+from placer.errors import PlanMismatchError
+from placer.plan.plan import Plan, Shard
+from placer.plan.verify import verify
+from placer.tables import Table
+
+
+class ShardingArguments(TypedDict):
+    """The arguments, of JSON's types: a table of several strips is ``[name, strips]``.
+
+    HugeCTR wants a tuple there, as in each pair of ``shard_strategy``; `as_arguments` makes them.
+    """
+
+    shard_matrix: list[list[str]]
+    shard_strategy: list[list[Any]]
+
+
+def to_hugectr(plan: Plan) -> ShardingArguments:
+    """The shard matrix and the shard strategy of a plan, for ``json.dump``.
+
+    Raises
+    ------
+    PlanError
+        If the plan is not sound.
+    PlanMismatchError
+        If HugeCTR has no such placement; the message names the table and says why.
+    """
+    verify(plan)
+    numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
+    matrix: list[list[str]] = [[] for _ in numbers]
+    parallel: list[str | list[Any]] = []
+    replicated: list[str] = []
+    for table in plan.tables:
+        shards = [shard for shard in plan.shards_by_table[table.name] if shard.row_count]
+        gpus, strips = _placed(plan, table, shards, numbers)
+        for gpu in gpus:
+            matrix[gpu].append(table.name)
+        if len(shards) == 1 and len(shards[0].devices) > 1:
+            replicated.append(table.name)
+        else:
+            parallel.append([table.name, strips] if strips > 1 else table.name)
+    empty = [number for number, tables in enumerate(matrix) if not tables]
+    if empty:
+        raise PlanMismatchError(
+            f"{plan.topology.gpus[empty[0]].id} holds no table; HugeCTR wants one on each GPU"
+        )
+    strategy: list[list[Any]] = [["mp", parallel], ["dp", replicated]]
+    return {"shard_matrix": matrix, "shard_strategy": [own for own in strategy if own[1]]}
+
+
+def as_arguments(document: ShardingArguments) -> dict[str, Any]:
+    """The same with tuples, as HugeCTR wants it: ``ebc_config.shard(**as_arguments(document))``."""
+    return {
+        "shard_matrix": document["shard_matrix"],
+        "shard_strategy": [
+            (kind, [tuple(own) if isinstance(own, list) else own for own in tables])
+            for kind, tables in document["shard_strategy"]
+        ],
+    }
+
+
+def _placed(
+    plan: Plan, table: Table, shards: list[Shard], numbers: dict[str, int]
+) -> tuple[list[int], int]:
+    """The GPUs that hold a table, ascending, and into how many strips of columns it is cut."""
+
+    def refuse(reason: str) -> PlanMismatchError:
+        return PlanMismatchError(f"HugeCTR cannot place table {table.name!r} so: {reason}")
+
+    if not shards:
+        raise refuse("it has no rows")
+    for shard in shards:
+        if shard.memory != "hbm":
+            raise refuse(f"rows {list(shard.rows)} are in DRAM; it keeps all rows in HBM")
+        if len(shard.devices) > 1 and (
+            len(shards) > 1 or {numbers[gpu] for gpu in shard.devices} != set(numbers.values())
+        ):
+            raise refuse(
+                f"rows {list(shard.rows)} are replicated on {len(shard.devices)} GPUs; it "
+                f"replicates whole tables on all {len(numbers)}"
+            )
+    if len(shards[0].devices) > 1:
+        return sorted(numbers.values()), 1
+    by_gpu = sorted(shards, key=lambda shard: numbers[shard.devices[0]])
+    gpus = [numbers[shard.devices[0]] for shard in by_gpu]
+    if len(set(gpus)) < len(gpus):
+        raise refuse("a GPU holds several shards of it; it can hold one")
+    columns = sorted({shard.cols for shard in shards})
+    strips, ways = len(columns), len(shards) // len(columns)
+    width = table.dim // strips
+    if columns != [(width * n, width * (n + 1)) for n in range(strips)] or table.dim % strips:
+        raise refuse(f"its {table.dim} columns are not cut into even strips")
+    if ways > 1 and plan.order_of(table.name).kind != "id":
+        raise refuse(
+            "it is cut by rows in the order of a profile; it cuts by ids, modulo the GPUs of a "
+            "strip, which would balance other rows"
+        )
+    for number, shard in enumerate(by_gpu):
+        strip, way = divmod(number, ways)
+        if shard.cols != columns[strip] or range(*shard.rows) != range(way, table.rows, ways):
+            raise refuse(
+                f"{shard.devices[0]} holds rows {list(shard.rows)} of columns {list(shard.cols)}; "
+                f"it would hold rows {[way, table.rows, ways]} of columns {list(columns[strip])}"
+            )
+    return gpus, strips

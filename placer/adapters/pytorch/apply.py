@@ -1,0 +1,290 @@
+"""Puts a plan into a model, and takes it out again."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
+
+from placer.adapters.pytorch.models import ModelTable, match_tables
+from placer.adapters.pytorch.stand_in import StandIn, stand_in
+from placer.adapters.pytorch.table import Options, PlacedTable
+from placer.errors import PlanMismatchError
+from placer.executor import HitRates
+from placer.executor.layout import check_plan
+from placer.executor.placed import Rounding
+from placer.executor.pool import Policy
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppliedPlan:
+    """The placed tables of a model.
+
+    Attributes
+    ----------
+    tables : mapping of table name to PlacedTable
+    """
+
+    tables: Mapping[str, PlacedTable]
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate of all tables from the next update on."""
+        for table in self.tables.values():
+            table.set_lr(lr)
+
+    def optimizer_state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
+
+        What `PlacedEmbeddings.optimizer_state_dict` has, but each table counts its updates:
+        ``<table>.updates``.
+        """
+        state: dict[str, Tensor] = {}
+        for table in self.tables.values():
+            state |= table.optimizer_state()
+        return state
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+
+        Raises
+        ------
+        CheckpointError
+            If a table's state is missing or of another shape.
+        """
+        for table in self.tables.values():
+            table.load_optimizer_state(state)
+
+    def hit_rates(self) -> dict[str, HitRates]:
+        """How many lookups of each table were served from HBM, where the backend has tiers."""
+        rates = {name: table.embeddings.hit_rates() for name, table in self.tables.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def apply_plan(
+    model: nn.Module,
+    plan: Plan,
+    optimizer: OptimizerName | None = None,
+    *,
+    lr: float = 0.01,
+    eps: float = 1e-8,
+    betas: tuple[float, float] = (0.9, 0.999),
+    names: Mapping[str, str] | None = None,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    strict: bool = True,
+    backend: str = "auto",
+    cache_policy: Policy = "lfu",
+    rounding: Rounding = "nearest",
+) -> AppliedPlan:
+    """Train a model's embedding tables where a plan puts them.
+
+    Every `nn.EmbeddingBag` and `nn.Embedding` of the plan is swapped for a module that is
+    called in the same way, starts from the same weights and updates its rows when a backward
+    pass ends, once for all its calls. The rest of the model stays as it is. Apply a plan before
+    the model is wrapped (DDP, FSDP) and before its optimizer is made, which then sees the dense
+    parameters alone.
+
+    Parameters
+    ----------
+    model : nn.Module
+    plan : Plan
+        Its table names are the modules' paths, or the ends of paths.
+    optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"} or None
+        For all tables; None takes each table's own.
+    lr, eps, betas, backend, cache_policy, rounding
+        See `PlacedEmbeddings`.
+    names : mapping of table name to module path, or None
+        For tables that are called otherwise.
+    optimizers : iterable of torch.optim.Optimizer
+        Made already: the tables' weights are taken out of them, with what they know of these.
+    strict : bool
+        Whether embedding modules that the plan lacks are an error.
+
+    Returns
+    -------
+    AppliedPlan
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan does not fit the model, and then for every reason at once, or is unsound.
+        The model is as it was.
+    CapacityError
+        If the plan, with this optimizer's state, puts more bytes on a device than it has.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.EmbeddingBag(1000, 16), nn.Linear(16, 1))
+    >>> apply_plan(model, plan, optimizer="adagrad", lr=0.05)  # doctest: +SKIP
+    """
+    _check_is_plain(model)
+    if optimizer is not None:
+        if optimizer not in OPTIMIZERS:
+            raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
+        plan = replace(
+            plan, tables=tuple(replace(table, optimizer=optimizer) for table in plan.tables)
+        )
+    check_plan(plan)
+    matched = match_tables(model, plan.tables, names or {}, strict)
+    options = Options(lr, eps, betas, backend, cache_policy, rounding)
+    placed: dict[str, PlacedTable] = {}
+    try:
+        for name, partner in matched.items():
+            weight = partner.weight
+            placed[name] = PlacedTable(
+                _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
+            )
+            _empty(weight, placed[name])  # Table by table, so that one is there twice.
+    except BaseException:
+        for name, table in placed.items():
+            _refill(matched[name].weight, table)
+        raise
+    _swap(
+        model,
+        {
+            id(module): stand_in(module, placed[name])
+            for name, partner in matched.items()
+            for module in partner.modules
+        },
+    )
+    _take_out_of(optimizers, matched)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        warnings.warn(
+            "all trainable parameters of the model are in placed tables, which train in backward: "
+            "it needs no optimizer, and torch makes none without parameters",
+            stacklevel=2,
+        )
+    return AppliedPlan(placed)
+
+
+def applied_plan(model: nn.Module) -> AppliedPlan:
+    """The placed tables of a model, of a copy of it, or of one that was loaded.
+
+    Raises
+    ------
+    PlanMismatchError
+        If no plan is applied to it.
+    """
+    tables = {
+        module.table.name: module.table for module in model.modules() if isinstance(module, StandIn)
+    }
+    if not tables:
+        raise PlanMismatchError("no plan is applied to the model; call apply_plan first")
+    return AppliedPlan(tables)
+
+
+def remove_plan(model: nn.Module) -> dict[str, Tensor]:
+    """Give a model its own embedding modules back, with the trained weights.
+
+    They are the modules and the parameters that it had, so that an optimizer which still holds
+    these goes on with them; one from which `apply_plan` took them has to be given them again.
+
+    Returns
+    -------
+    dict of str to Tensor
+        The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`.
+
+    Raises
+    ------
+    PlanMismatchError
+        If no plan is applied to the model.
+    """
+    applied = applied_plan(model)
+    state = applied.optimizer_state_dict()
+    back: dict[int, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, StandIn):
+            original = module.original
+            if not original.weight.numel():  # Modules with tied weights share it.
+                _refill(original.weight, module.table)
+            original.train(module.training)
+            back[id(module)] = original
+    _swap(model, back)
+    return state
+
+
+def _check_is_plain(model: nn.Module) -> None:
+    if any(isinstance(module, StandIn) for module in model.modules()):
+        raise PlanMismatchError("a plan is applied to the model already; call remove_plan first")
+    if isinstance(model, StandIn | nn.Embedding | nn.EmbeddingBag):
+        raise PlanMismatchError("the model is an embedding itself; give the module that holds it")
+    wrapped = [
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+    ]
+    if wrapped:
+        raise PlanMismatchError(
+            f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
+            "before that"
+        )
+
+
+def _of_table(plan: Plan, name: str) -> Plan:
+    """The part of a plan that is about one table, read by one feature that sums.
+
+    Mean and max are taken of sums and of single rows outside.
+    """
+    table: Table = plan.tables_by_name[name]
+    return replace(
+        plan,
+        tables=(replace(table, features=(Feature(name),)),),
+        shards=plan.shards_by_table[name],
+        row_order={key: order for key, order in plan.row_order.items() if key == name},
+        hot_ids={key: ids for key, ids in plan.hot_ids.items() if key == name},
+    )
+
+
+def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
+    """Free a weight, and have whoever trains it without a lookup told that it is gone."""
+    name = table.name
+
+    @unserializable_hook  # type: ignore[untyped-decorator]
+    def refuse(gradient: Tensor) -> None:
+        raise PlanMismatchError(
+            f"the weight of table {name!r} is trained outside of its lookups, as by a penalty on "
+            "all its rows, through a parameter that was taken before the plan was applied; set "
+            "such penalties to 0, or compute them from the module's .weight"
+        )
+
+    weight.grad = None
+    weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+    if weight.requires_grad:
+        table.guard = weight.register_hook(refuse)  # type: ignore[no-untyped-call]
+
+
+def _refill(weight: Tensor, table: PlacedTable) -> None:
+    if table.guard is not None:
+        table.guard.remove()
+    weight.grad = None
+    weight.data = table.weight().to(table.device)
+
+
+def _swap(model: nn.Module, others: Mapping[int, nn.Module]) -> None:
+    """Put other modules in place of some, wherever these are."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and id(child) in others:
+                parent._modules[name] = others[id(child)]
+
+
+def _take_out_of(
+    optimizers: Iterable[torch.optim.Optimizer], matched: Mapping[str, ModelTable]
+) -> None:
+    weights: Sequence[nn.Parameter] = [partner.weight for partner in matched.values()]
+    known = {id(weight) for weight in weights}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            held = [parameter for parameter in group["params"] if id(parameter) in known]
+            if held and group.get("weight_decay"):
+                warnings.warn(
+                    f"weight_decay={group['weight_decay']} does not act on placed tables: a step "
+                    "updates the rows that it reads and no others",
+                    stacklevel=3,
+                )
+            group["params"] = [p for p in group["params"] if id(p) not in known]
+        for weight in weights:
+            optimizer.state.pop(weight, None)

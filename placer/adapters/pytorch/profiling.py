@@ -1,0 +1,198 @@
+"""A profile from the model and the batches that it is trained on."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
+from placer.adapters.pytorch.models import ModelTable, model_tables, pooling_of
+from placer.errors import DataError, PlanMismatchError
+from placer.executor.arena import TORCH_DTYPES
+from placer.profile.cdf import AccessCdf
+from placer.profile.count import DenseCounts, TableOptions
+from placer.profile.counts import RowCounts
+from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.tables import DType, OptimizerName, Pooling
+
+Batch = TypeVar("Batch")
+
+
+def profile_model(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    steps: int | None = None,
+    forward: Callable[[Batch], Any] | None = None,
+    names: Mapping[str, str] | None = None,
+    optimizer: OptimizerName = "rowwise_adagrad",
+    source: str = "",
+) -> Profile:
+    """Count which rows a model reads.
+
+    The model runs on each batch in eval mode and without gradients; nothing of it changes.
+    What is counted is what its embedding modules are called with, row by row. A module that is
+    called several times in one forward pass has as many features. Of one call, each entry of an
+    `nn.Embedding`'s first dimension is a bag, as is each bag of an `nn.EmbeddingBag`; how many
+    samples there are is what most calls agree on.
+
+    Parameters
+    ----------
+    model : nn.Module
+    batches : iterable
+        Such as a DataLoader.
+    steps : int or None
+        Read so many batches; None reads all.
+    forward : callable or None
+        What to do with a batch. By default the model is called with it, or with its first
+        element if it is a list or tuple, such as (inputs, labels).
+    names : mapping of table name to module path, or None
+        Tables are called by the paths of their modules unless they are named here, as they are
+        for `apply_plan`.
+    optimizer : OptimizerName
+        That the tables shall be trained with: its state takes memory.
+    source : str
+        Where the batches come from, for people.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    PlanMismatchError
+        If the model has no embedding modules, or `names` has paths where none are.
+    DataError
+        If there is no batch.
+    """
+    tables = _named(model_tables(model), names or {})
+    counters = [_TableCounter(name, table) for name, table in tables.items()]
+    samples = read = 0
+    handles = [
+        module.register_forward_pre_hook(counter.hook(), with_kwargs=True)
+        for counter in counters
+        for module in counter.table.modules
+    ]
+    was_training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in islice(batches, steps):
+                _default_forward(model, batch) if forward is None else forward(batch)
+                size = _samples(counters)
+                for counter in counters:
+                    counter.end_batch(size)
+                samples += size
+                read += 1
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in was_training.items():
+            module.training = mode
+    if not read:
+        raise DataError("there was no batch to profile the model on")
+    return Profile(
+        tuple(counter.profile(samples, optimizer) for counter in counters), samples, source=source
+    )
+
+
+def _default_forward(model: nn.Module, batch: Any) -> None:
+    model(batch[0] if isinstance(batch, list | tuple) else batch)
+
+
+def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, ModelTable]:
+    by_path = {path: name for name, path in names.items()}
+    named = {}
+    for table in tables:
+        own = [by_path.pop(path) for path in table.paths if path in by_path]
+        named[own[0] if own else table.path] = table
+    if by_path:
+        raise PlanMismatchError(f"names has {sorted(by_path)}, where no embedding module is")
+    if not named:
+        raise PlanMismatchError("the model has no nn.EmbeddingBag and no nn.Embedding")
+    return named
+
+
+def _samples(counters: Iterable["_TableCounter"]) -> int:
+    """The number of bags that most calls of the batch had; of several such, the largest."""
+    sizes = Counter(lookups.bags for counter in counters for _, lookups in counter.calls)
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
+
+
+@dataclass(slots=True, eq=False)
+class _TableCounter:
+    name: str
+    table: ModelTable
+    calls: list[tuple[Pooling, Lookups]] = field(default_factory=list)
+    features: list[FeatureCounts] = field(default_factory=list)
+    poolings: list[Pooling] = field(default_factory=list)
+    counts: DenseCounts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = DenseCounts(self.table.weight.shape[0])
+
+    def hook(self) -> Callable[..., None]:
+        """What a module calls before its forward."""
+
+        def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            lookups = _lookups(module, *args, **kwargs)
+            if module.padding_idx is not None:
+                lookups = lookups.without(module.padding_idx)
+            self.calls.append((pooling_of(module), lookups))
+
+        return note
+
+    def end_batch(self, samples: int) -> None:
+        """Count the calls of a forward pass of so many samples."""
+        for index, (pooling, lookups) in enumerate(self.calls):
+            if index == len(self.features):
+                self.features.append(FeatureCounts())
+                self.poolings.append(pooling)
+            ids = lookups.ids.detach().cpu().long().numpy()
+            self.counts.check(ids, self.name)
+            self.counts.add(ids)
+            filled = int(torch.count_nonzero(lookups.offsets.diff()))
+            # More bags than samples, such as negatives drawn for a batch, are longer bags.
+            self.features[index] += FeatureCounts(ids.size, min(filled, samples))
+        self.calls.clear()
+
+    def profile(self, samples: int, optimizer: OptimizerName) -> TableProfile:
+        weight = self.table.weight
+        names = [self.name, *(f"{self.name}#{i + 2}" for i in range(len(self.features) - 1))]
+        features = dict(zip(names, self.features, strict=False))
+        options = TableOptions(
+            weight.shape[1],
+            _dtype(weight.dtype, self.name),
+            optimizer,
+            dict(zip(names, self.poolings, strict=False)),
+        )
+        table = options.table(self.name, self.counts.rows, features, samples)
+        counts = RowCounts.from_dense(self.counts.values)
+        return TableProfile(
+            table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features
+        )
+
+
+def _lookups(
+    module: nn.Module,
+    input: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    per_sample_weights: torch.Tensor | None = None,
+) -> Lookups:
+    if isinstance(module, nn.EmbeddingBag):
+        return of_bags(input, offsets, per_sample_weights, module.include_last_offset)
+    rows = of_rows(input)
+    bags = input.shape[0] if input.dim() else 1
+    length = input.numel() // bags if bags else 0
+    return Lookups(rows.ids, torch.arange(bags + 1, device=rows.ids.device) * length)
+
+
+def _dtype(dtype: torch.dtype, name: str) -> DType:
+    for known, candidate in TORCH_DTYPES.items():
+        if candidate == dtype:
+            return known  # type: ignore[return-value]  # its keys are just these
+    raise PlanMismatchError(f"table {name!r} is of {dtype}; placed are {', '.join(TORCH_DTYPES)}")

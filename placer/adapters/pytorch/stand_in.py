@@ -1,0 +1,193 @@
+"""What stands in a model where an `nn.Embedding` or `nn.EmbeddingBag` was."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
+from placer.adapters.pytorch.models import EmbeddingModule
+from placer.adapters.pytorch.table import PlacedTable
+from placer.errors import DataError, PlanMismatchError
+from placer.executor.pooling import mean_from_sum, segment_max
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class StandIn(nn.Module):
+    """Looks up a placed table; has no parameters, so that no optimizer and no DDP sees any.
+
+    Parameters
+    ----------
+    original : nn.Embedding or nn.EmbeddingBag
+        Whose place this takes: kept, without its weight, until the plan is removed.
+    table : PlacedTable
+    """
+
+    def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:
+        super().__init__()
+        # In tuples, for a module that is an attribute becomes a part of the model.
+        self._original = (original,)
+        self._table = (table,)
+        self.num_embeddings = original.num_embeddings
+        self.embedding_dim = original.embedding_dim
+        self.padding_idx = original.padding_idx
+        self.training = original.training
+        for hooks in _HOOKS:  # Shared, so that handles to remove them go on working.
+            setattr(self, hooks, getattr(original, hooks))
+
+    @property
+    def original(self) -> EmbeddingModule:
+        """The module whose place this takes; its weight is empty."""
+        return self._original[0]
+
+    @property
+    def table(self) -> PlacedTable:
+        """What it looks up."""
+        return self._table[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the whole weight, shape (rows, dim), on the table's device.
+
+        Gradients flow through it to the table, to every row. Writing to it changes nothing;
+        use `load_state_dict`.
+        """
+        return self.table.all_rows().to(self.original.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows of it."""
+        table = self.table
+        return (
+            f"{self.num_embeddings}, {self.embedding_dim}, table={table.name!r}, "
+            f"shards={len(table.plan.shards)}, optimizer={table.optimizer!r}, "
+            f"backend={table.embeddings.backend!r}, device={table.device}"
+        )
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.table.weight()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        key = f"{prefix}weight"
+        if strict:
+            unexpected_keys.extend(
+                other for other in state_dict if other.startswith(prefix) and other != key
+            )
+        if key not in state_dict:
+            missing_keys.append(key)
+            return
+        weight, shape = state_dict[key], (self.num_embeddings, self.embedding_dim)
+        if tuple(weight.shape) != shape:
+            error_msgs.append(
+                f"size mismatch for {key}: {tuple(weight.shape)} in the checkpoint, {shape} in the "
+                "model"
+            )
+            return
+        self.table.load_weight(weight)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StandIn":
+        """What `model.to`, `.cuda` and `.half` do to a module's tensors."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        dtype = self.original.weight.dtype
+        after = fn(torch.empty(0, dtype=dtype, device=self.table.device))
+        if after.dtype != dtype or after.device.type == "meta":
+            raise PlanMismatchError(
+                f"table {self.table.name!r} cannot become {after.dtype} on {after.device}: the "
+                f"plan says {dtype}. Remove the plan first, or convert the rest of the model alone"
+            )
+        self.table.move(after.device)
+        return self
+
+    def _output(self, rows: Tensor) -> Tensor:
+        return rows.to(self.original.weight.dtype)
+
+
+class PlacedEmbedding(StandIn):
+    """Called as an `nn.Embedding`."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, input: Tensor) -> Tensor:
+        """Rows of ids of any shape: shape (*ids, dim).
+
+        Raises
+        ------
+        DataError
+            If an id is no row of the table.
+        """
+        lookups = of_rows(input)
+        if self.padding_idx is None:
+            rows = self.table.look_up(lookups)
+        else:
+            rows = self._padded(lookups, self.padding_idx)
+        return self._output(rows).view(*input.shape, self.embedding_dim)
+
+    def _padded(self, lookups: Lookups, padding_idx: int) -> Tensor:
+        """As torch has it, the padding is read like any row, and no lookup trains it."""
+        kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1)
+        if kept.numel() == lookups.ids.numel():
+            return self.table.look_up(lookups)
+        rows = self.table.look_up(lookups.without(padding_idx).single())
+        padding = self.table.row(padding_idx).expand(lookups.bags, -1)
+        return padding.index_put((kept.to(padding.device),), rows)
+
+
+class PlacedEmbeddingBag(StandIn):
+    """Called as an `nn.EmbeddingBag`."""
+
+    def __init__(self, original: nn.EmbeddingBag, table: PlacedTable) -> None:
+        super().__init__(original, table)
+        self.mode = original.mode
+        self.include_last_offset = original.include_last_offset
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Pooled rows of each bag: shape (bags, dim).
+
+        Raises
+        ------
+        DataError
+            If an id is no row of the table, shapes do not fit together, or weights are given
+            to bags that are not summed.
+        """
+        if per_sample_weights is not None and self.mode != "sum":
+            raise DataError(f"per_sample_weights go with mode 'sum', not with {self.mode!r}")
+        lookups = of_bags(input, offsets, per_sample_weights, self.include_last_offset)
+        if self.padding_idx is not None:
+            lookups = lookups.without(self.padding_idx)
+        if self.mode == "max":
+            rows = self.table.look_up(lookups.single())
+            return self._output(segment_max(rows, lookups.offsets.to(rows.device)))
+        rows = self.table.look_up(lookups)
+        if self.mode == "mean":
+            rows = mean_from_sum(rows, lookups.offsets.to(rows.device))
+        return self._output(rows)
+
+
+def stand_in(original: EmbeddingModule, table: PlacedTable) -> StandIn:
+    """What takes a module's place."""
+    if isinstance(original, nn.EmbeddingBag):
+        return PlacedEmbeddingBag(original, table)
+    return PlacedEmbedding(original, table)

@@ -1,0 +1,193 @@
+"""From TorchRec's `ShardingPlan` to a plan, so that it can be shown, verified and compared."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from placer.adapters.torchrec.export import require_torchrec
+from placer.adapters.torchrec.machine import topology_of
+from placer.adapters.torchrec.sharding import sharding_of
+from placer.errors import PlanMismatchError
+from placer.plan.buffers import with_buffers
+from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.profile.profile import Profile
+from placer.tables import OptimizerName, Table
+from placer.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from placer.adapters.torchrec.modules import SplitCollection
+    from placer.adapters.torchrec.parts import Part
+
+LOOKUPS: dict[str, Lookup] = {
+    "dense": "device",
+    "fused": "device",
+    "fused_triton": "device",
+    "fused_uvm": "uva",
+    "fused_uvm_caching": "cached",
+}
+"""Ours for TorchRec's kernels; it has others, for disks and for inference."""
+
+DEFAULT_LOAD_FACTOR = 0.2
+"""Of a cache whose load factor is left open (TorchRec's ``UVM_CACHING_RATIO``)."""
+
+
+def from_sharding_plan(
+    sharding_plan: Any,
+    module: Any,
+    topology: Any,
+    batch_size: int = 1,
+    *,
+    profile: Profile | None = None,
+    optimizer: OptimizerName = "rowwise_adagrad",
+    pooling_factors: Mapping[str, float] | None = None,
+) -> Plan:
+    """The plan that TorchRec's `ShardingPlan` of a model is.
+
+    Parameters
+    ----------
+    sharding_plan : ShardingPlan
+    module : nn.Module
+        The model that it is for, not sharded yet. Tables that `split_tables` made become hot and
+        cold rows of one table again.
+    topology : Topology
+        Ours, or TorchRec's.
+    batch_size : int
+        Samples per GPU and step.
+    profile : Profile, optional
+        With it, the tables are the profile's, and shards have the buffers that `roofline` counts.
+    optimizer : str
+        Of tables whose module does not say which.
+    pooling_factors : mapping of feature name to float, optional
+        Mean lookups of a bag, which TorchRec's modules do not know; 1 by default.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table is missing, a kernel or sharding type has no counterpart, or TorchRec would
+        accept the plan and train it wrong: uneven row blocks, or blocks not in the order of ranks.
+    BackendError
+        If torchrec is not installed.
+    """
+    require_torchrec()
+    from placer.adapters.torchrec.models import tables_of
+    from placer.adapters.torchrec.modules import SplitCollection
+
+    machine = topology if isinstance(topology, Topology) else topology_of(topology)
+    split = {
+        part.name: (part, child)
+        for child in module.modules()
+        if isinstance(child, SplitCollection)
+        for parts in child.parts.values()
+        for part in parts
+    }
+    tables: dict[str, Table] = {}
+    shards: list[Shard] = []
+    hot_ids = {}
+    for name, found in tables_of(module).items():
+        sharding = (sharding_plan.plan.get(found.path) or {}).get(name)
+        if sharding is None:
+            raise PlanMismatchError(
+                f"table {name!r} of {found.path or 'the model'!r} is not in the sharding plan"
+            )
+        table = found.as_table(optimizer, dict(pooling_factors or {}))
+        own = _shards_of(machine, table, sharding)
+        if name in split:
+            part, child = split[name]
+            source = _whole_table(part, child)
+            tables[source.name] = source
+            shards += [_as_ranks(shard, part) for shard in own]
+            hot_ids[source.name] = child.ranks[source.name].listed
+        else:
+            tables[name] = table
+            shards += own
+    if profile is not None:
+        _require_same(tables, profile)
+        tables = {name: profile[name].table for name in tables}
+        shards = _buffered(shards, profile, machine, batch_size)
+    return Plan(
+        tuple(tables.values()),
+        machine,
+        tuple(shards),
+        {name: RowOrder("profile") for name in hot_ids},
+        hot_ids,
+        batch_size,
+        SolverRecord("torchrec"),
+        Provenance(),
+    )
+
+
+def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
+    if sharding.compute_kernel not in LOOKUPS:
+        raise PlanMismatchError(
+            f"table {table.name!r} has kernel {sharding.compute_kernel!r}; plans know "
+            f"{', '.join(LOOKUPS)}"
+        )
+    lookup = LOOKUPS[sharding.compute_kernel]
+    gpus = [gpu.id for gpu in machine.gpus]
+    if sharding.sharding_type == "data_parallel":
+        whole = ((0, table.rows, 1), (0, table.dim))
+        return [Shard(table.name, *whole, tuple(gpus), "hbm", "device")]
+    factor = DEFAULT_LOAD_FACTOR
+    if sharding.cache_params is not None and sharding.cache_params.load_factor is not None:
+        factor = sharding.cache_params.load_factor
+    shards = []
+    for metadata in sharding.sharding_spec.shards:
+        rank = metadata.placement.rank()
+        if rank is None or not 0 <= rank < len(gpus):
+            raise PlanMismatchError(
+                f"table {table.name!r} has a shard on rank {rank}, but {machine.name!r} has "
+                f"{len(gpus)} GPUs"
+            )
+        (row, column), (rows, width) = metadata.shard_offsets, metadata.shard_sizes
+        if not rows:
+            continue
+        shards.append(
+            Shard(
+                table.name,
+                (row, row + rows, 1),
+                (column, column + width),
+                (gpus[rank],),
+                "hbm" if lookup == "device" else "dram",
+                lookup,
+                min(rows, max(1, round(factor * rows))) if lookup == "cached" else 0,
+            )
+        )
+    if sharding.sharding_type in ("row_wise", "table_row_wise", "grid_shard"):
+        sharding_of(machine, table, shards)  # TorchRec would take others, and train them wrong.
+    return shards
+
+
+def _whole_table(part: "Part", child: "SplitCollection") -> Table:
+    rows = max(own.stop for own in child.parts[part.source])
+    return replace(part.table, name=part.source, rows=rows)
+
+
+def _as_ranks(shard: Shard, part: "Part") -> Shard:
+    first, last, step = shard.rows
+    return replace(shard, table=part.source, rows=(part.start + first, part.start + last, step))
+
+
+def _require_same(tables: Mapping[str, Table], profile: Profile) -> None:
+    for name, table in tables.items():
+        known = profile[name].table
+        if (known.rows, known.dim) != (table.rows, table.dim):
+            raise PlanMismatchError(
+                f"table {name!r} is {table.rows} × {table.dim} in the model but "
+                f"{known.rows} × {known.dim} in the profile"
+            )
+
+
+def _buffered(
+    shards: list[Shard], profile: Profile, machine: Topology, batch_size: int
+) -> list[Shard]:
+    """The shards with their buffers; one of a table's on a GPU returns its bags."""
+    buffered, returned = [], set()
+    for shard in shards:
+        key = (shard.table, shard.devices, shard.cols)
+        samples = batch_size * len(machine.gpus) // len(shard.devices)
+        bags = key not in returned
+        returned.add(key)
+        buffered.append(
+            with_buffers(profile[shard.table], shard, samples=samples, returns_bags=bags)
+        )
+    return buffered
