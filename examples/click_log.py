@@ -14,7 +14,7 @@ from placer.data import open_log
 from placer.data.synthetic import write_synthetic_log
 from solvers import solve
 
-BATCH_SIZE = 128
+BATCH_SIZE = 64
 STEPS = 100
 
 
@@ -62,7 +62,7 @@ def read_clicks(path: str | None, samples: int = BATCH_SIZE * STEPS) -> Clicks:
 
 def plan_for(profile: Profile, gpus: int = 1) -> Plan:
     """A plan for GPUs that hold a third of the tables beside the buffers of a step."""
-    hbm_bytes = profile.total_bytes // 3 // gpus + 2_000_000
+    hbm_bytes = profile.total_bytes // 3 // gpus + 600_000
     topology = Topology.parse(f"{gpus}xh100", hbm=hbm_bytes)
     result = solve(Problem(profile, topology, BATCH_SIZE), solver="greedy-cost")
     if result.plan is None:

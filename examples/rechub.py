@@ -63,7 +63,7 @@ def main() -> None:
 
         model = build(kind, clicks)
         # What is new: three lines between the model and its trainer.
-        profile = profile_model(model, loader, optimizer="adagrad")
+        profile = profile_model(model, loader, steps=20, optimizer="adagrad")
         plan = plan_for(profile)
         apply_plan(model, plan, lr=0.01, eps=1e-10)
         report(f"torch-rechub {kind.__name__}", fit(model, loader), unplaced)

@@ -1,9 +1,11 @@
 """Search for a placement. One strategy per file."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from cost_models import CostModel, cost_model
-from placer.errors import PlacerError
+from placer.adapters.torchrec.export import INSTALL
+from placer.errors import BackendError, PlacerError
 from placer.problem import Problem
 from solvers._base import Limits, Shortage, Solver, SolveResult, Termination
 from solvers.auto import Auto
@@ -15,6 +17,9 @@ from solvers.greedy_cost import GreedyCost
 from solvers.ilp import Ilp
 from solvers.lns import Lns
 from solvers.local_search import LocalSearch
+
+if TYPE_CHECKING:
+    from solvers.torchrec_planner import PlacerPlanner
 
 SOLVERS: dict[str, Callable[[], Solver]] = {
     "auto": Auto,
@@ -34,6 +39,7 @@ SOLVERS: dict[str, Callable[[], Solver]] = {
 __all__ = [
     "SOLVERS",
     "Limits",
+    "PlacerPlanner",
     "Shortage",
     "SolveResult",
     "Solver",
@@ -91,6 +97,20 @@ def solve(
     strategy = _by_name(solver)
     model = _cost_model_by_name(cost_model) if isinstance(cost_model, str) else cost_model
     return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))
+
+
+def __getattr__(name: str) -> Any:
+    """`PlacerPlanner`, whose import needs torchrec: it is imported when it is asked for."""
+    if name != "PlacerPlanner":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from solvers.torchrec_planner import PlacerPlanner
+    except ImportError as error:
+        raise BackendError(
+            f"PlacerPlanner is a planner of TorchRec's, which cannot be imported ({error}); "
+            f"install it with: {INSTALL}"
+        ) from error
+    return PlacerPlanner
 
 
 _by_name = solver

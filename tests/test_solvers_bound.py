@@ -55,7 +55,7 @@ def short_of_memory(rng: random.Random, problem: Problem) -> Problem:
     ]
     low, high = (sum(float(end(np.concatenate(c))) for c in curves) for end in (np.min, np.max))
     topology = problem.topology
-    hbm = (low + (high - low) * rng.uniform(-0.25, 1.0)) / instance.gpus * rng.uniform(1, 1.5)
+    hbm = (low + (high - low) * rng.uniform(-0.2, 1.0)) / instance.gpus * rng.uniform(1, 1.5)
     smaller = rng.choice([1.0, 1.0, 0.7])
     gpus = tuple(
         replace(gpu, memory_bytes=int(hbm * (smaller if number else 1.0)))
@@ -255,7 +255,7 @@ FOUND_AND_OPTIMAL = {
     "four": (0.85, 0.85),
     "crossed": (0.7, 0.55),
     "one large": (0.8, 0.5),
-    "constrained": (0.6, 0.6),
+    "constrained": (0.7, 0.55),
 }
 """Shares of the solvable problems that the cost greedy finds a plan for, and the best one."""
 

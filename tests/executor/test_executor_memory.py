@@ -18,7 +18,7 @@ from placer.plan.plan import Lookup, RowOrder, Shard
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Gpu, Host, Link, Topology
 
-ROWS, DIM, SAMPLES, LOOKUPS = 60_000, 32, 512, 8
+ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 256, 8
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -110,7 +110,7 @@ def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -
             outputs = model(batch)
             backward(outputs, random_gradients(outputs))
 
-    steps = batches(3)
+    steps = batches(4)
     train(steps[:1])
     transient = peak_bytes(lambda: train(steps[1:]))
     held = model.memory_use()
