@@ -74,7 +74,7 @@ class EnumeratedOptions:
         """The cuts that were enumerated. See `CostModel.cuts`."""
         spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
         options = self._options[spec.name]
-        found: dict[ShardingType, Cut] = {}
+        found: dict[str, Cut] = {}
         for (kind, kernel), option in options.items():
             if kind == "data_parallel":
                 found[kind] = Cut(head=spec.rows, cold="cached")
@@ -97,9 +97,7 @@ class EnumeratedOptions:
             self._drop_pointless(problem, spec, found)
         return tuple(found[kind] for kind in SEARCHED if kind in found)
 
-    def _drop_pointless(
-        self, problem: Problem, spec: Table, found: dict[ShardingType, Cut]
-    ) -> None:
+    def _drop_pointless(self, problem: Problem, spec: Table, found: dict[str, Cut]) -> None:
         """Leave out cuts that are no cut, give a GPU no rows, or fit no GPU."""
         strips = found.get("column_wise")
         if strips is not None and len(strips.widths) == 1 and "table_wise" in found:

@@ -100,6 +100,18 @@ class ArenaSpec:
         return min(pooled, default=self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """Slots that follow ids: those below `edge` by ``near + id``, the others by ``far + id``.
+
+    So a table in id order that is whole, or cut once into hot and cold rows, needs no map.
+    """
+
+    near: int
+    edge: int
+    far: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Strip:
     """A range of columns of a table, and the slot of each of its rows.
@@ -112,26 +124,28 @@ class Strip:
         Index of the arena that holds it.
     rows : int
         Rows of the table.
-    base : int
-        Slot of id 0 where slots follow ids.
+    follows : Follows
+        How slots follow ids, where they do.
     map_start : int
         Where the strip's part of the arena's `slot_map` starts; −1 if slots follow ids.
     slots : int32 or int64, shape (rows,), or None
-        That part, a view; None where the slot of an id is ``base + id``.
+        That part, a view; None if slots follow ids.
     """
 
     table: str
     cols: tuple[int, int]
     arena: int
     rows: int
-    base: int
+    follows: Follows
     map_start: int
     slots: Tensor | None
 
     def slots_of(self, ids: Tensor) -> Tensor:
         """Slots of ids, int64."""
         if self.slots is None:
-            return ids.long() + self.base
+            follows = self.follows
+            near, far = ids.long() + follows.near, ids.long() + follows.far
+            return torch.where(ids < follows.edge, near, far)
         return self.slots.index_select(0, ids).long()
 
 
@@ -199,16 +213,18 @@ def lay_out(
         drawn = []
         mapped = 0
         for table, cols in owners[key]:
-            base, slots = _slot_map(plan, table, starts[table.name, cols])
-            drawn.append((table, cols, base, -1 if slots is None else mapped))
+            follows, slots = _slots(plan, table, starts[table.name, cols])
+            drawn.append((table, cols, follows, -1 if slots is None else mapped))
             if slots is not None:
                 maps.append(slots.to(kind))
                 mapped += table.rows
         slot_map = torch.cat(maps).to(device)
         arenas.append(ArenaSpec(key, rows, ranges, pools, slot_map))
-        for table, cols, base, first in drawn:
+        for table, cols, follows, first in drawn:
             view = None if first < 0 else slot_map[first : first + table.rows]
-            strips[table.name].append(Strip(table.name, cols, index, table.rows, base, first, view))
+            strips[table.name].append(
+                Strip(table.name, cols, index, table.rows, follows, first, view)
+            )
     ordered = {
         name: tuple(sorted(parts, key=lambda strip: strip.cols)) for name, parts in strips.items()
     }
@@ -282,22 +298,22 @@ def _pools(strips: Iterable[list[tuple[_Piece, int]]]) -> Iterator[Pool]:
         yield Pool(shard.devices[0], part)
 
 
-def _slot_map(
+def _slots(
     plan: Plan, table: Table, starts: list[tuple[_Piece, int]]
-) -> tuple[int, Tensor | None]:
-    """Slot of id 0, and the slot of each id where that is not ``base + id``."""
-    held = [(piece, slot) for piece, slot in starts if piece.shard.row_count]
-    in_id_order = plan.order_of(table.name).kind == "id"
-    if not held:
-        return 0, None
-    if in_id_order and len(held) == 1:
-        return held[0][1], None
+) -> tuple[Follows, Tensor | None]:
+    """How slots follow ids, and the slot of each id where they do not."""
+    held = sorted((piece.shard.rows, slot) for piece, slot in starts if piece.shard.row_count)
+    in_a_row = all(step == 1 for (_, _, step), _ in held)
+    if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:
+        bases = [slot - start for (start, _, _), slot in held] or [0]
+        edge = held[0][0][1] if held else table.rows
+        return Follows(bases[0], edge, bases[-1]), None
     ids = _ids_by_rank(plan, table)
     slots = np.empty(table.rows, dtype=np.int64)
-    for piece, slot in held:
-        start, stop, step = piece.shard.rows
-        slots[ids[start:stop:step]] = np.arange(slot, slot + piece.shard.row_count)
-    return 0, torch.from_numpy(slots)
+    for (start, stop, step), slot in held:
+        members = ids[start:stop:step]
+        slots[members] = np.arange(slot, slot + members.size)
+    return Follows(0, table.rows, 0), torch.from_numpy(slots)
 
 
 def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:

@@ -110,7 +110,7 @@ def indices(number: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 def compile_all(kernels: Compiler) -> None:
     """Call everything, for several types and widths."""
-    segments = SegmentTable(indices(12).view(2, 6), 100, 200)
+    segments = SegmentTable(indices(16).view(2, 8), 100, 200)
     for kinds in ((torch.int64, torch.int32, torch.int32), (torch.int32, torch.int64, torch.int64)):
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))

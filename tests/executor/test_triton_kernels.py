@@ -82,19 +82,24 @@ class TestTranslate:
     @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
     def test_slots_follow_ids_or_a_map(self, kind: torch.dtype) -> None:
         kernels = TritonKernels(CPU, Launch(block=16))
-        # 40 lookups of a table of 9 rows from slot 100 on; 0 of another; 3 with a map.
+        # 40 lookups of a table of 9 rows, the first 4 from slot 100 on, the others from slot 204;
+        # 0 of another; 3 with a map.
         ids = torch.cat([torch.arange(2), torch.arange(40) % 9, torch.tensor([2, 0, 1])]).to(kind)
         slot_map = torch.tensor([7, 7, 5, 3, 4], dtype=kind)
-        rows = [[2, 3, 40, 9, 100, -1], [42, 43, 0, 1, 0, -1], [42, 0, 3, 3, 0, 2]]
+        rows = [
+            [2, 3, 40, 9, 100, 4, 200, -1],
+            [42, 43, 0, 1, 0, 1, 0, -1],
+            [42, 0, 3, 3, 0, 3, 0, 2],
+        ]
         out, fault = torch.full((43,), -7, dtype=kind), torch.full((1,), 10**9)
         kernels.translate(ids, SegmentTable(torch.tensor(rows), 40, 43), slot_map, out, fault)
-        assert out.tolist() == [4, 5, 3, *(100 + i % 9 for i in range(40))]
+        assert out.tolist() == [4, 5, 3, *((100 if i % 9 < 4 else 200) + i % 9 for i in range(40))]
         assert fault.item() == 10**9
 
     def test_the_first_bad_id_is_found(self, kernels: TritonKernels) -> None:
         ids = torch.tensor([0, 1, 5, -1, 2])
         out, fault = torch.empty(5, dtype=torch.int64), torch.full((1,), 10**9)
-        rows = torch.tensor([[3, 0, 2, 3, 0, -1], [0, 2, 3, 5, 10, -1]])
+        rows = torch.tensor([[3, 0, 2, 3, 0, 3, 0, -1], [0, 2, 3, 5, 10, 5, 10, -1]])
         kernels.translate(ids, SegmentTable(rows, 3, 5), out[:0], out, fault)
         assert out.tolist() == [-1, 2, 10, 11, -1]
         assert fault.item() == 2
@@ -155,7 +160,7 @@ class TestPool:
         nothing, fault = torch.empty(0, 3), torch.full((1,), 8)
         kernels.pool(rows, none, torch.zeros(1, dtype=torch.int64), None, nothing)
         kernels.weight_gradients(rows, none, none, nothing, torch.empty(0))
-        segments = SegmentTable(torch.tensor([[0, 0, 0, 4, 0, -1]]), 0, 0)
+        segments = SegmentTable(torch.tensor([[0, 0, 0, 4, 0, 4, 0, -1]]), 0, 0)
         kernels.translate(none, segments, none, none, fault)
         before = joined(rows)
         reads = reads_of(none, nothing, none)

@@ -60,7 +60,7 @@ class AppliedPlan:
 
     def hit_rates(self) -> dict[str, HitRates]:
         """How many lookups of each table were served from HBM, where the backend has tiers."""
-        rates = {name: table.embeddings.hit_rates() for name, table in self.tables.items()}
+        rates = {name: table.hit_rates() for name, table in self.tables.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
@@ -203,6 +203,8 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
             original.train(module.training)
             back[id(module)] = original
     _swap(model, back)
+    for table in applied.tables.values():
+        table.close()
     return state
 
 

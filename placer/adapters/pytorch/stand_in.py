@@ -70,7 +70,7 @@ class StandIn(nn.Module):
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, table={table.name!r}, "
             f"shards={len(table.plan.shards)}, optimizer={table.optimizer!r}, "
-            f"backend={table.embeddings.backend!r}, device={table.device}"
+            f"backend={table.backend!r}, device={table.device}"
         )
 
     def _save_to_state_dict(
@@ -144,12 +144,11 @@ class PlacedEmbedding(StandIn):
 
     def _padded(self, lookups: Lookups, padding_idx: int) -> Tensor:
         """As torch has it, the padding is read like any row, and no lookup trains it."""
-        kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1)
-        if kept.numel() == lookups.ids.numel():
-            return self.table.look_up(lookups)
+        # Read even if no id is padding: another rank may have some, and all must ask.
+        padding = self.table.row(padding_idx)
+        kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1).to(padding.device)
         rows = self.table.look_up(lookups.without(padding_idx).single())
-        padding = self.table.row(padding_idx).expand(lookups.bags, -1)
-        return padding.index_put((kept.to(padding.device),), rows)
+        return padding.expand(lookups.bags, -1).index_put((kept,), rows)
 
 
 class PlacedEmbeddingBag(StandIn):

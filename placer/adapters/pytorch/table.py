@@ -11,15 +11,17 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.executor.placed import UPDATES, Rounding
 from placer.executor.pool import Policy
+from placer.executor.ranks import ShardedEmbeddings
 from placer.executor.rule import STATE
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
@@ -90,17 +92,21 @@ class PlacedTable:
         (self.table,) = self.plan.tables
         self._frozen_rows.clear()
         self.device = device
-        self.embeddings = PlacedEmbeddings(
-            self.plan,
-            device=device,
-            weights={self.name: weight},
-            **self._options.arguments(),
+        self.embeddings = _embeddings(
+            self.plan, device=device, weights={self.name: weight}, **self._options.arguments()
         )
 
     @property
     def name(self) -> str:
         """Name of the table."""
         return self.table.name
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend, as it was asked for where ranks share the table."""
+        if isinstance(self.embeddings, PlacedEmbeddings):
+            return self.embeddings.backend
+        return self._options.backend
 
     @property
     def optimizer(self) -> OptimizerName:
@@ -115,8 +121,6 @@ class PlacedTable:
         DataError
             If an id is no row of the table.
         """
-        if not lookups.bags:
-            return torch.zeros((0, self.table.dim), device=self.device)
         weights = lookups.weights
         ids, offsets = lookups.ids, lookups.offsets
         scales = None if weights is None else weights.detach().to(self.device)
@@ -178,6 +182,17 @@ class PlacedTable:
             own[UPDATES] = updates
         self.embeddings.load_optimizer_state_dict(own)
 
+    def hit_rates(self) -> HitRates | None:
+        """How many lookups HBM served, where the backend has tiers and no ranks share them."""
+        if isinstance(self.embeddings, PlacedEmbeddings):
+            return self.embeddings.hit_rates()
+        return None
+
+    def close(self) -> None:
+        """Let go of connections to other ranks."""
+        if isinstance(self.embeddings, ShardedEmbeddings):
+            self.embeddings.close()
+
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         self._options = Options(**{**self._options.arguments(), "lr": lr})
@@ -186,8 +201,9 @@ class PlacedTable:
     def move(self, device: torch.device) -> None:
         """Go to another device, with weights and state."""
         if device != self.device:
-            state = self.optimizer_state()
-            self._place(device, self.weight())
+            state, weight = self.optimizer_state(), self.weight()
+            self.close()
+            self._place(device, weight)
             self.load_optimizer_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -239,6 +255,13 @@ class PlacedTable:
             with torch.enable_grad():
                 rows = [self._rows(_joined([call.batch for call in calls]))]
         torch.autograd.backward(rows, gradients)  # type: ignore[arg-type]  # none is None
+
+
+def _embeddings(plan: Plan, **options: Any) -> PlacedEmbeddings | ShardedEmbeddings:
+    """Over the ranks of `torch.distributed`, where there are several."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return ShardedEmbeddings(plan, **options)
+    return PlacedEmbeddings(plan, **options)
 
 
 class _Lookup(torch.autograd.Function):

@@ -63,8 +63,10 @@ def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def translate(ids, slot_map, batch_starts, starts, rows, bases, map_starts, out, thread, threads):
+def translate(ids, slot_map, batch_starts, starts, rows, follows, map_starts, out, thread, threads):
     """Slots of the ids of an arena's segments; the place of the first bad id, or −1.
+
+    `follows` has a row (near, edge, far) for each segment.
 
     Segment s holds places ``starts[s]..starts[s + 1]`` of `out`, and its ids are those from
     ``batch_starts[s]`` on.
@@ -75,12 +77,16 @@ def translate(ids, slot_map, batch_starts, starts, rows, bases, map_starts, out,
     while place < stop:
         last = min(stop, starts[segment + 1])
         shift = batch_starts[segment] - starts[segment]
-        base, first, limit = bases[segment], map_starts[segment], rows[segment]
+        near, edge, far = follows[segment]
+        first, limit = map_starts[segment], rows[segment]
         for j in range(place, last):
             row = np.int64(ids[j + shift])
             if row < 0 or row >= limit:
                 return j
-            out[j] = base + row if first < 0 else np.int64(slot_map[first + row])
+            if first >= 0:
+                out[j] = np.int64(slot_map[first + row])
+            else:
+                out[j] = row + (near if row < edge else far)
         place = last
         segment += 1
     return -1

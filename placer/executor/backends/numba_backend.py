@@ -1,6 +1,7 @@
 """Kernels compiled by Numba for float32 arenas in host memory."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import partial
 
 import numpy as np
@@ -47,7 +48,7 @@ class NumbaBackend(TorchBackend):
             np.array([segment.batch[0] for segment in segments]),
             starts,
             np.array([strip.rows for strip in strips]),
-            np.array([strip.base for strip in strips]),
+            np.array([astuple(strip.follows) for strip in strips]),
             np.array([strip.map_start for strip in strips]),
             out.numpy(),
         )

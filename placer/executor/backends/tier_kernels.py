@@ -18,10 +18,10 @@ class SegmentTable:
 
     Attributes
     ----------
-    table : int64, shape (segments, 6), on the computing device
+    table : int64, shape (segments, 8), on the computing device
         Columns: first id within the batch, first lookup within the arena's step, number of
-        lookups, rows of the table, slot of id 0 where slots follow ids, and where the table's
-        part of the arena's slot map starts (−1 where slots follow ids).
+        lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and where the
+        table's part of the arena's slot map starts (−1 where slots follow ids).
     longest : int
         Lookups of the longest segment.
     lookups : int

@@ -7,7 +7,7 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -166,7 +166,7 @@ class TieredBackend(Backend):
                 segment.lookups[0],
                 segment.lookups[1] - segment.lookups[0],
                 segment.strip.rows,
-                segment.strip.base,
+                *astuple(segment.strip.follows),
                 segment.strip.map_start,
             )
             for segment in segments

@@ -23,13 +23,13 @@ class TorchKernels:
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        for start, first, lookups, rows, base, map_start in segments.table.tolist():
+        for start, first, lookups, rows, near, edge, far, map_start in segments.table.tolist():
             part = ids[start : start + lookups].long()
             bad = (part < 0) | (part >= rows)
             if bool(bad.any()):
                 fault.clamp_(max=start + int(torch.nonzero(bad)[0]))
                 part = torch.where(bad, 0, part)
-            slots = part + base
+            slots = part + torch.where(part < edge, near, far)
             if map_start >= 0:
                 slots = slot_map[map_start : map_start + rows].index_select(0, part)
             out[first : first + lookups] = torch.where(bad, -1, slots)

@@ -101,7 +101,7 @@ def assemble(
         for unit, module in zip(channels.units, modules, strict=True)
         for target in unit.targets
     }
-    groups = _replica_groups(targets, comm, device)
+    groups = _replica_groups(targets, comm)
     replicas = {
         index: ReplicaUpdates(
             unit,
@@ -137,14 +137,14 @@ def _totals(
 
 
 def _replica_groups(
-    targets: Sequence[Target], comm: Communicator, device: torch.device
+    targets: Sequence[Target], comm: Communicator
 ) -> dict[tuple[int, ...], Communicator]:
     """Who updates replicas together; a group for each set of holders that this rank is in."""
     found = {}
     for holders in sorted({target.holders for target in targets if target.replicated}):
+        group = comm if len(holders) == comm.world else comm.among(holders)
         if comm.rank in holders:
-            whole = len(holders) == comm.world
-            found[holders] = comm if whole else comm.among(holders, device)
+            found[holders] = group
     return found
 
 

@@ -49,6 +49,8 @@ class Communicator:
         Every rank of it must make the communicator, and call its methods in the same order.
     device : torch.device
         Where tensors are handed over and returned.
+    ranks : sequence of int
+        Of the parent, where not all shall be in it.
 
     Raises
     ------
@@ -65,21 +67,28 @@ class Communicator:
         backend = dist.get_backend(group)
         # NCCL works on the GPU's memory, gloo on the host's.
         self._wire = device if backend == "nccl" else torch.device("cpu")
-        self._device = device
+        self._device, self._parent = device, parent
         self.timeout: timedelta = _timeout(group, self._wire)
+        members = [members[rank] for rank in ranks] if ranks else members
         self._group = dist.new_group(
-            [members[rank] for rank in ranks] if ranks else members,
+            members,
             timeout=self.timeout,
             backend=backend,
-            use_local_synchronization=True,
+            # Ranks outside of the parent do not know of this.
+            use_local_synchronization=group is not dist.group.WORLD,
         )
-        self.rank = dist.get_rank(self._group)
-        self.world = dist.get_world_size(self._group)
+        self.rank = dist.get_rank(self._group)  # −1 where this rank is not in it.
+        self.world = len(members)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
 
-    def among(self, ranks: Sequence[int], device: torch.device) -> "Communicator":
-        """One of these ranks alone, which all must make; others need not."""
-        return Communicator(self._group, device, ranks)
+    def among(self, ranks: Sequence[int]) -> "Communicator":
+        """One for some of the ranks; all must make it."""
+        return Communicator(self._parent, self._device, ranks)
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        if self.rank >= 0:
+            dist.destroy_process_group(self._group)
 
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]

@@ -205,6 +205,11 @@ class ShardedEmbeddings(nn.Module):
         maps = {} if self._alone else self._parts.inputs.maps
         return {name: table.nbytes for name, table in maps.items()}
 
+    def close(self) -> None:
+        """Let go of the connections to other ranks; nothing can be looked up any more."""
+        for comm in () if self._alone else self._parts.comms:
+            comm.close()
+
     def memory_use(self) -> dict[tuple[str, str], int]:
         """Bytes held here by (``gpu:0`` or ``host:0`` of this rank, purpose).
 
@@ -256,7 +261,9 @@ class ShardedEmbeddings(nn.Module):
                     self._parts.canonical.gather(table.name, name, tensor)
                 state[f"{table.name}.{name}"] = tensor
         comm = self._parts.inputs.comm
-        counts = comm.gather("state", torch.tensor([self.update_count(), int(self._counts_updates)]))
+        counts = comm.gather(
+            "state", torch.tensor([self.update_count(), int(self._counts_updates)])
+        )
         if counts[:, 1].any():
             state[UPDATES] = counts[:, 0].max().cpu()
         return state
