@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from torchrec.distributed.planner.types import ShardingOption
 
-from cost_models._base import REPLICA, CostReport, Cut, GpuCost, HostCost, Piece, PieceCurve
+from cost_models._base import REPLICA, Cold, CostReport, Cut, GpuCost, HostCost, Piece, PieceCurve
 from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes, device_memory
@@ -71,31 +71,58 @@ class EnumeratedOptions:
         self._cached: dict[tuple[str, str, float], ShardingOption] = {}
 
     def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
-        """The cuts that were enumerated. See `CostModel.cuts`."""
+        """The cuts that were enumerated. See `CostModel.cuts`.
+
+        A cache whose load factor is free is one cut with the kernels without one, from none of
+        the rows in HBM to all. One whose load factor is given is a cut by itself, of one point.
+        """
         spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
         options = self._options[spec.name]
         found: dict[str, Cut] = {}
         for (kind, kernel), option in options.items():
             if kind == "data_parallel":
-                found[kind] = Cut(head=spec.rows, cold="cached")
+                found[kind] = Cut(head=spec.rows, cold="uva")
             elif kernel not in KERNELS.values() and kernel not in IN_HBM:
                 continue
             elif kind == "table_wise":
-                found[kind] = Cut(cold="cached")
+                found[kind] = Cut()
             elif kind == "column_wise":
-                found[kind] = Cut(1, tuple(shard.size[1] for shard in option.shards), cold="cached")
+                found[kind] = Cut(1, tuple(shard.size[1] for shard in option.shards))
             elif kind == "row_wise":
-                found[kind] = Cut(gpus, cold="cached", blocked=True)
-        if not found:
+                found[kind] = Cut(gpus, blocked=True)
+        if len(found) > 1:
+            self._drop_pointless(problem, spec, found)
+        cuts = [
+            cut._replace(cold=cold)
+            for kind in SEARCHED
+            if (cut := found.get(kind)) is not None
+            for cold in self._colds(spec, kind)
+        ]
+        if not cuts:
             asked = sorted(f"{kind} with {kernel}" for kind, kernel in options)
             raise ProblemError(
                 f"table {spec.name!r} may only be {', '.join(asked)}; searched are "
                 f"{', '.join(SEARCHED)}, with kernels fused, fused_uvm, fused_uvm_caching and, for "
                 "replicas, dense"
             )
-        if len(found) > 1:
-            self._drop_pointless(problem, spec, found)
-        return tuple(found[kind] for kind in SEARCHED if kind in found)
+        return tuple(cuts)
+
+    def _colds(self, spec: Table, kind: str) -> list[Cold]:
+        """How rows in DRAM may be read: ``cached`` with a free load factor has all points."""
+        kernels = {
+            kernel: o for (own, kernel), o in self._options[spec.name].items() if own == kind
+        }
+        if kind == "data_parallel":
+            return ["uva"]
+        cached = kernels.get("fused_uvm_caching")
+        if cached is not None and self._load_factor_is_free(cached):
+            return ["cached"]
+        colds: list[Cold] = []
+        if kernels.keys() & {*IN_HBM, "fused_uvm"}:
+            colds.append("uva")
+        if cached is not None and spec.rows > 1:
+            colds.append("cached")
+        return colds
 
     def _drop_pointless(self, problem: Problem, spec: Table, found: dict[str, Cut]) -> None:
         """Leave out cuts that are no cut, give a GPU no rows, or fit no GPU."""
@@ -119,40 +146,47 @@ class EnumeratedOptions:
         """Cost of a piece at the points that its options have. See `CostModel.piece_curve`."""
         spec = problem.profile.tables[piece.table].table
         kind, number = _shard_of(piece)
-        key = (spec.name, kind, number)
+        key = (spec.name, kind, number, piece.cut.cold)
         if key not in self._curves:
-            self._curves[key] = self._curve(spec, kind, number, piece)
+            self._curves[key] = self._curve(spec, kind, number, piece.cut.cold)
         return self._curves[key]
 
-    def _curve(self, spec: Table, kind: str, number: int, piece: Piece) -> PieceCurve:
+    def _curve(self, spec: Table, kind: str, number: int, cold: Cold) -> PieceCurve:
         points: dict[int, tuple[float, float, int]] = {}
+        free = False
         for (own, kernel), option in self._options[spec.name].items():
             if own != kind:
                 continue
             rows, width = option.shards[number].size
             row_bytes = spec.bytes_per_row(width)
-            if kind == "data_parallel" or kernel in IN_HBM:
+            if kernel == "fused_uvm_caching":
+                if cold != "cached":
+                    continue
+                free = self._load_factor_is_free(option)
+                largest = max(shard.size[0] for shard in option.shards)
+                for factor in LOAD_FACTORS if free else (_load_factor(option),):
+                    # A table has one load factor, that of its largest block in whole rows.
+                    chosen = min(largest - 1, max(1, round(factor * largest)))
+                    cached = round(chosen * rows / largest)
+                    if 0 < cached < rows and cached not in points:
+                        asked = self._with_load_factor(option, chosen / largest)
+                        held = cached * (row_bytes + POOL_ENTRY_BYTES)
+                        points[cached] = (*self._costs(asked, number, held), rows * row_bytes)
+            elif kind == "data_parallel" or kernel in IN_HBM:
                 points[rows] = (*self._costs(option, number, rows * row_bytes), 0)
             elif kernel == "fused_uvm":
                 points[0] = (*self._costs(option, number, 0), rows * row_bytes)
-            elif kernel == "fused_uvm_caching":
-                largest = max(shard.size[0] for shard in option.shards)
-                for factor in self._load_factors(option):
-                    asked = self._with_load_factor(option, factor)
-                    # A table has one load factor: that of the largest block, in rows.
-                    cached = round(max(1, round(factor * largest)) * rows / max(1, largest))
-                    if not 0 < cached < rows or cached in points:
-                        continue
-                    held = cached * (row_bytes + POOL_ENTRY_BYTES)
-                    points[cached] = (*self._costs(asked, number, held), rows * row_bytes)
-        hot = sorted(points)
+        if cold == "cached" and not free:
+            points = {hot: costs for hot, costs in points.items() if costs[2] and hot}
+        hot_rows = sorted(points)
         return PieceCurve(
-            hot_rows=np.array(hot, dtype=np.int64),
-            gpu_s=np.array([points[n][0] for n in hot]),
-            dram_s=np.zeros(len(hot)),
-            hbm_bytes=np.array([points[n][1] for n in hot]),
-            dram_bytes=np.array([float(points[n][2]) for n in hot]),
-            split_s=0.0,
+            hot_rows=np.array(hot_rows, dtype=np.int64),
+            gpu_s=np.array([points[hot][0] for hot in hot_rows]),
+            dram_s=np.zeros(len(hot_rows)),
+            hbm_bytes=np.array([points[hot][1] for hot in hot_rows]),
+            dram_bytes=np.array([float(points[hot][2]) for hot in hot_rows]),
+            # Without a cache, a table is in one tier.
+            split_s=0.0 if cold == "cached" else np.inf,
             split_hbm_bytes=0.0,
         )
 
@@ -165,17 +199,17 @@ class EnumeratedOptions:
         storage = shard.storage  # type: ignore[attr-defined]
         return int(storage.ddr if self._on_cpu else storage.hbm)
 
-    def _load_factors(self, option: ShardingOption) -> tuple[float, ...]:
-        """The load factors that a cached option may have."""
-        if option.cache_load_factor is not None:
-            return (option.cache_load_factor,)
-        if option.cache_params is None or option.cache_params.stats is None:
-            return (OPEN_LOAD_FACTOR,)  # Without statistics a smaller cache would seem as good.
-        return LOAD_FACTORS
+    def _load_factor_is_free(self, option: ShardingOption) -> bool:
+        """Whether a cached option may have any load factor.
+
+        Without statistics TorchRec counts no misses, and the smallest cache would seem as good.
+        """
+        params = option.cache_params
+        return params is not None and params.load_factor is None and params.stats is not None
 
     def _with_load_factor(self, option: ShardingOption, factor: float) -> ShardingOption:
         """An option with another load factor, estimated; itself, where that is not free."""
-        if len(self._load_factors(option)) == 1:
+        if not self._load_factor_is_free(option):
             return option
         key = (option.fqn, option.sharding_type, factor)
         if key not in self._cached:
@@ -204,9 +238,7 @@ class EnumeratedOptions:
     def _placed(self, spec: Table, sharding: Sharding) -> ShardingOption:
         option = self._of_kind(spec, sharding.kind, sharding.kernel)
         if sharding.load_factor is not None:
-            free = self._load_factors(option)
-            nearest = min(free, key=lambda factor: abs(factor - (sharding.load_factor or 0.0)))
-            option = self._with_load_factor(option, nearest)
+            option = self._with_load_factor(option, sharding.load_factor)
         option = copy.deepcopy(option)
         ranks = [block.rank for block in sharding.blocks]
         for shard, rank in zip(option.shards, ranks, strict=True):
@@ -279,11 +311,18 @@ class EnumeratedOptions:
         own = shard.row_count * spec.bytes_per_row(shard.width) if kernel == "fused" else 0
         if kernel == "fused_uvm_caching":
             own = cache_bytes(spec, shard)
-            factor = shard.cache_rows / max(1, shard.row_count)
-            nearest = min(self._load_factors(option), key=lambda f: abs(f - factor))
-            option = self._with_load_factor(option, nearest)
+            largest = max(part.size[0] for part in option.shards)
+            # That of a smaller block was rounded to rows, so the table's may be half a row more.
+            more = 0.5 if shard.row_count < largest else 0.0
+            factor = min(1.0, (shard.cache_rows + more) / shard.row_count)
+            option = self._with_load_factor(option, factor)
         counted = self._bytes(option.shards[number])
         return replace(shard, staging_rows=0, buffer_bytes=max(0, math.ceil(counted - own)))
+
+
+def _load_factor(option: ShardingOption) -> float:
+    """The load factor that a cached option has."""
+    return OPEN_LOAD_FACTOR if option.cache_load_factor is None else option.cache_load_factor
 
 
 def _shard_of(piece: Piece) -> tuple[ShardingType, int]:

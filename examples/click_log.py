@@ -1,4 +1,4 @@
-"""Clicks for the examples: a log of yours, or one that is generated. Not a part of what they show."""
+"""Clicks for the examples, from a log or generated, and what they print."""
 
 import argparse
 import tempfile

@@ -7,6 +7,9 @@ import pytest
 from cli_cases import Workbench, make_workbench
 from hypothesis import settings
 
+# Triton's kernels run in its interpreter, for which it looks when a kernel's module is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
 # looks at new ones. No test fails because the machine was slow.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)

@@ -100,7 +100,8 @@ class Access:
     places : int32 or int64, shape (lookups,)
         See `placer.executor.tiers`; −1 where the host pools.
     runs : Runs or None
-        The lookups by row. None where nothing needed it yet.
+        The lookups by row. None in evaluation, and where rows are cut by columns: their tables
+        are sorted one by one.
     run_places : shape (lookups,), or None
         The place of each run.
     host : HostReads or None

@@ -63,7 +63,7 @@ def test_padding_is_read_as_it_was_loaded() -> None:
 def test_checkpoints_that_do_not_fit() -> None:
     model = placed()
     state = model.state_dict()
-    with pytest.raises(RuntimeError, match="size mismatch for words.weight"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for words\.weight"):
         model.load_state_dict({**state, "words.weight": torch.zeros(3, 4)})
     with pytest.raises(RuntimeError, match=r"Missing key.*pages.weight"):
         model.load_state_dict({k: v for k, v in state.items() if k != "pages.weight"})

@@ -33,7 +33,8 @@ def test_rows_are_counted_as_they_are_read() -> None:
     assert {feature.pooling for feature in item.features} == {"none"}
     lookups = sum(feature.lookups_per_sample for feature in item.features) * profile.samples
     assert lookups == pytest.approx(int(expected.sum()))
-    assert (item.rows, item.dim, item.dtype, item.optimizer) == (40, 8, "float32", "rowwise_adagrad")
+    assert (item.rows, item.dim, item.dtype) == (40, 8, "float32")
+    assert item.optimizer == "rowwise_adagrad"
     assert [feature.pooling for feature in pages.features] == ["mean"]
     filled = sum(int((data["pages"] != 0).any(1).sum()) for data in BATCHES)
     assert pages.features[0].coverage == filled / profile.samples
@@ -92,8 +93,8 @@ def test_names_and_what_cannot_be_profiled() -> None:
 def test_from_model_to_plan_and_back_into_it() -> None:
     ours, theirs = clicks(), clicks()
     profile = profile_model(ours, BATCHES)
-    topology = Topology.parse("1xh100", hbm=6500)
-    plan = solve(Problem(profile, topology, 1), solver="greedy-lookup").plan
+    topology = Topology.parse("1xh100", hbm=6000)
+    plan = solve(Problem(profile, topology, 1), solver="greedy-cost").plan
     assert plan is not None
     assert {shard.memory for shard in plan.shards} == {"hbm", "dram"}
     apply_plan(ours, plan, "sgd", lr=LR)

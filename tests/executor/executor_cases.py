@@ -35,16 +35,22 @@ def shard(
     memory: Memory = "hbm",
     lookup: Lookup | None = None,
 ) -> Shard:
-    """A shard of a table; all rows and columns by default."""
+    """A shard of a table; all rows and columns by default.
+
+    Staged and cached shards have a few entries of HBM, fewer than a step reads.
+    """
     how: Lookup = lookup or ("device" if memory == "hbm" else "uva")
+    rows = rows or (0, table.rows, 1)
+    count = len(range(*rows))
     return Shard(
         table.name,
-        rows or (0, table.rows, 1),
+        rows,
         cols or (0, table.dim),
         (on,) if isinstance(on, str) else on,
         memory,
         how,
-        cache_rows=1 if how == "cached" else 0,
+        cache_rows=min(5, max(1, count)) if how == "cached" else 0,
+        staging_rows=min({"staged": 9, "cached": 2}.get(how, 0), count),
     )
 
 

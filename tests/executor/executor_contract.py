@@ -29,6 +29,7 @@ from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
 PLACEMENTS = list(placements(two_features()))
+COLD = [name for name in PLACEMENTS if name.startswith("cold rows")]
 
 
 def close(actual: Tensor, expected: Tensor, rtol: float = 1e-4, atol: float = 2e-5) -> None:
@@ -93,10 +94,11 @@ class BackendContract:
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("pooling", ["sum", "mean", "max", "none"])
-    def test_poolings(self, pooling: str, optimizer: str) -> None:
+    @pytest.mark.parametrize("placement", ["crossing cuts", *COLD])
+    def test_poolings(self, placement: str, pooling: str, optimizer: str) -> None:
         table = replace(two_features(optimizer), features=(Feature("f", pooling=pooling),))
-        batches = [random_batch([table], seed=seed) for seed in range(4)]
-        self.trains_alike(placements(table)["crossing cuts"], batches)
+        batches = [random_batch([table], seed=seed) for seed in range(3)]
+        self.trains_alike(placements(table)[placement], batches)
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     def test_one_table_read_with_every_pooling_is_updated_once(self, optimizer: str) -> None:

@@ -102,12 +102,8 @@ class TieredBackend(Backend):
         rule: Rule,
     ) -> None:
         access = access_of(step)
-        if access.runs is None:
-            places, runs = access.places, self._sort(step.slots)
-            run_places = places[runs.order[_first_of(runs)]]
-        else:
-            assert access.run_places is not None, "they are made with the runs"
-            runs, run_places = access.runs, access.run_places
+        runs, run_places = access.runs, access.run_places
+        assert runs is not None and run_places is not None, "the step was prepared for training"  # noqa: PT018
         scales = None if weights is None else weights.detach()[runs.order]
         sources = step.reads.sources().to(torch.int32)[runs.order]
         row_reads = RowReads(runs, run_places, sources, scales, gradients)

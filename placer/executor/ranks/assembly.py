@@ -17,7 +17,7 @@ from placer.executor.ranks.division import Target, divide
 from placer.executor.ranks.exchange import InputExchange
 from placer.executor.ranks.local import local_features, local_plan
 from placer.executor.ranks.mapping import ranks_of_devices
-from placer.executor.ranks.replicas import ReplicaUpdates
+from placer.executor.ranks.replicas import Bystander, ReplicaUpdates
 from placer.executor.ranks.serve import Served
 from placer.executor.ranks.table_map import table_maps
 from placer.executor.ranks.whole_rows import RowTotals, row_groups
@@ -37,15 +37,12 @@ class Assembly:
     canonical : Canonical
     targets : tuple of (Target, PlacedEmbeddings)
         What is held here.
-    comms : tuple of Communicator
-        That of all ranks, then those of replicas that not all ranks hold.
     """
 
     inputs: InputExchange
     served: Served
     canonical: Canonical
     targets: tuple[tuple[Target, PlacedEmbeddings], ...]
-    comms: tuple[Communicator, ...]
 
 
 def assemble(
@@ -101,23 +98,30 @@ def assemble(
         for unit, module in zip(channels.units, modules, strict=True)
         for target in unit.targets
     }
-    groups = _replica_groups(targets, comm)
-    replicas = {
-        index: ReplicaUpdates(
-            unit,
-            tuple(channels.served[at] for at in unit.channels),
-            modules[index],
-            groups[unit.holders],
-        )
-        for index, unit in enumerate(channels.units)
-        if unit.replicated
-    }
+    replicas: list[ReplicaUpdates | Bystander] = []
+    for holders in sorted({target.holders for target in targets if target.replicated}):
+        position = next((i for i, u in enumerate(channels.units) if u.holders == holders), -1)
+        if position < 0:
+            widths = tuple(target.width for target in targets if target.holders == holders)
+            replicas.append(Bystander(comm, widths, device))
+            continue
+        unit = channels.units[position]
+        read_by = tuple(channels.served[at] for at in unit.channels)
+        replicas.append(ReplicaUpdates(position, unit, read_by, modules[position], comm))
     return Assembly(
         InputExchange(features, maps, channels, comm, device),
-        Served(features, channels, tuple(modules), replicas, totals, comm, device, gradient_scale),
+        Served(
+            features,
+            channels,
+            tuple(modules),
+            tuple(replicas),
+            totals,
+            comm,
+            device,
+            gradient_scale,
+        ),
         Canonical(maps, held, comm, device),
         tuple((target, held[target.name]) for target in targets if target.name in held),
-        tuple(dict.fromkeys((comm, *groups.values()))),
     )
 
 
@@ -134,18 +138,6 @@ def _totals(
         if target.peers and rank in target.holders and target.replicated == (comm is None)
     }
     return RowTotals(groups, dims, comm, device)
-
-
-def _replica_groups(
-    targets: Sequence[Target], comm: Communicator
-) -> dict[tuple[int, ...], Communicator]:
-    """Who updates replicas together; a group for each set of holders that this rank is in."""
-    found = {}
-    for holders in sorted({target.holders for target in targets if target.replicated}):
-        group = comm if len(holders) == comm.world else comm.among(holders)
-        if comm.rank in holders:
-            found[holders] = group
-    return found
 
 
 def _nothing(plan: Plan) -> dict[str, Tensor]:

@@ -49,8 +49,6 @@ class Communicator:
         Every rank of it must make the communicator, and call its methods in the same order.
     device : torch.device
         Where tensors are handed over and returned.
-    ranks : sequence of int
-        Of the parent, where not all shall be in it.
 
     Raises
     ------
@@ -58,18 +56,15 @@ class Communicator:
         From every method, if a collective fails: a rank has died, or is not in step.
     """
 
-    def __init__(
-        self, parent: "dist.ProcessGroup | None", device: torch.device, ranks: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, parent: "dist.ProcessGroup | None", device: torch.device) -> None:
         group = parent if parent is not None else dist.group.WORLD
         assert group is not None, "checked by the caller"
         members = dist.get_process_group_ranks(group)
         backend = dist.get_backend(group)
         # NCCL works on the GPU's memory, gloo on the host's.
         self._wire = device if backend == "nccl" else torch.device("cpu")
-        self._device, self._parent = device, parent
+        self._device = device
         self.timeout: timedelta = _timeout(group, self._wire)
-        members = [members[rank] for rank in ranks] if ranks else members
         self._group = dist.new_group(
             members,
             timeout=self.timeout,
@@ -77,18 +72,13 @@ class Communicator:
             # Ranks outside of the parent do not know of this.
             use_local_synchronization=group is not dist.group.WORLD,
         )
-        self.rank = dist.get_rank(self._group)  # −1 where this rank is not in it.
+        self.rank = dist.get_rank(self._group)
         self.world = len(members)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
 
-    def among(self, ranks: Sequence[int]) -> "Communicator":
-        """One for some of the ranks; all must make it."""
-        return Communicator(self._parent, self._device, ranks)
-
     def close(self) -> None:
         """Let go of its connections."""
-        if self.rank >= 0:
-            dist.destroy_process_group(self._group)
+        dist.destroy_process_group(self._group)
 
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]

@@ -26,26 +26,27 @@ class ReplicaUpdates:
 
     Attributes
     ----------
+    position : int
+        Of the unit among this rank's.
     unit : Unit
     channels : tuple of Channel
         Of the unit.
     module : PlacedEmbeddings
     comm : Communicator
-        Of the holders.
     """
 
+    position: int
     unit: Unit
     channels: tuple[Channel, ...]
     module: PlacedEmbeddings
     comm: Communicator
 
     def update(self, asked: UnitStep, gradients: Sequence[Tensor]) -> None:
-        """Update the rows with all holders' gradients; every holder must be here."""
+        """Update the rows with all holders' gradients; every rank must be here."""
         sums = [
             self._row_sums(asked, gradients, target) for target in range(len(self.unit.targets))
         ]
-        gathered = self._gather(sums)
-        self._apply(gathered)
+        self._apply(_gathered(self.comm, [target.width for target in self.unit.targets], sums))
 
     def weight_gradients(self, asked: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -105,33 +106,6 @@ class ReplicaUpdates:
             weights = weights.detach()[places][order]
         return distinct, row_sums(joined, sources[order], weights, starts)
 
-    def _gather(self, sums: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """The holders' rows and sums of each target, holder by holder."""
-        own = torch.tensor([rows.numel() for rows, _ in sums], dtype=torch.int64)
-        counts = self.comm.gather("replicas", own).tolist()
-        widths = [target.width for target in self.unit.targets]
-        longest = max(sum(theirs) for theirs in counts)
-        values = [
-            sum(count * width for count, width in zip(theirs, widths, strict=True))
-            for theirs in counts
-        ]
-        rows = _padded(torch.cat([rows for rows, _ in sums]), longest)
-        flat = _padded(torch.cat([part.reshape(-1) for _, part in sums]), max(values))
-        all_rows = self.comm.gather("replicas", rows)
-        all_values = self.comm.gather("replicas", flat)
-        found = []
-        for number, width in enumerate(widths):
-            rows_parts, value_parts = [], []
-            for holder, theirs in enumerate(counts):
-                first = sum(theirs[:number])
-                begin = sum(c * w for c, w in zip(theirs[:number], widths, strict=False))
-                count = theirs[number]
-                rows_parts.append(all_rows[holder, first : first + count])
-                part = all_values[holder, begin : begin + count * width]
-                value_parts.append(part.view(count, width))
-            found.append((torch.cat(rows_parts), torch.cat(value_parts)))
-        return found
-
     def _apply(self, gathered: Sequence[tuple[Tensor, Tensor]]) -> None:
         batch = self._update_batch([rows for rows, _ in gathered])
         with torch.enable_grad():
@@ -148,6 +122,58 @@ class ReplicaUpdates:
         device = self.module.device
         offsets = torch.tensor(bounds, dtype=torch.int64).to(device)
         return BagBatch(torch.cat([*rows]).to(device), offsets, 1, None, bounds)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bystander:
+    """Takes part where others update replicas, of which this rank has none.
+
+    Attributes
+    ----------
+    comm : Communicator
+    widths : tuple of int
+        Of the targets.
+    device : torch.device
+    """
+
+    comm: Communicator
+    widths: tuple[int, ...]
+    device: torch.device
+
+    def stand_by(self) -> None:
+        """Give nothing to the sums."""
+        rows = torch.empty(0, dtype=torch.int64, device=self.device)
+        nothing = [(rows, torch.empty((0, width), device=self.device)) for width in self.widths]
+        _gathered(self.comm, self.widths, nothing)
+
+
+def _gathered(
+    comm: Communicator, widths: Sequence[int], sums: Sequence[tuple[Tensor, Tensor]]
+) -> list[tuple[Tensor, Tensor]]:
+    """All ranks' rows and sums of each target, rank by rank."""
+    own = torch.tensor([rows.numel() for rows, _ in sums], dtype=torch.int64)
+    counts = comm.gather("replicas", own).tolist()
+    sizes = [
+        sum(count * width for count, width in zip(theirs, widths, strict=True)) for theirs in counts
+    ]
+    longest = max(sum(theirs) for theirs in counts)
+    # Gathered vectors must be of one length.
+    rows = _padded(torch.cat([rows for rows, _ in sums]), longest)
+    values = _padded(torch.cat([part.reshape(-1) for _, part in sums]), max(sizes))
+    all_rows, all_values = comm.gather("replicas", rows), comm.gather("replicas", values)
+    found: list[tuple[Tensor, Tensor]] = []
+    first, begin = [0] * len(counts), [0] * len(counts)
+    for number, width in enumerate(widths):
+        rows_parts, value_parts = [], []
+        for rank, theirs in enumerate(counts):
+            count = theirs[number]
+            rows_parts.append(all_rows[rank, first[rank] : first[rank] + count])
+            part = all_values[rank, begin[rank] : begin[rank] + count * width]
+            value_parts.append(part.view(count, width))
+            first[rank] += count
+            begin[rank] += count * width
+        found.append((torch.cat(rows_parts), torch.cat(value_parts)))
+    return found
 
 
 def _padded(values: Tensor, size: int) -> Tensor:

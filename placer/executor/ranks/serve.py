@@ -6,7 +6,7 @@ gradients of lookups' weights; gradients of replicated rows. So no order of auto
 bring two ranks out of step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from placer.executor.placed import PlacedEmbeddings
 from placer.executor.ranks.channels import Channels, Unit
 from placer.executor.ranks.comm import Communicator
 from placer.executor.ranks.local import channel_name
-from placer.executor.ranks.replicas import ReplicaUpdates
+from placer.executor.ranks.replicas import Bystander, ReplicaUpdates
 from placer.executor.ranks.step import ShardedBatch, UnitStep
 from placer.executor.ranks.whole_rows import RowTotals
 from placer.executor.step import FeatureRead
@@ -34,7 +34,8 @@ class Served:
     channels : Channels
     modules : tuple of PlacedEmbeddings
         Of `channels.units`.
-    replicas : mapping of a unit's position to ReplicaUpdates
+    replicas : tuple of ReplicaUpdates or Bystander
+        One for each set of ranks that hold rows together, in an order that all ranks share.
     totals : RowTotals or None
         Where tables under row-wise Adagrad are cut by columns, on any rank.
     comm : Communicator
@@ -46,7 +47,7 @@ class Served:
     features: tuple[FeatureRead, ...]
     channels: Channels
     modules: tuple[PlacedEmbeddings, ...]
-    replicas: Mapping[int, ReplicaUpdates]
+    replicas: tuple[ReplicaUpdates | Bystander, ...]
     totals: RowTotals | None
     comm: Communicator
     device: torch.device
@@ -120,12 +121,7 @@ class Served:
         entered = False
         for index, (unit, asked) in enumerate(zip(self.channels.units, step.units, strict=True)):
             weights = asked.batch.weights
-            if unit.replicated:
-                if step.weight_gradients:
-                    found = self.replicas[index].weight_gradients(asked, gradients[index])
-                    _put(weight_gradients, asked, found)
-                continue
-            if not outputs[index]:
+            if unit.replicated or not outputs[index]:
                 continue
             entered = True
             torch.autograd.backward(list(outputs[index]), list(gradients[index]))
@@ -135,10 +131,16 @@ class Served:
             self.totals.total({})  # The others wait for us there.
         result = None
         if step.weight_gradients:
+            for replicas in self.replicas:
+                if isinstance(replicas, ReplicaUpdates):
+                    asked, own = step.units[replicas.position], gradients[replicas.position]
+                    _put(weight_gradients, asked, replicas.weight_gradients(asked, own))
             result = self._return_weight_gradients(weight_gradients, step)
-        for index, asked in enumerate(step.units):
-            if self.channels.units[index].replicated:
-                self.replicas[index].update(asked, gradients[index])
+        for replicas in self.replicas:
+            if isinstance(replicas, ReplicaUpdates):
+                replicas.update(step.units[replicas.position], gradients[replicas.position])
+            else:
+                replicas.stand_by()
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:

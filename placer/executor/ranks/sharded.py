@@ -189,16 +189,12 @@ class ShardedEmbeddings(nn.Module):
 
     def comm_stats(self) -> dict[Kind, Volume]:
         """Bytes that this rank sent so far, by kind; empty with one rank."""
-        total: dict[Kind, Volume] = defaultdict(Volume)
-        for comm in () if self._alone else self._parts.comms:
-            for kind, volume in comm.volumes().items():
-                total[kind] += volume
-        return dict(total)
+        return {} if self._alone else self._parts.inputs.comm.volumes()
 
     def reset_comm_stats(self) -> None:
         """Count bytes from here on."""
-        for comm in () if self._alone else self._parts.comms:
-            comm.reset_volumes()
+        if not self._alone:
+            self._parts.inputs.comm.reset_volumes()
 
     def routing_bytes(self) -> dict[str, int]:
         """Bytes of the tables by which this rank routes each table's ids."""
@@ -207,8 +203,8 @@ class ShardedEmbeddings(nn.Module):
 
     def close(self) -> None:
         """Let go of the connections to other ranks; nothing can be looked up any more."""
-        for comm in () if self._alone else self._parts.comms:
-            comm.close()
+        if not self._alone:
+            self._parts.inputs.comm.close()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
         """Bytes held here by (``gpu:0`` or ``host:0`` of this rank, purpose).

@@ -1,0 +1,67 @@
+"""A plan over ranks of `torch.distributed`: the model trains as in one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from apply_plan_cases import EPS, LR, assert_equal_models, batch, clicks, optimizers, plan_for
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from placer import apply_plan, remove_plan
+from placer.adapters.pytorch import applied_plan
+
+WORLD, STEPS = 2, 6
+
+
+def loss_of(model: nn.Module, seed: int) -> Tensor:
+    data = batch(seed)
+    return nn.functional.binary_cross_entropy_with_logits(model(data), data["label"])
+
+
+def work(rank: int, folder: str, placement: str, kind: str) -> None:
+    """One rank; writes what came out."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
+    )
+    model = clicks()
+    apply_plan(model, plan_for(placement, optimizer=kind), lr=LR, eps=EPS)
+    wrapped = DistributedDataParallel(model)
+    trainer = torch.optim.SGD(wrapped.parameters(), lr=LR)
+    for step in range(STEPS):
+        trainer.zero_grad()
+        loss_of(wrapped, step * WORLD + rank).backward()
+        trainer.step()
+    text, rates = repr(model), applied_plan(model).hit_rates()
+    state = model.state_dict()
+    trained = remove_plan(model)
+    torch.save((state, model.state_dict(), trained, text, rates), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("placement", "kind"), [("staged", "adam"), ("columns", "rowwise_adagrad")]
+)
+def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -> None:
+    mp.spawn(work, (str(tmp_path), placement, kind), WORLD)
+    whole = clicks(sparse=kind == "adam")
+    trainers = optimizers(whole, kind)
+    for step in range(STEPS):
+        for trainer in trainers:
+            trainer.zero_grad()
+        (sum(loss_of(whole, step * WORLD + rank) for rank in range(WORLD)) / WORLD).backward()
+        for trainer in trainers:
+            trainer.step()
+    for rank in range(WORLD):
+        state, after, optimizer, text, rates = torch.load(tmp_path / f"{rank}.pt")
+        model = clicks()
+        model.load_state_dict(state)
+        assert_equal_models(model, whole)
+        model.load_state_dict(after)
+        assert_equal_models(model, whole)
+        assert optimizer["pages.exp_avg" if kind == "adam" else "pages.sum"].shape[0] == 30
+        assert "backend='auto'" in text
+        assert rates == {}
