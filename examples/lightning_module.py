@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from placer import apply_plan, profile_model
-from placer.adapters.pytorch import applied_plan
 
 Batch = list[Tensor]  # ids (samples, features), numbers, labels
 
@@ -36,11 +35,6 @@ class ClickModule(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         # Called by `fit`, when the tables are no parameters any more.
         return torch.optim.Adagrad(self.parameters(), lr=0.05)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        # Lightning saves the weights; the tables' optimizer state goes with them.
-        if self.model.tables["C1"].__class__ is not nn.EmbeddingBag:
-            checkpoint["tables"] = applied_plan(self).optimizer_state_dict()
 
 
 def fit(module: ClickModule, loader: "DataLoader[tuple[Tensor, ...]]") -> list[float]:

@@ -46,9 +46,7 @@ class Recorded(nn.BCELoss):
 
 def fit(model: nn.Module, loader: "DataLoader[dict[str, Tensor]]") -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = CTRTrainer(
-            model, torch.optim.Adagrad, {"lr": 0.01}, n_epoch=1, model_path=folder
-        )
+        trainer = CTRTrainer(model, torch.optim.Adagrad, {"lr": 0.01}, n_epoch=1, model_path=folder)
         trainer.criterion = Recorded()
         trainer.fit(loader)
         return trainer.criterion.losses

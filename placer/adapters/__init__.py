@@ -1,1 +1,1 @@
-"""Plans for trainers that people have: TorchRec, HugeCTR, Hugging Face."""
+"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, Hugging Face."""

@@ -169,9 +169,7 @@ def optimizers(model: Clicks, kind: str) -> list[torch.optim.Optimizer]:
     return trainers
 
 
-def train(
-    model: nn.Module, trainers: Iterable[torch.optim.Optimizer], steps: range
-) -> list[float]:
+def train(model: nn.Module, trainers: Iterable[torch.optim.Optimizer], steps: range) -> list[float]:
     """Losses of some steps."""
     losses = []
     trainers = list(trainers)

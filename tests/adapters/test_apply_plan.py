@@ -215,11 +215,43 @@ def test_calls_under_checkpointing_are_one_update() -> None:
         torch.testing.assert_close(ours.weight, theirs.weight - theirs.weight.grad)
 
 
+@pytest.mark.parametrize("kind", ["adagrad", "adam"])
+def test_gradients_accumulate_until_an_optimizer_steps(kind: str) -> None:
+    theirs, ours = clicks(sparse=kind == "adam"), clicks()
+    trainers = optimizers(theirs, kind)
+    applied = apply_plan(ours, plan_for("cached", optimizer=kind), lr=LR, eps=EPS)
+    dense = torch.optim.SGD(ours.parameters(), lr=LR)
+    handle = applied.update_with(dense)
+    for model, optimizers_of in ((theirs, trainers), (ours, [dense])):
+        schedules = [torch.optim.lr_scheduler.StepLR(one, 2, 0.1) for one in optimizers_of]
+        for step in range(4):
+            for one in optimizers_of:
+                one.zero_grad()
+            for part in range(3):
+                data = batch(3 * step + part)
+                model(data).square().mean().backward()
+                with torch.no_grad():
+                    model(data)
+            for one in optimizers_of:
+                one.step()
+            for schedule in schedules:
+                schedule.step()
+    assert_equal_models(ours, theirs)
+    ours(batch(0)).sum().backward()
+    before = applied.tables["item"].weight()
+    assert torch.equal(before, ours.item.weight)
+    handle.remove()
+    after = applied.tables["item"].weight()
+    assert not torch.equal(before, after)
+    ours(batch(0)).sum().backward()
+    assert not torch.equal(after, applied.tables["item"].weight())
+
+
 def test_penalties_on_the_whole_weight_train_it() -> None:
     ours, theirs = placed_pair(nn.Embedding(10, 4, padding_idx=3))
     for module in (ours, theirs):
-        loss = module(torch.tensor([1, 3])).sum() + 0.25 * module.weight.square().sum()
-        loss.backward()
+        penalty = 0.25 * module.weight.square().sum()
+        (module(torch.tensor([1, 3])).sum() + penalty).backward()
     with torch.no_grad():
         expected = theirs.weight - theirs.weight.grad
         torch.testing.assert_close(ours.weight, expected)

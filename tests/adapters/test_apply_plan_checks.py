@@ -117,9 +117,7 @@ def test_a_plan_that_is_too_large_with_this_optimizer() -> None:
     topology = plan.topology
     bytes_now = sum(one.total_bytes for one in plan.tables)
     gpus = tuple(replace(gpu, memory_bytes=bytes_now + 100_000) for gpu in topology.gpus)
-    tight = replace(
-        plan, topology=Topology("tight", gpus, topology.hosts, topology.links)
-    )
+    tight = replace(plan, topology=Topology("tight", gpus, topology.hosts, topology.links))
     small = replace(
         tight,
         topology=Topology(

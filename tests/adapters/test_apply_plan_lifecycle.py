@@ -113,6 +113,17 @@ def test_removing_gives_the_model_back() -> None:
     apply_plan(model, plan_for("uva"))
 
 
+def test_a_module_that_was_swapped_says_so() -> None:
+    model = clicks()
+    kept, ids = model.pages, torch.tensor([[1, 2]])
+    expected = kept(ids)
+    apply_plan(model, plan_for())
+    with pytest.raises(PlanMismatchError, match="a plan has taken the weight of table 'pages'"):
+        kept(ids)
+    remove_plan(model)
+    assert torch.equal(kept(ids), expected)
+
+
 def test_copies_are_independent_and_train_on() -> None:
     model = trained(placed("staged", "adam"))
     twin = copy.deepcopy(model)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import unserializable_hook
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from placer.adapters.pytorch.models import ModelTable, match_tables
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
@@ -18,6 +18,21 @@ from placer.executor.placed import Rounding
 from placer.executor.pool import Policy
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateHandle:
+    """Ends what `AppliedPlan.update_with` began."""
+
+    hook: RemovableHandle
+    tables: Sequence[PlacedTable]
+
+    def remove(self) -> None:
+        """Apply what has accumulated, and update in backward from here on."""
+        self.hook.remove()
+        for table in self.tables:
+            table.update()
+            table.waits = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +50,42 @@ class AppliedPlan:
         """Change the learning rate of all tables from the next update on."""
         for table in self.tables.values():
             table.set_lr(lr)
+
+    def update_with(
+        self, optimizer: torch.optim.Optimizer, *, follow_lr: bool = True
+    ) -> "UpdateHandle":
+        """Update the tables in `optimizer.step()` from here on, not in each backward pass.
+
+        So gradients accumulate over backward passes as those of parameters do. Gradients that
+        `optimizer.zero_grad()` drops without a step are not dropped here.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Of the dense parameters.
+        follow_lr : bool
+            Whether the tables' learning rate changes in the proportion in which a scheduler
+            changes that of the optimizer's first group.
+
+        Returns
+        -------
+        UpdateHandle
+            Its `remove` leads back to updates in backward.
+        """
+        tables = list(self.tables.values())
+        groups = optimizer.param_groups
+        start, rates = float(groups[0]["lr"]), [table.lr for table in tables]
+
+        def update(*_: object) -> None:
+            share = float(groups[0]["lr"]) / start if follow_lr and start else 1.0
+            for table, rate in zip(tables, rates, strict=True):
+                if follow_lr and table.lr != rate * share:
+                    table.set_lr(rate * share)
+                table.update()
+
+        for table in tables:
+            table.waits = True
+        return UpdateHandle(optimizer.register_step_post_hook(update), tables)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
@@ -197,10 +248,9 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     back: dict[int, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, StandIn):
-            original = module.original
+            original = module.give_back()
             if not original.weight.numel():  # Modules with tied weights share it.
                 _refill(original.weight, module.table)
-            original.train(module.training)
             back[id(module)] = original
     _swap(model, back)
     for table in applied.tables.values():

@@ -1,6 +1,7 @@
 """What stands in a model where an `nn.Embedding` or `nn.EmbeddingBag` was."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,13 +43,21 @@ class StandIn(nn.Module):
         self.embedding_dim = original.embedding_dim
         self.padding_idx = original.padding_idx
         self.training = original.training
+        # Whoever else holds the module, as features of a model do, is told why it is empty.
+        original.forward = partial(_is_empty, table.name)  # type: ignore[method-assign]
         for hooks in _HOOKS:  # Shared, so that handles to remove them go on working.
             setattr(self, hooks, getattr(original, hooks))
 
     @property
     def original(self) -> EmbeddingModule:
-        """The module whose place this takes; its weight is empty."""
+        """The module whose place this takes; its weight is empty, and calls of it fail."""
         return self._original[0]
+
+    def give_back(self) -> EmbeddingModule:
+        """The module whose place this took, which may be called again once it has its weight."""
+        self.original.__dict__.pop("forward", None)
+        self.original.train(self.training)
+        return self.original
 
     @property
     def table(self) -> PlacedTable:
@@ -183,6 +192,13 @@ class PlacedEmbeddingBag(StandIn):
         if self.mode == "mean":
             rows = mean_from_sum(rows, lookups.offsets.to(rows.device))
         return self._output(rows)
+
+
+def _is_empty(name: str, *_: Any, **__: Any) -> Tensor:
+    raise PlanMismatchError(
+        f"a plan has taken the weight of table {name!r} out of this module; call the one that "
+        "stands in its place in the model, or remove the plan"
+    )
 
 
 def stand_in(original: EmbeddingModule, table: PlacedTable) -> StandIn:

@@ -2,7 +2,8 @@
 
 A module may be called more than once in a forward pass, and Adagrad's update of a sum is not
 the sum of its updates. So backward only collects the gradients of all calls, and what ends the
-whole pass (the callback with which DDP, too, waits for its last gradient) applies them at once.
+whole pass (the callback with which DDP, too, waits for its last gradient) applies them at once;
+or an optimizer's step does, where gradients accumulate over several passes.
 """
 
 import itertools
@@ -45,12 +46,21 @@ class Options:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of a module: what it read, and the gradient of that once there is one."""
+    """One call of a module: what it read, with the executor's graph, until it has a gradient."""
 
     number: int
     batch: BagBatch
     rows: Tensor | None
-    gradient: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gradient:
+    """A call, and the gradient of its rows; without graph where it has to be made anew."""
+
+    number: int
+    batch: BagBatch
+    rows: Tensor | None
+    gradient: Tensor
 
 
 class PlacedTable:
@@ -81,11 +91,13 @@ class PlacedTable:
         trainable: bool = True,
     ) -> None:
         self.plan, self.trainable = plan, trainable
+        self.waits = False  # For an optimizer's step, rather than the end of a backward pass.
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
-        self._calls: list[_Call] = []
+        self._calls: list[_Gradient] = []
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
+        self._trains_all_rows = False
         self._place(device, weight)
 
     def _place(self, device: torch.device, weight: Tensor) -> None:
@@ -129,7 +141,7 @@ class PlacedTable:
         if not (learns and torch.is_grad_enabled()):
             with torch.no_grad():
                 return self._rows(batch)
-        if self._calls and torch._C._current_graph_task_id() < 0:
+        if self._calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self._calls.clear()  # Left by a backward pass that failed.
         anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
         rows: Tensor = _Lookup.apply(anchor, weights, self, batch)  # type: ignore[no-untyped-call]
@@ -137,7 +149,7 @@ class PlacedTable:
 
     def row(self, index: int) -> Tensor:
         """A row that no lookup trains, such as the padding: float32, shape (dim,)."""
-        if index not in self._frozen_rows:
+        if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
             with torch.no_grad():
                 batch = BagBatch(ids, torch.arange(2, device=self.device), 1, None, (0, 1))
@@ -146,7 +158,7 @@ class PlacedTable:
 
     def all_rows(self) -> Tensor:
         """The whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
-        self._frozen_rows.clear()  # For they may change it.
+        self._trains_all_rows |= torch.is_grad_enabled()
         ids = torch.arange(self.table.rows, device=self.device)
         return self.look_up(Lookups(ids, torch.arange(ids.numel() + 1, device=self.device)))
 
@@ -193,6 +205,11 @@ class PlacedTable:
         if isinstance(self.embeddings, ShardedEmbeddings):
             self.embeddings.close()
 
+    @property
+    def lr(self) -> float:
+        """Learning rate."""
+        return self._options.lr
+
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         self._options = Options(**{**self._options.arguments(), "lr": lr})
@@ -236,25 +253,27 @@ class PlacedTable:
                 f"table {self.name!r}: a second backward pass through one forward; each updates "
                 "the table, so run the forward again"
             )
-        call.gradient = gradient
-        if not self._calls:
-            torch.autograd.Variable._execution_engine.queue_callback(self._update)
-        self._calls.append(call)
+        # Where the update comes later, the step ends here, unused, and its rows may move.
+        rows = None if self.waits else call.rows
+        call.rows = None
+        if not self.waits and not self._calls:
+            torch.autograd.Variable._execution_engine.queue_callback(self.update)
+        self._calls.append(_Gradient(call.number, call.batch, rows, gradient))
 
-    def _update(self) -> None:
+    @torch.no_grad()
+    def update(self) -> None:
         """Apply the gradients of all calls at once."""
-        calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
-        rows, gradients = [call.rows for call in calls], [call.gradient for call in calls]
-        for call in calls:
-            call.rows = call.gradient = None
-        if not calls:
+        if not self._calls:
             return
-        if len(calls) > 1:
-            rows.clear()  # These steps end here, unused: their rows may move again.
-            gradients = [torch.cat([part for part in gradients if part is not None])]
+        calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
+        gradient = torch.cat([call.gradient for call in calls])
+        batches, rows = [call.batch for call in calls], calls[0].rows
+        if len(calls) > 1 or rows is None:
+            rows = None
+            calls.clear()  # With them end their steps, unused.
             with torch.enable_grad():
-                rows = [self._rows(_joined([call.batch for call in calls]))]
-        torch.autograd.backward(rows, gradients)  # type: ignore[arg-type]  # none is None
+                rows = self._rows(_joined(batches))
+        rows.backward(gradient)  # type: ignore[no-untyped-call]
 
 
 def _embeddings(plan: Plan, **options: Any) -> PlacedEmbeddings | ShardedEmbeddings:
