@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
@@ -26,6 +26,7 @@ from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
+from placer.files import write_text
 from placer.interrupt import deferred_interrupt
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.diff import diff as diff_plans
@@ -783,7 +784,7 @@ class _Backend(click.ParamType):  # type: ignore[type-arg]  # Generic in the new
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
-    help="Samples per step; by default those of all the plan's GPUs together.",
+    help="Samples per step and process; by default those of the plan's GPUs that it stands for.",
 )
 @click.option("--lr", type=float, default=0.01, show_default=True)
 @click.option("--embedding-lr", type=float, help="By default --lr.")
@@ -808,6 +809,13 @@ class _Backend(click.ParamType):  # type: ignore[type-arg]  # Generic in the new
 )
 @click.option("--compile", "compiles", is_flag=True, help="Compile the MLPs with torch.compile.")
 @click.option("--amp", type=click.Choice(["bfloat16"]), help="Compute the MLPs in this type.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Under torchrun, how long processes wait for one another; by default as PyTorch does.",
+)
 @click.option(
     "--trace",
     "trace_path",
@@ -849,6 +857,7 @@ def train(
     cache_policy: Any,
     compiles: bool,
     amp: Any,
+    timeout_s: float | None,
     trace_path: Path | None,
     trace_steps: int | None,
     checkpoints: Path | None,
@@ -862,6 +871,7 @@ def train(
     placer train --plan plan.json --data train.tsv
     placer train --plan plan.json --data train.tsv --checkpoints runs/a --every 1000 --resume
     placer train --plan plan.json --data train.tsv --steps 20 --trace trace.json
+    torchrun --nproc-per-node 2 --no-python placer train --plan plan.json --data train.tsv
     """
     if trace_steps is not None and trace_path is None:
         raise click.UsageError("--trace-steps needs --trace: the file to write to")
@@ -870,7 +880,9 @@ def train(
     from placer.training import CheckpointPolicy, TraceRequest, TrainConfig
     from placer.training import train as train_dlrm
     from placer.training.checkpoint import exist
+    from placer.training.ranks import rank_of_launcher, world_of_launcher
 
+    speaks, world = rank_of_launcher() == 0, world_of_launcher()
     if resume and checkpoints is None:
         raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
     loaded = placer.Plan.load(plan_path)
@@ -883,7 +895,7 @@ def train(
     config = TrainConfig(
         epochs=epochs,
         max_steps=steps,
-        batch_size=batch_size or loaded.batch_size * len(loaded.topology.gpus),
+        batch_size=batch_size or max(loaded.batch_size * len(loaded.topology.gpus) // world, 1),
         lr=lr,
         embedding_lr=embedding_lr,
         optimizer=dense_optimizer,
@@ -893,15 +905,17 @@ def train(
         cache_policy=cache_policy,
         compile="inductor" if compiles else None,
         amp=amp,
+        timeout_s=timeout_s,
     )
     trace = None
     if trace_path is not None:
         trace = TraceRequest(trace_path, *(() if trace_steps is None else (trace_steps,)))
     policy = None if checkpoints is None else CheckpointPolicy(checkpoints, every)
     resumes = resume and checkpoints is not None and exist(checkpoints)
-    if resume and not resumes:
+    if resume and not resumes and speaks:
         _note(f"no checkpoint in {checkpoints} yet: the run starts from its beginning")
-    with _bar("steps") as update:
+    # Of many processes one speaks.
+    with _bar("steps") if speaks else nullcontext(_nothing) as update:
         result = train_dlrm(
             loaded,
             log,
@@ -917,6 +931,8 @@ def train(
                 f"{progress.samples_per_s:,.0f} samples/s",
             ),
         )
+    if not speaks:
+        sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
     values = {
         "steps": result.steps,
         "samples": result.samples,
@@ -957,6 +973,10 @@ def train(
         sys.exit(_EXIT_INTERRUPTED)
 
 
+def _nothing(done: float, total: float | None, remark: str = "") -> None:
+    """A progress bar that nobody sees."""
+
+
 def _readable(value: Any) -> str:
     """A value of a result for people: whole numbers grouped, others to five digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -993,6 +1013,42 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
     """
     found = diff_plans(placer.Plan.load(old), placer.Plan.load(new))
     _print_report(report.diff_report(found), output)
+
+
+@main.command()
+@click.argument("path", type=_PATH)
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["torchrec", "hugectr", "device-map"]),
+    required=True,
+    help="Whose trainer it is for.",
+)
+@click.option(
+    "--staged-as",
+    type=click.Choice(["uva", "cached"]),
+    help="How TorchRec reads rows that the plan stages, which it cannot; by default it is refused.",
+)
+@click.option(
+    "--module", default="", help="Path of TorchRec's embedding module in the model.", metavar="PATH"
+)
+@click.option("-o", "--output", "file", type=_PATH, required=True, help="JSON file to write.")
+def export(path: Path, target: str, staged_as: Any, module: str, file: Path) -> None:
+    """Write a plan as another trainer reads it; what that trainer cannot run is refused.
+
+    \b
+    placer export plan.json --to torchrec -o sharding.json
+    """
+    from placer.adapters import device_map, hugectr, torchrec
+
+    plan = placer.Plan.load(path)
+    documents: dict[str, Callable[[], Any]] = {
+        "torchrec": lambda: torchrec.document(plan, module=module, staged_as=staged_as),
+        "hugectr": lambda: hugectr.to_hugectr(plan),
+        "device-map": lambda: device_map.to_device_map(plan),
+    }
+    write_text(file, json.dumps(documents[target](), indent=1) + "\n")
+    click.echo(f"{len(plan.tables)} tables written to {file} for {target}")
 
 
 @main.command()

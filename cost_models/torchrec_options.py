@@ -14,9 +14,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption
 
-from cost_models._base import REPLICA, Cold, CostReport, Cut, GpuCost, HostCost, Piece, PieceCurve
+from cost_models._base import (
+    REPLICA,
+    Cold,
+    CostReport,
+    Cut,
+    GpuCost,
+    HostCost,
+    Piece,
+    PieceCurve,
+    pieces_of,
+)
+from cost_models._torchrec_pieces import (
+    Part,
+    cached_rows,
+    in_one_piece,
+    load_factor,
+    shard_of,
+    strips,
+)
 from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes, device_memory
@@ -26,9 +45,6 @@ from placer.tables import Table
 
 LOAD_FACTORS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Of caches, where neither the user nor TorchRec's default decides."""
-
-OPEN_LOAD_FACTOR = 0.2
-"""What TorchRec takes where a load factor is left open."""
 
 SEARCHED: tuple[ShardingType, ...] = ("table_wise", "column_wise", "row_wise", "data_parallel")
 """Sharding types that are searched."""
@@ -87,7 +103,7 @@ class EnumeratedOptions:
             elif kind == "table_wise":
                 found[kind] = Cut()
             elif kind == "column_wise":
-                found[kind] = Cut(1, tuple(shard.size[1] for shard in option.shards))
+                found[kind] = Cut(1, strips(option, gpus))
             elif kind == "row_wise":
                 found[kind] = Cut(gpus, blocked=True)
         if len(found) > 1:
@@ -120,7 +136,7 @@ class EnumeratedOptions:
         colds: list[Cold] = []
         if kernels.keys() & {*IN_HBM, "fused_uvm"}:
             colds.append("uva")
-        if cached is not None and spec.rows > 1:
+        if cached is not None and (not colds or cached_rows(cached) is not None):
             colds.append("cached")
         return colds
 
@@ -129,15 +145,16 @@ class EnumeratedOptions:
         strips = found.get("column_wise")
         if strips is not None and len(strips.widths) == 1 and "table_wise" in found:
             del found["column_wise"]
-        rows = self._any(spec.name, "row_wise")
-        if rows is not None and any(not shard.size[0] for shard in rows.shards):
-            found.pop("row_wise", None)
+        blocks = {k: o for (kind, k), o in self._options[spec.name].items() if kind == "row_wise"}
+        for kernel, option in blocks.items():
+            empty = any(not shard.size[0] for shard in option.shards)
+            # One kernel serves all blocks, and a cache of a block of a row or two is no cache.
+            too_few = kernel == "fused_uvm_caching" and cached_rows(option) is None
+            if empty or (too_few and len(blocks) == 1):
+                found.pop("row_wise", None)
         smallest = min(gpu.memory_bytes for gpu in problem.topology.gpus)
         if len(found) > 1 and spec.total_bytes > smallest:
             found.pop("data_parallel", None)
-
-    def _any(self, table: str, kind: str) -> ShardingOption | None:
-        return next((o for (k, _), o in self._options[table].items() if k == kind), None)
 
     def extra_cut_s(self, problem: Problem) -> None:
         """None: TorchRec may count a cut table as cheaper."""
@@ -145,39 +162,46 @@ class EnumeratedOptions:
     def piece_curve(self, problem: Problem, piece: Piece, gpu: int) -> PieceCurve:
         """Cost of a piece at the points that its options have. See `CostModel.piece_curve`."""
         spec = problem.profile.tables[piece.table].table
-        kind, number = _shard_of(piece)
-        key = (spec.name, kind, number, piece.cut.cold)
+        kind, number = shard_of(piece)
+        first, last = piece.columns(spec.dim)
+        key = (spec.name, kind, number, first, piece.cut.cold)
         if key not in self._curves:
-            self._curves[key] = self._curve(spec, kind, number, piece.cut.cold)
+            part = Part(kind, number, first, last)
+            self._curves[key] = self._curve(spec, part, piece.cut.cold)
         return self._curves[key]
 
-    def _curve(self, spec: Table, kind: str, number: int, cold: Cold) -> PieceCurve:
+    def _curve(self, spec: Table, part: Part, cold: Cold) -> PieceCurve:
         points: dict[int, tuple[float, float, int]] = {}
         free = False
         for (own, kernel), option in self._options[spec.name].items():
-            if own != kind:
+            if own != part.kind:
                 continue
-            rows, width = option.shards[number].size
-            row_bytes = spec.bytes_per_row(width)
+            shards = part.shards(option)
+            rows = shards[0].size[0]
+            row_bytes = sum(spec.bytes_per_row(shard.size[1]) for shard in shards)
             if kernel == "fused_uvm_caching":
                 if cold != "cached":
                     continue
                 free = self._load_factor_is_free(option)
                 largest = max(shard.size[0] for shard in option.shards)
-                for factor in LOAD_FACTORS if free else (_load_factor(option),):
+                for factor in LOAD_FACTORS if free else (load_factor(option),):
                     # A table has one load factor, that of its largest block in whole rows.
                     chosen = min(largest - 1, max(1, round(factor * largest)))
                     cached = round(chosen * rows / largest)
                     if 0 < cached < rows and cached not in points:
                         asked = self._with_load_factor(option, chosen / largest)
                         held = cached * (row_bytes + POOL_ENTRY_BYTES)
-                        points[cached] = (*self._costs(asked, number, held), rows * row_bytes)
-            elif kind == "data_parallel" or kernel in IN_HBM:
-                points[rows] = (*self._costs(option, number, rows * row_bytes), 0)
+                        points[cached] = (*self._costs(part.shards(asked), held), rows * row_bytes)
+                if cached_rows(option) is None:
+                    # Of too few rows for a cache of some of them, all are in HBM.
+                    points.setdefault(rows, (*self._costs(shards, rows * row_bytes), 0))
+            elif part.kind == "data_parallel" or kernel in IN_HBM:
+                points[rows] = (*self._costs(shards, rows * row_bytes), 0)
             elif kernel == "fused_uvm":
-                points[0] = (*self._costs(option, number, 0), rows * row_bytes)
+                points[0] = (*self._costs(shards, 0), rows * row_bytes)
         if cold == "cached" and not free:
-            points = {hot: costs for hot, costs in points.items() if costs[2] and hot}
+            several = {hot: costs for hot, costs in points.items() if costs[2] and hot}
+            points = several or points
         hot_rows = sorted(points)
         return PieceCurve(
             hot_rows=np.array(hot_rows, dtype=np.int64),
@@ -190,14 +214,13 @@ class EnumeratedOptions:
             split_hbm_bytes=0.0,
         )
 
-    def _costs(self, option: ShardingOption, number: int, own_bytes: float) -> tuple[float, float]:
-        """Seconds of a shard and its bytes on the GPU: no fewer than a plan counts itself."""
-        shard = option.shards[number]
-        return shard.perf.total * _MS, float(max(self._bytes(shard), own_bytes))
+    def _costs(self, shards: Sequence[TorchRecShard], own_bytes: float) -> tuple[float, float]:
+        """Seconds of shards and their bytes on the GPU: no fewer than a plan counts itself."""
+        seconds = sum(shard.perf.total for shard in shards) * _MS
+        return seconds, float(max(sum(map(self._bytes, shards)), own_bytes))
 
-    def _bytes(self, shard: "object") -> int:
-        storage = shard.storage  # type: ignore[attr-defined]
-        return int(storage.ddr if self._on_cpu else storage.hbm)
+    def _bytes(self, shard: TorchRecShard) -> int:
+        return int(shard.storage.ddr if self._on_cpu else shard.storage.hbm)
 
     def _load_factor_is_free(self, option: ShardingOption) -> bool:
         """Whether a cached option may have any load factor.
@@ -218,6 +241,16 @@ class EnumeratedOptions:
             self._estimate([changed])
             self._cached[key] = changed
         return self._cached[key]
+
+    def least_gpu_bytes(self, problem: Problem, table: int) -> float:
+        """What a GPU must hold at least for a table, in whatever way it is placed."""
+        least = np.inf
+        for cut in self.cuts(problem, table):
+            rows = problem.profile.tables[table].table.rows
+            pieces = [Piece(table, cut, 0, REPLICA)] if cut.head else pieces_of(table, cut, rows)
+            curves = [self.piece_curve(problem, piece, 0) for piece in pieces]
+            least = min(least, max(float(curve.hbm_bytes.min()) for curve in curves))
+        return float(least)
 
     def placed(self, problem: Problem, plan: Plan) -> list[ShardingOption]:
         """A plan as options with ranks, in the order of the problem's tables.
@@ -240,21 +273,27 @@ class EnumeratedOptions:
         if sharding.load_factor is not None:
             option = self._with_load_factor(option, sharding.load_factor)
         option = copy.deepcopy(option)
-        ranks = [block.rank for block in sharding.blocks]
-        for shard, rank in zip(option.shards, ranks, strict=True):
-            shard.rank = rank
+        for number, shard in enumerate(option.shards):
+            if sharding.kind in ("column_wise", "table_wise"):
+                # A strip of the plan may be several of TorchRec's.
+                column = shard.offset[1]
+                home = next(b for b in sharding.blocks if 0 <= column - b.first_column < b.width)
+            else:
+                home = sharding.blocks[number]
+            shard.rank = home.rank
         return option
 
     def _of_kind(self, spec: Table, kind: str, kernel: str) -> ShardingOption:
         """The option of a table of a sharding type and a kernel, by whatever name it goes."""
         options = self._options[spec.name]
-        kernels = IN_HBM if kernel in IN_HBM else (kernel,)
+        # Tables of a row or two are in HBM even where their kernel caches.
+        kernels = (*IN_HBM, "fused_uvm_caching") if kernel in IN_HBM else (kernel,)
         for own in kernels:
             if (kind, own) in options:
                 return options[kind, own]
         # A table in one piece may have been enumerated as one block, strip or replica.
         for (_, own), option in options.items():
-            if kind == "table_wise" and own in kernels and len(option.shards) == 1:
+            if kind == "table_wise" and own in kernels and in_one_piece(option):
                 return option
         raise PlanMismatchError(f"table {spec.name!r} has no option {kind} with {kernel}")
 
@@ -303,11 +342,6 @@ class EnumeratedOptions:
                 f"use {', '.join(KERNELS)}"
             )
         option = self._of_kind(spec, kind, kernel)
-        number = next(
-            number
-            for number, own in enumerate(option.shards)
-            if kind == "data_parallel" or tuple(own.offset) == (shard.rows[0], shard.cols[0])
-        )
         own = shard.row_count * spec.bytes_per_row(shard.width) if kernel == "fused" else 0
         if kernel == "fused_uvm_caching":
             own = cache_bytes(spec, shard)
@@ -316,21 +350,13 @@ class EnumeratedOptions:
             more = 0.5 if shard.row_count < largest else 0.0
             factor = min(1.0, (shard.cache_rows + more) / shard.row_count)
             option = self._with_load_factor(option, factor)
-        counted = self._bytes(option.shards[number])
+        first_row, (first, last) = shard.rows[0], shard.cols
+        parts = [
+            part
+            for part in option.shards
+            if part.offset[0] == first_row and first <= part.offset[1] < last
+        ]
+        if kind == "data_parallel":
+            parts = parts[:1]
+        counted = sum(map(self._bytes, parts))
         return replace(shard, staging_rows=0, buffer_bytes=max(0, math.ceil(counted - own)))
-
-
-def _load_factor(option: ShardingOption) -> float:
-    """The load factor that a cached option has."""
-    return OPEN_LOAD_FACTOR if option.cache_load_factor is None else option.cache_load_factor
-
-
-def _shard_of(piece: Piece) -> tuple[ShardingType, int]:
-    """The sharding type of a piece's cut, and the number of its shard."""
-    if piece.strip == REPLICA:
-        return "data_parallel", 0
-    if piece.cut.blocked:
-        return "row_wise", piece.offset
-    if piece.cut.widths:
-        return "column_wise", piece.strip
-    return "table_wise", 0

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
+from torchrec.distributed.planner.proposers import GreedyProposer
 from torchrec.distributed.planner.types import (
     Partitioner,
     PlannerError,
@@ -52,8 +54,10 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
 
     It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
     the enumerator, over table-, column- and row-wise and data-parallel options, within the memory
-    that the storage reservation leaves. Host memory is shared by the ranks of a host. Where no
-    plan is found, the `PlannerError` says what is short, by how many bytes, on which device.
+    that the storage reservation leaves. Host memory is shared by the ranks of a host. On several
+    hosts TorchRec's greedy proposers are asked as well, because they know options that are not
+    searched, such as ``table_row_wise``, and the better plan is taken. Where no
+    plan is found, the `PlannerError` says of tables that fit no GPU what they are short of.
 
     Parameters
     ----------
@@ -65,7 +69,7 @@ plan_loader
     proposer, partitioner
         Not used, with a warning: the search is ours.
     timeout_seconds : int, optional
-        Of the search; 20 by default.
+        Of the search; 20 by default. On several hosts it has half of what is given.
     solver : str
         One of `solvers.SOLVERS`.
     seed, gap, max_steps
@@ -76,7 +80,8 @@ plan_loader
     Attributes
     ----------
     result : SolveResult or None
-        Of the last search: the plan in our words, its step time, and a proven bound of it.
+        Of the last search: the plan in our words, its step time, and a bound over what is
+        searched. On several hosts the plan that is returned may be TorchRec's.
 
     Raises
     ------
@@ -124,6 +129,7 @@ plan_loader
             },
             profile,
         )
+        self._search = search
         super().__init__(
             topology=topology,
             batch_size=batch_size,
@@ -136,9 +142,12 @@ plan_loader
             constraints=constraints,
             debug=debug,
             callbacks=callbacks,
+            timeout_seconds=timeout_seconds,
             plan_loader=plan_loader,
         )
-        self._search = search
+        if self._topology.world_size > self._topology.local_world_size:
+            self._proposers += [GreedyProposer(), GreedyProposer(use_depth=False)]
+            search.limits["time_limit_s"] *= 0.5 if timeout_seconds else 1.0
 
     @property
     def result(self) -> SolveResult | None:
@@ -177,6 +186,8 @@ class _Once(Proposer):  # type: ignore[misc]
     def propose(self) -> list[ShardingOption] | None:
         """The one proposal, and then none."""
         proposal, self._proposal = self._proposal, None
+        if proposal is not None:
+            self._search.proposal = proposal
         return proposal
 
 
@@ -187,32 +198,38 @@ class _Search(Partitioner):  # type: ignore[misc]
         self.options: list[ShardingOption] = []
         self.estimate: Any = None
         self.result: SolveResult | None = None
-        self._limits = limits
+        self.limits = limits
+        self.proposal: list[ShardingOption] | None = None
         self._profile = profile
+        self._others = GreedyPerfPartitioner()
 
     def partition(
         self, proposal: list[ShardingOption], storage_constraint: Any
     ) -> list[ShardingOption]:
-        """The plan as options with ranks.
+        """The plan as options with ranks; TorchRec's own, for proposals that are not ours.
 
         Raises
         ------
         PlannerError
             If there is none, or none was found.
         """
+        if proposal is not self.proposal:
+            placed: list[ShardingOption] = self._others.partition(proposal, storage_constraint)
+            return placed
         options = [self._with_statistics(option) for option in self.options]
         on_cpu = storage_constraint.compute_device == "cpu"
         model = EnumeratedOptions(options, self.estimate, on_cpu=on_cpu)
         try:
             problem = _problem_of(options, topology_of(storage_constraint))
-            self.result = solve(problem, cost_model=model, **self._limits)
+            self.result = solve(problem, cost_model=model, **self.limits)
         except PlacerError as error:
             raise PlannerError(
                 message=str(error), error_type=PlannerErrorType.STRICT_CONSTRAINTS
             ) from error
         if self.result.plan is None:
             raise PlannerError(
-                message=_shortage(self.result), error_type=PlannerErrorType.PARTITION
+                message=_shortage(self.result, problem, model),
+                error_type=PlannerErrorType.PARTITION,
             )
         placed = model.placed(problem, self.result.plan)
         _require_fit(placed, storage_constraint, on_cpu)
@@ -287,12 +304,22 @@ def _optimizer_of(option: ShardingOption) -> OptimizerName:
     return OPTIMIZERS.get(classes[0].__name__, "adam")
 
 
-def _shortage(result: SolveResult) -> str:
-    short = [
+def _shortage(result: SolveResult, problem: Problem, model: EnumeratedOptions) -> str:
+    """What is short, where that is known, by how many bytes, on which device."""
+    lines = [result.termination.detail or result.termination.reason]
+    lines += [
         f"{lack.device} is short of {lack.short_bytes} bytes of {lack.resource}: {lack.detail}"
         for lack in result.termination.shortages
     ]
-    return "; ".join([result.termination.detail or result.termination.reason, *short])
+    largest = max(problem.topology.gpus, key=lambda gpu: gpu.memory_bytes)
+    for number, name in enumerate(problem.profile.table_names):
+        least = math.ceil(model.least_gpu_bytes(problem, number))
+        if least > largest.memory_bytes:
+            lines.append(
+                f"table {name!r} takes {least} bytes of a GPU at least, {largest.id} has "
+                f"{largest.memory_bytes}: it is short of {least - largest.memory_bytes} bytes"
+            )
+    return "; ".join(lines)
 
 
 def _require_fit(placed: list[ShardingOption], topology: Any, on_cpu: bool) -> None:

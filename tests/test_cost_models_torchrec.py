@@ -71,7 +71,7 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
     shards, named = [], {}
     for profile in problem.profile:
         table = profile.table
-        kind = draw(st.sampled_from(["table", "column", "row", "table_row", "replicas"]))
+        kind = draw(st.sampled_from(["table", "column", "row", "table_row", "grid", "replicas"]))
         if kind == "replicas" and len(gpus) > 1:
             shards.append(in_hbm(table.name, (0, table.rows, 1), (0, table.dim), *gpus))
             ranks = list(range(len(gpus)))
@@ -81,6 +81,12 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
         home = draw(st.integers(0, len(gpus) - 1))
         blocks, ranks, width = [(0, table.rows)], [home], table.dim
         sharding = "table_wise"
+        local = len(topology.gpus_of("host:0"))
+        if kind == "grid" and local > 1 and table.dim > 8 and table.features[0].pooling == "sum":
+            sharding, width = "grid_shard", table.dim // 2
+            hosts = [draw(st.integers(0, len(topology.hosts) - 1)) for _ in range(2)]
+            ranks = [host * local + number for host in hosts for number in range(local)]
+            blocks = even_blocks(table.rows, local) * 2
         if kind == "row" and len(gpus) > 1:
             sharding, ranks = "row_wise", list(range(len(gpus)))
         elif kind == "table_row" and len(topology.hosts) > 1 and table.features[0].pooling == "sum":
@@ -89,7 +95,7 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
             blocks = even_blocks(table.rows, len(ranks))
         if kind == "column":
             width = draw(st.sampled_from([w for w in (4, 8, 40, 64) if table.dim % w == 0]))
-        if width < table.dim:
+        if width < table.dim and sharding != "grid_shard":
             sharding = "column_wise"
             strips = table.dim // width
             ranks = draw(st.lists(st.integers(0, len(gpus) - 1), min_size=strips, max_size=strips))
@@ -97,10 +103,13 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
         cache_rows = draw(st.integers(1, largest)) if lookup == "cached" else 0
         factor = cache_rows / largest
         for number, rank in enumerate(ranks):
-            start, stop = blocks[number] if "row" in sharding else blocks[0]
+            by_rows = "row" in sharding or sharding == "grid_shard"
+            start, stop = blocks[number] if by_rows else blocks[0]
             if start == stop:
                 continue
             first = number * width if sharding == "column_wise" else 0
+            if sharding == "grid_shard":
+                first = number // local * width
             own = min(stop - start, max(1, round(factor * (stop - start))))
             shard = Shard(
                 table.name,
@@ -117,7 +126,7 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
             "kernel": KERNELS[lookup],
             "ranks": ranks,
             "factor": factor if lookup == "cached" else None,
-            "width": width if sharding == "column_wise" else None,
+            "width": width if width < table.dim else None,
         }
     return problem, shards, named, draw(st.booleans())
 
@@ -473,11 +482,11 @@ ROWS, COLS = (0, 10, 1), (0, 16)
         ),
         (
             [
-                in_hbm("t", (5 * r, 5 * r + 5, 1), (8 * c, 8 * c + 8), f"gpu:{r}")
+                in_hbm("t", (5 * r, 5 * r + 5, 1), (8 * c, 8 * c + 8), f"gpu:{(r + c) % 2}")
                 for r in range(2)
                 for c in range(2)
             ],
-            "by rows and by columns",
+            "TorchRec has grids of even strips",
         ),
         (
             [

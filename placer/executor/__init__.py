@@ -1,9 +1,10 @@
-"""The executor: trains embedding tables where a plan puts them, in one process."""
+"""The executor: trains embedding tables where a plan puts them, in one process or in many."""
 
 from placer.executor.bags import BagBatch
 from placer.executor.hit_rates import HitRates
 from placer.executor.lookahead import look_ahead
 from placer.executor.placed import PlacedEmbeddings
+from placer.executor.ranks import ShardedEmbeddings
 from placer.executor.reference import RowWiseAdagrad, UnplacedEmbeddings
 from placer.executor.step import PreparedBatch
 
@@ -13,6 +14,7 @@ __all__ = [
     "PlacedEmbeddings",
     "PreparedBatch",
     "RowWiseAdagrad",
+    "ShardedEmbeddings",
     "UnplacedEmbeddings",
     "look_ahead",
 ]

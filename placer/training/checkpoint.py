@@ -6,7 +6,9 @@ hidden name and becomes visible by one rename, so that a crash, a kill or a full
 the earlier checkpoints as they were. Nothing in it is a pickle.
 
 Tables are stored in the order of their original ids, not in the plan's layout: a run can go
-on under another plan.
+on under another plan, and with another number of ranks. Of many ranks the first one writes, what
+all of them bring a chunk of rows at a time; none has a table whole. The folder must be one that
+all of them see.
 """
 
 import contextlib
@@ -17,17 +19,18 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from torch import Tensor
 
 from placer.errors import CheckpointError
 from placer.files import sha256_file
+from placer.training import tensor_file
+from placer.training.ranks import ALONE, Ranks
+from placer.training.tensor_file import AnyTensor, Written, in_rows
 
 FORMAT_VERSION = 1
 MANIFEST = "checkpoint.json"
@@ -64,12 +67,13 @@ class Checkpoint:
     position : Position
     settings : mapping of str to JSON value
         What must be the same when the run goes on, by name: the model's shape, the batch, …
-    tensors : mapping of file name (without suffix) to mapping of name to Tensor
+    tensors : mapping of file name (without suffix) to mapping of name to tensor
+        In memory, or to be read in rows.
     """
 
     position: Position
     settings: Mapping[str, Any]
-    tensors: Mapping[str, Mapping[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, AnyTensor]]
 
 
 class _File(BaseModel):
@@ -89,8 +93,11 @@ class _Manifest(BaseModel):
     sha256: str
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, ranks: Ranks = ALONE) -> Path:
     """Write a checkpoint into `folder` and remove all but the newest `keep`.
+
+    All ranks must call it with a checkpoint of the same tensors: the first one writes. It becomes
+    visible when all have brought their rows, and they return when it is.
 
     Returns
     -------
@@ -100,27 +107,55 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     Raises
     ------
     CheckpointError
-        If it cannot be written, as on a full disk; earlier checkpoints are untouched then.
+        On all ranks, if it cannot be written, as on a full disk; earlier checkpoints are
+        untouched then.
+    BackendError
+        If a rank is lost; there is no checkpoint then, or a complete one.
     """
     name = f"step-{checkpoint.position.step:012d}"
     target, partial = folder / name, folder / f".{name}.partial"
-    with _reporting(f"cannot write checkpoint {target}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        _tidy(folder)
-        try:
-            partial.mkdir()
-            _write(partial, checkpoint)
+    first = ranks.rank == 0
+
+    def write() -> dict[str, Written]:
+        begun: CheckpointError | None = None
+        if first:
+            try:
+                with _reporting(f"cannot write checkpoint {target}"):
+                    folder.mkdir(parents=True, exist_ok=True)
+                    _tidy(folder)
+                    partial.mkdir()
+            except CheckpointError as error:
+                begun = error  # The others are about to bring their rows all the same.
+        writes = first and begun is None
+        with _reporting(f"cannot write checkpoint {target}"):
+            files = _write_tensors(partial if writes else None, checkpoint)
+        if begun is not None:
+            raise begun
+        return files
+
+    def publish(files: Mapping[str, Written]) -> None:
+        if not first:
+            return
+        with _reporting(f"cannot write checkpoint {target}"):
+            _write_manifest(partial, checkpoint, files)
             if target.exists():
                 target.rename(folder / f".{name}.replaced")
             partial.rename(target)
             _flush(folder)
-        finally:
             _tidy(folder)
-        for old in _by_step(folder)[:-keep]:
-            # Hidden by one rename first: a removal cut short must not look like a checkpoint.
-            hidden = folder / f".{old.name}.partial"
-            old.rename(hidden)
-            shutil.rmtree(hidden)
+            for old in _by_step(folder)[:-keep]:
+                # Hidden by one rename first: a removal cut short must not look like a checkpoint.
+                hidden = folder / f".{old.name}.partial"
+                old.rename(hidden)
+                shutil.rmtree(hidden)
+
+    try:
+        files = ranks.together(write)
+        ranks.together(lambda: publish(files))
+    finally:
+        if first and folder.is_dir():
+            with contextlib.suppress(OSError):
+                _tidy(folder)
     return target
 
 
@@ -166,30 +201,60 @@ def latest(folder: Path) -> Path | None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint, or the newest complete one of a folder of checkpoints.
+    """Read one checkpoint, or the newest complete one of a folder of them, into memory.
 
     Raises
     ------
     CheckpointError
-        If there is none, a file of it is missing, cut short or altered, or it was written in
-        a newer format; the message names the file.
+        See `open_checkpoint`.
     """
-    if not _NAME.fullmatch(path.name) and not (path / MANIFEST).exists():
-        newest = latest(path) if path.is_dir() else None
-        if newest is None:
-            raise CheckpointError(f"there is no checkpoint in {path}; start without one")
-        path = newest
+    found = open_checkpoint(path)
+    with _reporting(f"cannot read checkpoint {path}"):
+        tensors = {
+            file: {name: in_rows(tensor).whole() for name, tensor in held.items()}
+            for file, held in found.tensors.items()
+        }
+    return Checkpoint(found.position, found.settings, tensors)
+
+
+def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
+    """One checkpoint, or the newest complete one of a folder, whose tensors are read in rows.
+
+    All ranks must call it. The first one picks the checkpoint and compares every byte with what
+    was written; the others look at sizes.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if there is none, a file of it is missing, cut short or altered, or it was
+        written in a newer format; the message names the file.
+    """
+    first = ranks.rank == 0
+    chosen = Path(ranks.told(ranks.together(lambda: str(_chosen(path)) if first else "")))
+    return ranks.together(lambda: _open(chosen, verifies=first))
+
+
+def _chosen(path: Path) -> Path:
+    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        return path
+    newest = latest(path) if path.is_dir() else None
+    if newest is None:
+        raise CheckpointError(f"there is no checkpoint in {path}; start without one")
+    return newest
+
+
+def _open(path: Path, verifies: bool) -> Checkpoint:
     manifest = _read_manifest(path)
     _check_sizes(path, manifest)
-    tensors = {}
+    tensors: dict[str, Mapping[str, AnyTensor]] = {}
     with _reporting(f"cannot read checkpoint {path}"):
         for name, file in manifest.files.items():
-            if sha256_file(path / name) != file.sha256:
+            if verifies and sha256_file(path / name) != file.sha256:
                 raise CheckpointError(
                     f"{path / name} was altered: its SHA-256 is not the one that "
                     f"{MANIFEST} lists; use an earlier checkpoint"
                 )
-            tensors[name.removesuffix(".safetensors")] = safetensors.torch.load_file(path / name)
+            tensors[name.removesuffix(".safetensors")] = tensor_file.read(path / name)
     position = Position(manifest.step, manifest.epoch, manifest.samples)
     return Checkpoint(position, manifest.settings, tensors)
 
@@ -231,15 +296,24 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
+def _write_tensors(folder: Path | None, checkpoint: Checkpoint) -> dict[str, Written]:
+    """Write all files of tensors, or without a folder take part in it; every rank must."""
     files = {}
+    failure: OSError | None = None
     for name, tensors in checkpoint.tensors.items():
-        path = folder / f"{name}.safetensors"
-        safetensors.torch.save_file(
-            {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, path
-        )
-        _flush(path)
-        files[path.name] = {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        path = None if folder is None or failure else folder / f"{name}.safetensors"
+        try:
+            files[f"{name}.safetensors"] = tensor_file.write(path, tensors)
+            if path is not None:
+                _flush(path)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
+    return files
+
+
+def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Written]) -> None:
     position = checkpoint.position
     body = {
         "format_version": FORMAT_VERSION,
@@ -247,7 +321,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         "epoch": position.epoch,
         "samples": position.samples,
         "settings": dict(checkpoint.settings),
-        "files": files,
+        "files": {name: asdict(file) for name, file in files.items()},
     }
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(body | {"sha256": _hash_of(body)}, indent=1), encoding="utf-8")

@@ -23,7 +23,7 @@ class TrainConfig:
     max_steps : int, optional
         Stop after this many steps, those before a resumed checkpoint included.
     batch_size : int
-        Samples per step; the last batch of an epoch may be smaller.
+        Samples per step and rank; the last batch of an epoch may be smaller.
     lr, embedding_lr : float
         Learning rate of the MLPs, and of the embeddings (by default the same).
     optimizer : {"adagrad", "sgd", "adam"}
@@ -57,6 +57,9 @@ class TrainConfig:
         Compute the MLPs and the interaction in this type, by `torch.autocast`; weights and
         embeddings stay float32. There is no float16: its gradients need a scale, which the
         embeddings' update in the backward pass would have to take back.
+    timeout_s : float, optional
+        How long ranks wait for one another before the run fails; by default as long as
+        `torch.distributed` does.
 
     Raises
     ------
@@ -85,6 +88,7 @@ class TrainConfig:
     look_ahead: bool = True
     compile: str | None = None
     amp: Amp | None = None
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         at_least = {"epochs": 1, "batch_size": 1, "report_every": 1, "eval_samples": 0}
@@ -93,6 +97,8 @@ class TrainConfig:
                 raise PlacerError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.max_steps is not None and self.max_steps < 0:
             raise PlacerError(f"max_steps must be at least 0, not {self.max_steps}")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise PlacerError(f"timeout_s must be positive, not {self.timeout_s}")
         if self.holdout_every < 0 or self.holdout_every == 1:
             raise PlacerError(
                 f"holdout_every {self.holdout_every} leaves nothing to train on; "

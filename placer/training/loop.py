@@ -1,13 +1,16 @@
 """Training a DLRM on a log with a plan, resumable and deterministic for a seed."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from placer.data.log import Log
+from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.hit_rates import HitRates
 from placer.interrupt import deferred_interrupt
@@ -16,7 +19,8 @@ from placer.training import checkpoint
 from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.metrics import HeldOut
-from placer.training.reading import labels_of
+from placer.training.ranks import ALONE, Ranks, device_of_rank, joined_ranks
+from placer.training.reading import labels_of, own_part
 from placer.training.run import Progress, Run
 from placer.training.trace import TraceRequest, TraceSummary
 from placer.training.trainer import Trainer, usable_device
@@ -101,6 +105,10 @@ def train(
     step is finished, a checkpoint is written where `checkpoints` are on, and the result so far
     is returned.
 
+    Under torchrun, or where `torch.distributed` is initialised with many ranks, all of them call
+    it alike: the plan's shards are spread over them, each trains on its part of each batch, and
+    the result is that of one process with the whole batch, on every rank.
+
     Parameters
     ----------
     plan : Plan
@@ -132,29 +140,49 @@ def train(
         If no sample has a label, or one is not within 0 to 1.
     PlacerError
         If the loss is no longer finite.
+    BackendError
+        If another rank is lost.
     """
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
-        check_log(plan, eval_log)
-        _check_label_column(eval_log)
-    check_log(plan, log)
-    if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
-        raise CheckpointError(
-            f"{checkpoints.folder} holds checkpoints of an earlier run; "
-            "resume from it, or save to another folder"
-        )
+    with joined_ranks(config) as ranks:
+        if ranks.world > 1:
+            # From here on a batch is that of all ranks.
+            config = replace(
+                config,
+                batch_size=config.batch_size * ranks.world,
+                device=device_of_rank(config.device),
+            )
+        ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume))
+        return _train(ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress)
+
+
+def _train(
+    ranks: Ranks,
+    plan: Plan,
+    log: Log,
+    config: TrainConfig,
+    eval_log: Log | None,
+    checkpoints: CheckpointPolicy | None,
+    resume: Path | None,
+    trace: TraceRequest | None,
+    on_progress: Callable[[Progress], None] | None,
+) -> TrainResult:
+    """The same, with `config.batch_size` that of all ranks together."""
     with _own_random_state(config):
-        run = Run(plan, log, config, checkpoints)
+        run = Run(plan, log, config, checkpoints, ranks)
         if resume is not None:
-            run.restore(checkpoint.load(resume))
+            run.restore(resume)
         with deferred_interrupt() as interrupt:
-            summary = run.train(interrupt, on_progress, trace)
+            summary = run.train(interrupt, on_progress, trace if ranks.rank == 0 else None)
             run.save()
             hit_rates = run.hit_rates()
+        interrupted = ranks.any(interrupt.requested)
         held_out = HeldOut()
-        if not interrupt.requested:
-            held_out = evaluate(run.trainer, log, config, eval_log)
+        if not interrupted:
+            held_out = evaluate(run.trainer, log, config, eval_log, ranks)
+        run.close()
     return TrainResult(
         losses=tuple(run.losses),
         auc=held_out.auc(),
@@ -165,17 +193,42 @@ def train(
         unlabelled_samples=run.unlabelled_samples,
         train_s=run.train_s,
         read_s=run.read_s,
-        interrupted=interrupt.requested,
+        interrupted=interrupted,
         checkpoint=run.saved,
         hit_rates=hit_rates,
         trace=summary,
     )
 
 
+def _check(
+    plan: Plan,
+    log: Log,
+    eval_log: Log | None,
+    checkpoints: CheckpointPolicy | None,
+    resume: Path | None,
+) -> None:
+    """Refuse what cannot be trained, before anything is built."""
+    if eval_log is not None:
+        check_log(plan, eval_log)
+        _check_label_column(eval_log)
+    check_log(plan, log)
+    if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
+        raise CheckpointError(
+            f"{checkpoints.folder} holds checkpoints of an earlier run; "
+            "resume from it, or save to another folder"
+        )
+
+
 def evaluate(
-    trainer: Trainer, log: Log, config: TrainConfig, eval_log: Log | None = None
+    trainer: Trainer,
+    log: Log,
+    config: TrainConfig,
+    eval_log: Log | None = None,
+    ranks: Ranks = ALONE,
 ) -> HeldOut:
     """Predict the held-out batches of a log, or all batches of another one.
+
+    Each rank predicts its part of a batch, and all of them know the whole in the end.
 
     Raises
     ------
@@ -185,13 +238,20 @@ def evaluate(
     held_out = HeldOut()
     if eval_log is None and not config.holdout_every:
         return held_out
-    for number, chunk in enumerate(batches(eval_log or log, config.batch_size)):
-        if held_out.samples >= config.eval_samples:
-            break
-        if eval_log is not None or config.is_held_out(number):
+
+    def read() -> Generator[tuple[Chunk, npt.NDArray[np.float32] | None]]:
+        for number, chunk in enumerate(batches(eval_log or log, config.batch_size)):
             usable = labelled(chunk)
-            if usable.samples:
-                held_out.add(trainer.predict(usable), labels_of(usable))
+            counts = eval_log is not None or config.is_held_out(number)
+            yield usable, labels_of(usable) if counts and usable.samples else None
+
+    with closing(ranks.in_step(read(), lambda item: item[0].samples)) as stream:
+        for usable, labels in stream:
+            if held_out.samples >= config.eval_samples:
+                break
+            if labels is not None:
+                logits = trainer.predict(own_part(usable, ranks))
+                held_out.add(ranks.joined(logits, usable.samples), labels)
     if eval_log is not None and config.eval_samples and not held_out.samples:
         raise DataError("no sample of the evaluation log has a label; evaluate on another log")
     return held_out

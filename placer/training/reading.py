@@ -11,8 +11,9 @@ from torch import Tensor
 from placer.data.log import Chunk, Log
 from placer.errors import DataError
 from placer.executor import BagBatch
-from placer.training.batches import batches, labelled
+from placer.training.batches import batches, cut, labelled
 from placer.training.config import TrainConfig
+from placer.training.ranks import ALONE, Ranks
 
 Tensors = tuple[BagBatch, Tensor, Tensor]
 """Lookups, numeric columns (samples, columns) and labels (samples,), the last two float32."""
@@ -27,8 +28,8 @@ class Reading:
     samples, labelled : int
         Samples of the log, and how many of them have a label.
     dense, labels : Tensor
-        Of those, shapes (labelled, columns) and (labelled,), float32; empty where the batch is
-        not trained on.
+        Of those that are this rank's, shapes (own, columns) and (own,), float32; empty where the
+        batch is not trained on.
     """
 
     samples: int
@@ -47,12 +48,14 @@ def readings(
     *,
     skip: int = 0,
     limit: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Generator[tuple[BagBatch | None, Reading]]:
     """The batches of one pass over a log, from its sample `skip` on.
 
     Lookups are None in batches that are not trained on, because they are held out or none of
     their samples has a label. Ends after `limit` batches to train on. Tensors are pinned where
-    a GPU will copy them.
+    a GPU will copy them. Of each batch's samples that have a label a rank takes its part, but
+    looks at all labels, so that a bad one is found on every rank.
     """
     pins = torch.device(config.device).type == "cuda"
     number, left = skip // config.batch_size, limit
@@ -63,7 +66,8 @@ def readings(
         if not trained:
             yield None, Reading(chunk.samples, usable.samples, _NOTHING, _NOTHING)
             continue
-        lookups, dense, labels = tensors_of(usable, features)
+        labels_of(usable)
+        lookups, dense, labels = tensors_of(own_part(usable, ranks), features)
         if pins:
             lookups, dense, labels = lookups.pin_memory(), dense.pin_memory(), labels.pin_memory()
         yield lookups, Reading(chunk.samples, usable.samples, dense, labels)
@@ -71,6 +75,11 @@ def readings(
             left -= 1
             if not left:
                 return
+
+
+def own_part(chunk: Chunk, ranks: Ranks) -> Chunk:
+    """A rank's samples of a batch; all of them where it is alone."""
+    return chunk if ranks.world == 1 else cut(chunk, *ranks.part_of(chunk.samples))
 
 
 def tensors_of(chunk: Chunk, features: Sequence[str]) -> Tensors:

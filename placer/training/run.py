@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from placer.data.log import Log
 from placer.errors import PlacerError
-from placer.executor import BagBatch, PlacedEmbeddings, PreparedBatch, look_ahead
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.hit_rates import HitRates
+from placer.executor.ranks import ShardedEmbeddings
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
@@ -22,9 +23,12 @@ from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.ranks import ALONE, Ranks
 from placer.training.reading import Reading, readings
+from placer.training.tables import AnyEmbeddings, hit_rates, load_tables, table_tensors
+from placer.training.tensor_file import AnyTensor, in_rows
 from placer.training.trace import Tracer, TraceRequest, TraceSummary, waiting_for_log
-from placer.training.trainer import Trainer
+from placer.training.trainer import AnyBatch, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,16 @@ class Run:
     """Trains a placed model from where it stands, and saves it as the policy says."""
 
     def __init__(
-        self, plan: Plan, log: Log, config: TrainConfig, policy: CheckpointPolicy | None
+        self,
+        plan: Plan,
+        log: Log,
+        config: TrainConfig,
+        policy: CheckpointPolicy | None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self._log, self._config, self._policy = log, config, policy
-        self._embeddings = PlacedEmbeddings(
+        self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
+        kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
+        self._embeddings: AnyEmbeddings = kind(
             plan,
             lr=config.embedding_rate,
             eps=config.eps,
@@ -69,7 +79,9 @@ class Run:
             backend=config.backend,
             cache_policy=config.cache_policy,
         )
-        self.trainer = Trainer(self._embeddings, plan, len(log.dense_names), config)
+        self.trainer = Trainer(
+            self._embeddings, plan, len(log.dense_names), config, world=ranks.world
+        )
         self._settings = run_settings(plan, log, config)
         self._pending: list[Tensor] = []
         self._saved_position: Position | None = None
@@ -93,8 +105,13 @@ class Run:
         return tracer.summary
 
     def hit_rates(self) -> HitRates | None:
-        """Of this run so far; None where all rows are read in place."""
-        return self._embeddings.hit_rates()
+        """Of this run so far, all ranks together; None where all rows are read in place."""
+        return hit_rates(self._embeddings, self._ranks)
+
+    def close(self) -> None:
+        """Let go of the connections to other ranks."""
+        if isinstance(self._embeddings, ShardedEmbeddings):
+            self._embeddings.close()
 
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
@@ -104,29 +121,31 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
-        tensors = {
+        tensors: dict[str, Mapping[str, AnyTensor]] = {
             "dense": self.trainer.dense_state(),
-            "embeddings": dict(self._embeddings.state_dict()),
-            "embedding_optimizer": self._embeddings.optimizer_state_dict(),
+            **table_tensors(self._embeddings),
             "random": random_state,
         }
         saved = Checkpoint(self.position, self._settings, tensors)
-        self.saved = checkpoint.save(self._policy.folder, saved, keep=self._policy.keep)
+        self.saved = checkpoint.save(self._policy.folder, saved, self._policy.keep, self._ranks)
         self._saved_position = self.position
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, path: Path) -> None:
         """Go on from a checkpoint of this model, made under this plan or another.
 
         Raises
         ------
         CheckpointError
-            If it is of another model or was trained with other settings.
+            If it is damaged, of another model or was trained with other settings.
         """
+        saved = checkpoint.open_checkpoint(path, self._ranks)
+        self._ranks.together(lambda: self._load(saved))
+
+    def _load(self, saved: Checkpoint) -> None:
         checkpoint.check_settings(saved.settings, self._settings)
-        self.trainer.load_dense_state(saved.tensors["dense"])
-        self._embeddings.load_state_dict(saved.tensors["embeddings"])
-        self._embeddings.load_optimizer_state_dict(saved.tensors["embedding_optimizer"])
-        random_state = saved.tensors["random"]
+        self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
+        load_tables(self._embeddings, saved.tensors)
+        random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
             torch.cuda.set_rng_state(random_state["cuda"])
@@ -136,8 +155,8 @@ class Run:
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
         """The rest of the current pass over the log; whether it came to the log's end."""
         config, policy = self._config, self._policy
-        with closing(self._batches()) as stream:
-            while not interrupt.requested and self._may_step():
+        with closing(self._batches(interrupt)) as stream:
+            while not self._stops(interrupt) and self._may_step():
                 started = time.perf_counter()
                 item = next(stream, None)
                 trained = item is not None and self._take(*item)
@@ -154,20 +173,31 @@ class Run:
                     self.save()
         return False
 
-    def _batches(self) -> Generator[tuple[BagBatch | PreparedBatch | None, Reading]]:
+    def _stops(self, interrupt: Interrupt) -> bool:
+        """Whether to stop here: many ranks agree on where they do, a batch or two later."""
+        return interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
+
+    def _batches(self, interrupt: Interrupt) -> Generator[tuple[AnyBatch | None, Reading]]:
         """The rest of the current pass, as far as steps are left, one batch ahead."""
         config, position = self._config, self.position
         limit = None if config.max_steps is None else config.max_steps - position.step
 
         def read() -> Generator[tuple[BagBatch | None, Reading]]:
             names = self._embeddings.feature_names
-            return readings(self._log, names, config, skip=position.samples, limit=limit)
+            skip = position.samples
+            return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
+
+        def agreed(
+            stream: Generator[tuple[BagBatch | None, Reading]],
+        ) -> Generator[tuple[BagBatch | None, Reading]]:
+            timed = self._timed(stream)
+            return self._ranks.in_step(timed, _samples_of, lambda: interrupt.requested)
 
         if not config.look_ahead:
-            return self._timed(read())
+            return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(self._timed(in_background(read, depth)), self._embeddings)
+        return look_ahead(agreed(in_background(read, depth)), self._embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
@@ -187,12 +217,14 @@ class Run:
         limit = self._config.max_steps
         return limit is None or self.position.step < limit
 
-    def _take(self, lookups: BagBatch | PreparedBatch | None, reading: Reading) -> bool:
+    def _take(self, lookups: AnyBatch | None, reading: Reading) -> bool:
         """Move past a batch and train on it where it has lookups; whether it was trained on."""
         self.unlabelled_samples += reading.samples - reading.labelled
         self._labels_seen |= reading.labelled > 0
         if lookups is not None:
-            self._pending.append(self.trainer.step(lookups, reading.dense, reading.labels))
+            self._pending.append(
+                self.trainer.step(lookups, reading.dense, reading.labels, reading.labelled)
+            )
             self.samples += reading.labelled
         position, trained = self.position, lookups is not None
         self.position = Position(
@@ -209,7 +241,7 @@ class Run:
         """Read the losses since the last time; seldom, because a GPU has to finish for it."""
         if not self._pending:
             return
-        losses = torch.stack(self._pending).tolist()
+        losses: list[float] = self._ranks.total(torch.stack(self._pending)).tolist()
         first = self.position.step - len(losses) + 1
         self._pending.clear()
         for step, loss in enumerate(losses, start=first):
@@ -223,6 +255,14 @@ class Run:
             rate = self.samples / self.train_s if self.train_s else 0.0
             mean = sum(losses) / len(losses)
             on_progress(Progress(self.position.step, self.position.epoch, self.samples, mean, rate))
+
+
+def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:
+    return item[1].samples
+
+
+def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
+    return {name: in_rows(tensor).whole() for name, tensor in tensors.items()}
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:

@@ -1,33 +1,41 @@
 """One model in training: embeddings, a DLRM on top, and the optimizers of both."""
 
+import contextlib
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.parallel import DistributedDataParallel
 
 from placer.data.log import Chunk
-from placer.errors import PlacerError, ProblemError
+from placer.errors import BackendError, PlacerError, ProblemError
 from placer.executor import BagBatch, PreparedBatch
+from placer.executor.ranks import ShardedBatch
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm
 from placer.training.reading import dense_of
 
+AnyBatch = BagBatch | PreparedBatch | ShardedBatch
+"""Lookups as they were read, or looked for ahead."""
+
 
 class Embeddings(Protocol):
-    """What `PlacedEmbeddings` and `UnplacedEmbeddings` have in common."""
+    """What placed, sharded and unplaced embeddings have in common."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Features, in the order that batches must follow."""
         ...
 
-    def __call__(self, batch: BagBatch | PreparedBatch, /) -> Mapping[str, Tensor]:
-        """Pooled rows by feature, shape (samples, dim); only placed ones take prepared batches."""
+    def __call__(self, batch: Any, /) -> Mapping[str, Tensor]:
+        """Pooled rows by feature, shape (samples, dim), of a batch, or of what they prepared."""
         ...
 
 
@@ -44,6 +52,9 @@ class Trainer:
     config : TrainConfig
     embedding_optimizers : sequence of torch.optim.Optimizer
         Of embeddings that do not update themselves in the backward pass.
+    world : int
+        Ranks that train together: each takes steps and makes predictions with its own part of
+        each batch, and all have the same MLPs.
 
     Raises
     ------
@@ -60,6 +71,7 @@ class Trainer:
         dense_columns: int,
         config: TrainConfig,
         embedding_optimizers: Sequence[torch.optim.Optimizer] = (),
+        world: int = 1,
     ) -> None:
         dims: dict[str, int] = {}
         for table in plan.tables:
@@ -81,33 +93,60 @@ class Trainer:
             activation=config.activation,
             seed=config.seed,
         ).to(self.device)
-        # The same weights: checkpoints hold those of `model`, compiled or not.
-        self._scores = (
-            self.model if config.compile is None else _compiled(self.model, config.compile)
-        )
+        self._world = world
+        # The same weights: checkpoints hold those of `model`, compiled and distributed or not.
+        self._scores = _scores(self.model, config.compile, self.device, world)
         self._amp = None if config.amp is None else getattr(torch, config.amp)
         self.optimizer = _make_optimizer(config, self.model)
         self._optimizers = [self.optimizer, *embedding_optimizers]
         self._loss = nn.BCEWithLogitsLoss()
 
-    def step(self, lookups: BagBatch | PreparedBatch, dense: Tensor, labels: Tensor) -> Tensor:
+    def step(
+        self, lookups: AnyBatch, dense: Tensor, labels: Tensor, samples: int | None = None
+    ) -> Tensor:
         """Train on a batch; its mean log loss before the update, a scalar.
 
         Parameters
         ----------
-        lookups : BagBatch or PreparedBatch
+        lookups : BagBatch, PreparedBatch or ShardedBatch
         dense : float32, shape (samples, dense_columns)
         labels : float32, shape (samples,)
             Pinned memory is copied to a GPU without waiting for it.
+        samples : int, optional
+            Of the batch that all ranks have together. What is returned is then this rank's share
+            of its mean loss: the ranks' shares add up to it, however the batch is parted.
+
+        Raises
+        ------
+        BackendError
+            If a rank is lost.
         """
         labels = labels.to(self.device, non_blocking=True)
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self._loss(self._logits(lookups, dense), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        logits = self._logits(lookups, dense)
+        if self._world == 1 or samples is None:
+            loss: Tensor = self._loss(logits, labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loss = binary_cross_entropy_with_logits(logits, labels, reduction="sum") / samples
+            self._backward(loss)
         for optimizer in self._optimizers:
             optimizer.step()
         return loss.detach()
+
+    def _backward(self, loss: Tensor) -> None:
+        """Backward through a share of the loss; gradients are averaged, and shall be added."""
+        try:
+            (loss * self._world).backward()  # type: ignore[no-untyped-call]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BackendError(
+                f"adding up the ranks' gradients failed: {reason}. Another rank died, or did not "
+                "come in time; see the output of the others, and resume from the last checkpoint"
+            ) from error
 
     @torch.no_grad()
     def predict(self, chunk: Chunk) -> npt.NDArray[np.float32]:
@@ -139,7 +178,7 @@ class Trainer:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": dict(slots), "param_groups": groups})
 
-    def _logits(self, lookups: BagBatch | PreparedBatch, dense: Tensor) -> Tensor:
+    def _logits(self, lookups: AnyBatch, dense: Tensor) -> Tensor:
         """Logits of a batch: float32, shape (samples,)."""
         if isinstance(lookups, BagBatch):
             lookups = lookups.to(self.device, non_blocking=True)
@@ -179,27 +218,41 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
             return torch.optim.SGD(parameters, lr=config.lr)
 
 
-def _compiled(model: Dlrm, backend: str) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """The model behind `torch.compile`, whose errors become the project's.
-
-    Some come with the first batch only, such as that of a missing compiler.
-    """
-    from torch._dynamo.exc import TorchDynamoException  # Slow to import, and seldom wanted.
-
-    def refusal(error: Exception) -> PlacerError:
-        reason = str(error).strip().splitlines()[0]
-        return PlacerError(f"torch.compile with {backend!r} failed: {reason}; train without it")
-
-    try:
-        compiled = torch.compile(model, backend=backend)
-    except TorchDynamoException as error:
-        raise refusal(error) from error
+def _scores(
+    model: Dlrm, compiler: str | None, device: torch.device, world: int
+) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
+    """The model as it is called: behind `torch.compile` if wanted, and one of many if it is."""
+    called: nn.Module = model
+    if compiler is not None:
+        with _compiler_errors(compiler):
+            called = cast(nn.Module, torch.compile(model, backend=compiler))
+    if world > 1:
+        gpus = [device] if device.type == "cuda" else None
+        with warnings.catch_warnings():  # The newest PyTorch has another name for it.
+            warnings.simplefilter("ignore", FutureWarning)
+            # The buffers are constants, which need not be sent at every step.
+            called = DistributedDataParallel(called, gpus, broadcast_buffers=False)
+    if compiler is None:
+        return called
 
     def scores(dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        try:
-            logits: Tensor = compiled(dense, pooled)
-        except TorchDynamoException as error:
-            raise refusal(error) from error
+        # Some errors come with the first batch only, such as that of a missing compiler.
+        with _compiler_errors(compiler):
+            logits: Tensor = called(dense, pooled)
         return logits
 
     return scores
+
+
+@contextlib.contextmanager
+def _compiler_errors(backend: str) -> Iterator[None]:
+    """Turn the errors of `torch.compile` into the project's."""
+    from torch._dynamo.exc import TorchDynamoException  # Slow to import, and seldom wanted.
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PlacerError(
+            f"torch.compile with {backend!r} failed: {reason}; train without it"
+        ) from error

@@ -35,9 +35,7 @@ def on_ranks(
     store = folder / "store"
     store.unlink(missing_ok=True)
     mp.spawn(_entry, (world, local or world, target, folder, args), nprocs=world)
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)
-    ]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 
 def _entry(

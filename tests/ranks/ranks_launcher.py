@@ -1,6 +1,5 @@
 """Runs functions on several processes that talk over gloo."""
 
-import os
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,34 +11,45 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-Job = Callable[..., Any]
-
-
-def run(world: int, jobs: Sequence[tuple[str, Job, tuple[Any, ...]]], timeout_s: float = 60) -> Any:
-    """Each job's result on each rank, by name; a failed job's is its traceback, as `Failed`.
-
-    All jobs run one after the other in one set of processes, for a start takes seconds. After
-    the first failure ranks may be out of step, so that the rest is not run.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        context = mp.spawn(
-            _rank, (world, folder, list(jobs), timeout_s), nprocs=world, join=False, start_method="spawn"
-        )
-        while not context.join():
-            pass
-        results = [
-            torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)
-        ]
-    return {name: [theirs.get(name) for theirs in results] for name, _, _ in jobs}
+Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
+"""A name, and what to call on each rank with (rank, world, ...)."""
 
 
 class Failed(str):
     """A traceback."""
 
 
-def _rank(rank: int, world: int, folder: str, jobs: list[Any], timeout_s: float) -> None:
+class Outcomes(dict[str, list[Any]]):
+    """What each job gave on each rank, by its name."""
+
+    def of(self, name: str) -> list[Any]:
+        """A job's results by rank; raises what was raised there."""
+        failures = [result for result in self[name] if isinstance(result, Failed)]
+        if failures:
+            raise AssertionError("\n\n".join(failures))
+        if None in self[name]:
+            raise AssertionError(f"{name} was not run: a job before it failed")
+        return [result[0] for result in self[name]]
+
+
+def run(world: int, jobs: Sequence[Job], timeout_s: float = 60) -> Outcomes:
+    """Run jobs one after the other in one set of processes, for a start takes seconds.
+
+    After a failure ranks may be out of step, so that the rest is not run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _rank, (world, folder, list(jobs), timeout_s), nprocs=world, start_method="spawn"
+        )
+        results = [
+            torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)
+        ]
+    return Outcomes({name: [theirs.get(name) for theirs in results] for name, _, _ in jobs})
+
+
+def join_group(rank: int, world: int, folder: str, timeout_s: float) -> None:
+    """Meet the other ranks in a file."""
     torch.set_num_threads(1)
-    os.environ["OMP_NUM_THREADS"] = "1"
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meet",
@@ -47,13 +57,16 @@ def _rank(rank: int, world: int, folder: str, jobs: list[Any], timeout_s: float)
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def _rank(rank: int, world: int, folder: str, jobs: Sequence[Job], timeout_s: float) -> None:
+    join_group(rank, world, folder, timeout_s)
     results: dict[str, Any] = {}
     for name, job, arguments in jobs:
         try:
-            results[name] = job(rank, world, *arguments)
+            results[name] = (job(rank, world, *arguments),)
         except Exception:
             results[name] = Failed(traceback.format_exc())
             break
     torch.save(results, Path(folder) / f"{rank}.pt")
-    if all(not isinstance(result, Failed) for result in results.values()):
-        dist.destroy_process_group()
+    dist.destroy_process_group()

@@ -10,14 +10,22 @@ from placer.adapters.torchrec.export import document, to_sharding_plan
 from placer.adapters.torchrec.parts import Part, parts_of
 from placer.adapters.torchrec.read import from_sharding_plan
 from placer.adapters.torchrec.sharding import sharding_of
-from placer.adapters.torchrec.state import load_state_dict, merge_state_dict, split_state_dict
+from placer.adapters.torchrec.state import (
+    load_optimizer_state_dict,
+    load_state_dict,
+    merge_optimizer_state_dict,
+    merge_state_dict,
+    split_state_dict,
+)
 from placer.adapters.torchrec.tables import split_tables
 
 __all__ = [
     "Part",
     "document",
     "from_sharding_plan",
+    "load_optimizer_state_dict",
     "load_state_dict",
+    "merge_optimizer_state_dict",
     "merge_state_dict",
     "parts_of",
     "sharding_of",

@@ -106,10 +106,16 @@ def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
 
 
 def _edge(plan: Plan, table: Table, shards: Sequence[Shard]) -> int | None:
-    """The rank at which TorchRec can have a table as two, if there is one."""
+    """The rank at which TorchRec can have a table as two, if there is one.
+
+    On its two sides rows are read or replicated in different ways: two tables are for that, and
+    not for row blocks of other sizes than TorchRec's.
+    """
     edges = sorted({start for shard in shards if (start := shard.rows[0])})
     for edge in edges:
-        if any(shard.rows[0] < edge < shard.rows[1] for shard in shards):
+        hot = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[0] < edge}
+        cold = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[1] > edge}
+        if hot & cold:
             continue
         try:
             for span in ((0, edge), (edge, table.rows)):

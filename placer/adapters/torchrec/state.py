@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _KEY = re.compile(
     r"(?P<path>.*?)placed_tables\.(?P<kind>embedding_bags|embeddings)\."
-    r"(?P<table>.+)\.(?P<what>[^.]+)"
+    r"(?P<table>[^.]+)\.(?P<what>.+)"
 )
 
 
@@ -121,17 +121,78 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     own = module.state_dict()
     with torch.no_grad():
         for key, value in split_state_dict(state_dict, module).items():
-            for target, offsets in _local(own[key]):
-                if value.dim() != target.dim() or tuple(value.shape) != tuple(own[key].shape):
-                    raise CheckpointError(
-                        f"{key!r} is {tuple(value.shape)} in the state but "
-                        f"{tuple(own[key].shape)} in the model"
-                    )
-                span = tuple(
-                    slice(first, first + size)
-                    for first, size in zip(offsets, target.shape, strict=True)
-                )
-                target.copy_(value[span])
+            _fill(key, own[key], value)
+
+
+def merge_optimizer_state_dict(
+    state_dict: Mapping[str, Any], module: Any
+) -> dict[str, dict[str, dict[str, "Tensor"]]]:
+    """The state of TorchRec's fused optimizers for whole tables, rows in id order.
+
+    Collective, and for rank 0 alone, like `merge_state_dict`.
+
+    Parameters
+    ----------
+    state_dict : mapping
+        ``model.fused_optimizer.state_dict()``.
+    module : nn.Module
+        The model, which knows how its tables were split.
+
+    Returns
+    -------
+    dict
+        As TorchRec has it: ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``.
+    """
+    # As keys of weights beside them, parts are put together like the weights.
+    flat = {
+        f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
+        for key, slots in state_dict["state"].items()
+        for name, value in slots.items()
+    }
+    merged: dict[str, dict[str, dict[str, Tensor]]] = {"state": {}}
+    for key, value in merge_state_dict(_gathered(flat), module).items():
+        weight, _, slot = key.rpartition(".")
+        own = merged["state"].setdefault(weight, {})
+        own[f"{weight.split('.')[-2]}.{slot}"] = value
+    return merged
+
+
+def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
+    """Fill the fused optimizers of a sharded model from the state for whole tables.
+
+    Parameters
+    ----------
+    module : DistributedModelParallel
+    state_dict : mapping
+        Of `merge_optimizer_state_dict`; all of it, on every rank.
+
+    Raises
+    ------
+    CheckpointError
+        If something is missing, or of another shape.
+    """
+    import torch
+
+    orders = {
+        part.name: (part, ranks) for ps, ranks in dict(_orders(module)).values() for part in ps
+    }
+    with torch.no_grad():
+        for key, slots in module.fused_optimizer.state_dict()["state"].items():
+            table = key.split(".")[-2]
+            match = _KEY.fullmatch(key)
+            source = orders[table][0].source if table in orders else table
+            weight = key
+            if match is not None:
+                weight = f"{match['path']}{match['kind']}.{source}.{match['what']}"
+            for name, own in slots.items():
+                known = state_dict["state"].get(weight, {})
+                whole = name.replace(f"{table}.", f"{source}.", 1)
+                if whole not in known:
+                    raise CheckpointError(f"the optimizer's state lacks {whole!r} of {weight!r}")
+                value = known[whole]
+                if table in orders:
+                    value = value[torch.from_numpy(_ids(*orders[table])).to(value.device)]
+                _fill(name, own, value)
 
 
 def _ids(part: Part, ranks: Ranks) -> Any:
@@ -151,6 +212,19 @@ def _joined(pieces: Mapping[Part, "Tensor"], ranks: Ranks) -> "Tensor":
     for part, piece in pieces.items():
         table[torch.from_numpy(_ids(part, ranks)).to(piece.device)] = piece
     return table
+
+
+def _fill(name: str, target: Any, value: "Tensor") -> None:
+    """Copy a whole tensor into what this rank has of it."""
+    if tuple(value.shape) != tuple(target.shape):
+        raise CheckpointError(
+            f"{name!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in the model"
+        )
+    for piece, offsets in _local(target):
+        span = tuple(
+            slice(first, first + size) for first, size in zip(offsets, piece.shape, strict=True)
+        )
+        piece.copy_(value[span])
 
 
 def _orders(module: Any) -> Iterator[tuple[str, tuple[tuple[Part, ...], Ranks]]]:
@@ -181,6 +255,33 @@ def _whole(value: Any) -> Any:
         out = torch.empty(value.size(), dtype=value.dtype, device=device)
     value.gather(0, out)
     return out
+
+
+def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
+    """The tensors of all ranks, whole, on rank 0; nothing on others.
+
+    A rank has no entry for a table of which it has no shard, so each sends what it has.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mine = [
+        (key, tuple(value.shape), offsets, piece.cpu())
+        for key, value in flat.items()
+        for piece, offsets in _local(value)
+    ]
+    ranks = dist.get_world_size()
+    received: list[Any] | None = [None] * ranks if dist.get_rank() == 0 else None
+    dist.gather_object(mine, received)
+    whole: dict[str, Tensor] = {}
+    for key, shape, offsets, piece in (own for sent in received or () for own in sent):
+        if key not in whole:
+            whole[key] = torch.empty(shape, dtype=piece.dtype)
+        span = tuple(
+            slice(first, first + size) for first, size in zip(offsets, piece.shape, strict=True)
+        )
+        whole[key][span] = piece
+    return whole
 
 
 def _local(value: Any) -> list[tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from placer.executor.placed import PlacedEmbeddings
 from placer.executor.ranks.channels import Channel, Unit
 from placer.executor.ranks.comm import Communicator
 from placer.executor.ranks.local import update_name
+from placer.executor.ranks.row_totals import all_reduce_rows
 from placer.executor.ranks.step import UnitStep
 from placer.executor.rule import row_sums, runs
 
@@ -20,9 +21,9 @@ from placer.executor.rule import row_sums, runs
 class ReplicaUpdates:
     """Adds up the gradients of replicated rows over their holders.
 
-    Each holder sums the gradients of the rows that its samples read. The holders gather these
-    sums, and each applies all of them, in the order of ranks, as one lookup a row and holder;
-    so copies that were equal stay equal to the bit.
+    Each holder sums the gradients of the rows that its samples read. These sums are added up over
+    the ranks, and every holder applies the totals as one lookup a row; so copies that were equal
+    stay equal to the bit.
 
     Attributes
     ----------
@@ -46,7 +47,8 @@ class ReplicaUpdates:
         sums = [
             self._row_sums(asked, gradients, target) for target in range(len(self.unit.targets))
         ]
-        self._apply(_gathered(self.comm, [target.width for target in self.unit.targets], sums))
+        widths = [target.width for target in self.unit.targets]
+        self._apply(all_reduce_rows(self.comm, widths, sums))
 
     def weight_gradients(self, asked: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -144,37 +146,4 @@ class Bystander:
         """Give nothing to the sums."""
         rows = torch.empty(0, dtype=torch.int64, device=self.device)
         nothing = [(rows, torch.empty((0, width), device=self.device)) for width in self.widths]
-        _gathered(self.comm, self.widths, nothing)
-
-
-def _gathered(
-    comm: Communicator, widths: Sequence[int], sums: Sequence[tuple[Tensor, Tensor]]
-) -> list[tuple[Tensor, Tensor]]:
-    """All ranks' rows and sums of each target, rank by rank."""
-    own = torch.tensor([rows.numel() for rows, _ in sums], dtype=torch.int64)
-    counts = comm.gather("replicas", own).tolist()
-    sizes = [
-        sum(count * width for count, width in zip(theirs, widths, strict=True)) for theirs in counts
-    ]
-    longest = max(sum(theirs) for theirs in counts)
-    # Gathered vectors must be of one length.
-    rows = _padded(torch.cat([rows for rows, _ in sums]), longest)
-    values = _padded(torch.cat([part.reshape(-1) for _, part in sums]), max(sizes))
-    all_rows, all_values = comm.gather("replicas", rows), comm.gather("replicas", values)
-    found: list[tuple[Tensor, Tensor]] = []
-    first, begin = [0] * len(counts), [0] * len(counts)
-    for number, width in enumerate(widths):
-        rows_parts, value_parts = [], []
-        for rank, theirs in enumerate(counts):
-            count = theirs[number]
-            rows_parts.append(all_rows[rank, first[rank] : first[rank] + count])
-            part = all_values[rank, begin[rank] : begin[rank] + count * width]
-            value_parts.append(part.view(count, width))
-            first[rank] += count
-            begin[rank] += count * width
-        found.append((torch.cat(rows_parts), torch.cat(value_parts)))
-    return found
-
-
-def _padded(values: Tensor, size: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, size - values.numel()))
+        all_reduce_rows(self.comm, self.widths, nothing)

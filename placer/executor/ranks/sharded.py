@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor.arena import TORCH_DTYPES
 from placer.executor.bags import BagBatch
+from placer.executor.hit_rates import HitRates
 from placer.executor.layout import check_plan
 from placer.executor.placed import UPDATES, PlacedEmbeddings
+from placer.executor.pool import PoolStats
 from placer.executor.ranks.assembly import Assembly, assemble
 from placer.executor.ranks.combine import combine
 from placer.executor.ranks.comm import Communicator, Kind, Volume
@@ -127,6 +129,11 @@ class ShardedEmbeddings(nn.Module):
         return tuple(feature.name for feature in self._features)
 
     @property
+    def backend(self) -> str:
+        """Name of the backend in use; empty where a rank holds nothing."""
+        return self._held[0].backend if self._held else ""
+
+    @property
     def rank(self) -> int:
         """This rank."""
         return 0 if self._alone else self._parts.inputs.comm.rank
@@ -186,6 +193,25 @@ class ShardedEmbeddings(nn.Module):
         )
         inputs = self._parts.inputs
         return combine(flat, step, inputs.channels, self._features, inputs.maps, self._dims)
+
+    def hit_rates(self) -> HitRates | None:
+        """Of the rows held here: see `PlacedEmbeddings.hit_rates`; waits for the device.
+
+        Replicated rows count once more when they are updated.
+        """
+        found = [rates for module in self._held if (rates := module.hit_rates()) is not None]
+        if not found:
+            return None
+        return HitRates(
+            sum(rates.lookups for rates in found),
+            sum(rates.home_lookups for rates in found),
+            sum((rates.pool for rates in found), PoolStats()),
+        )
+
+    def reset_hit_rates(self) -> None:
+        """Count hits from here on."""
+        for module in self._held:
+            module.reset_hit_rates()
 
     def comm_stats(self) -> dict[Kind, Volume]:
         """Bytes that this rank sent so far, by kind; empty with one rank."""

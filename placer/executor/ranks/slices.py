@@ -61,7 +61,7 @@ def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
     """
     found: list[RowSlice] = []
     ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in what was found
-    for part in sorted(part for part in slices if part.count):
+    for part in sorted(part.trimmed() for part in slices if part.count):
         at = ends.pop((part.start, part.step), None)
         if at is None:
             at = len(found)

@@ -1,0 +1,238 @@
+"""The processes that train together under torchrun, and what they agree on."""
+
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from datetime import timedelta
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from placer import errors
+from placer.errors import BackendError, DataError, PlacerError
+from placer.executor.ranks.comm import Communicator
+from placer.training.config import TrainConfig
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process and the others of its run.
+
+    What they say to each other here goes over gloo, so that no GPU has to be waited for. All
+    ranks must call the same methods in the same order; alone there is nobody to wait for.
+
+    Parameters
+    ----------
+    comm : Communicator, optional
+        None for a process that trains alone.
+    """
+
+    def __init__(self, comm: Communicator | None = None) -> None:
+        self._comm = comm
+        self.rank = 0 if comm is None else comm.rank
+        self.world = 1 if comm is None else comm.world
+        self.stopping = False
+
+    def part_of(self, samples: int, rank: int | None = None) -> tuple[int, int]:
+        """Which of a batch's samples are this rank's, or another's: (start, stop)."""
+        rank = self.rank if rank is None else rank
+        return samples * rank // self.world, samples * (rank + 1) // self.world
+
+    def numbers(self, values: Sequence[int]) -> list[list[int]]:
+        """What each rank says, in their order; equally many numbers from each."""
+        if self._comm is None:
+            return [list(values)]
+        said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
+        return said
+
+    def any(self, flag: bool) -> bool:
+        """Whether one of them says so."""
+        return any(said for (said,) in self.numbers([int(flag)]))
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sums over the ranks, elementwise, on the host."""
+        return values.cpu() if self._comm is None else self._comm.total("header", values.cpu())
+
+    def joined(self, values: npt.NDArray[np.float32], samples: int) -> npt.NDArray[np.float32]:
+        """The ranks' parts of a batch of so many samples as one vector, in the batch's order."""
+        if self._comm is None:
+            return values
+        sizes = [stop - start for start, stop in self._parts(samples)]
+        padded = torch.zeros(max(sizes))
+        padded[: values.size] = torch.from_numpy(values)
+        parts = self._comm.gather("header", padded)
+        found: npt.NDArray[np.float32] = torch.cat(
+            [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        ).numpy()
+        return found
+
+    def told(self, text: str) -> str:
+        """What rank 0 says."""
+        return self._texts(text)[0]
+
+    def agree(self, fault: Exception | None = None) -> None:
+        """Raise on every rank what one of them found wrong; each its own, or else the first's.
+
+        Raises
+        ------
+        PlacerError
+            Of the same kind and with the same words as there.
+        """
+        if self._comm is None:
+            if fault is not None:
+                raise fault
+            return
+        if isinstance(fault, BackendError):
+            raise fault  # A rank may be lost, so that nobody answers any more.
+        if self.any(fault is not None):
+            said = self._texts("" if fault is None else f"{type(fault).__name__}: {fault}")
+            if fault is not None:
+                raise fault
+            kind, _, words = next(text for text in said if text).partition(": ")
+            known = vars(errors).get(kind)
+            raise known(words) if known is not None else PlacerError(f"{kind}: {words}")
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do something on every rank; an error on one is one on all, after their work."""
+        fault: Exception | None = None
+        result: list[T] = []
+        try:
+            result.append(work())
+        except Exception as error:
+            fault = error
+        self.agree(fault)
+        return result[0]
+
+    def in_step(
+        self,
+        stream: Generator[T],
+        samples_of: Callable[[T], int],
+        stops: Callable[[], bool] = lambda: False,
+    ) -> Generator[T]:
+        """The same items; all ranks get theirs, or all the error that reading one raised.
+
+        `stopping` becomes true on all ranks at the same item, after `stops` says so on one.
+
+        Raises
+        ------
+        DataError
+            If ranks read different logs.
+        """
+        with closing(stream):
+            while True:
+                fault: Exception | None = None
+                item: T | None = None
+                try:
+                    item = next(stream, None)
+                except Exception as error:
+                    if self._comm is None:
+                        raise
+                    fault = error
+                if self._comm is not None:
+                    samples = -1 if item is None else samples_of(item)
+                    said = self.numbers([fault is not None, stops(), samples])
+                    if any(failed for failed, _, _ in said):
+                        self.agree(fault)
+                    _check_same([size for _, _, size in said])
+                    self.stopping |= any(stop for _, stop, _ in said)
+                if item is None:
+                    return
+                yield item
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if self._comm is not None:
+            self._comm.close()
+
+    def _parts(self, samples: int) -> list[tuple[int, int]]:
+        return [self.part_of(samples, rank) for rank in range(self.world)]
+
+    def _texts(self, text: str) -> list[str]:
+        if self._comm is None:
+            return [text]
+        encoded = text.encode()
+        sizes = [size for (size,) in self.numbers([len(encoded)])]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        if encoded:
+            padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        said = self._comm.gather("header", padded)
+        return [
+            bytes(part[:size].tolist()).decode() for part, size in zip(said, sizes, strict=True)
+        ]
+
+
+ALONE = Ranks()
+
+
+def world_of_launcher() -> int:
+    """Processes that torchrun, or another launcher like it, started; 1 without."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank_of_launcher() -> int:
+    """Which of them this is; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextlib.contextmanager
+def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
+    """The ranks of a run: those of torchrun, of a process group that is there, or just one.
+
+    Raises
+    ------
+    BackendError
+        If the others cannot be reached.
+    """
+    ours = not (dist.is_available() and dist.is_initialized())
+    if world_of_launcher() == 1 if ours else dist.get_world_size() == 1:
+        yield Ranks()
+        return
+    timeout = None if config.timeout_s is None else timedelta(seconds=config.timeout_s)
+    # Without a GPU here the trainer says what is wrong.
+    on_gpu = config.device.startswith("cuda") and torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(torch.device(device_of_rank(config.device)))
+    if ours:
+        try:
+            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise BackendError(
+                f"rank {rank_of_launcher()} of {world_of_launcher()} cannot join the others: "
+                f"{reason}; start all of them with torchrun"
+            ) from error
+    # Without a GPU's group: what is said here must not wait for its kernels.
+    parent = None
+    if dist.get_backend() != "gloo":
+        parent = dist.new_group(backend="gloo", timeout=timeout)
+    ranks = Ranks(Communicator(parent, torch.device("cpu")))
+    lost = False
+    try:
+        yield ranks
+    except BackendError:
+        lost = True  # Waiting for a rank that is gone would hang.
+        raise
+    finally:
+        if not lost:
+            if ours:
+                dist.destroy_process_group()
+            else:
+                ranks.close()
+
+
+def device_of_rank(device: str) -> str:
+    """The device of that name; of ``cuda`` the GPU that the launcher gives this process."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
+
+
+def _check_same(samples: Sequence[int]) -> None:
+    if len(set(samples)) > 1:
+        words = ["the end of the log" if size < 0 else f"{size} samples" for size in samples]
+        read = ", ".join(f"rank {rank} {what}" for rank, what in enumerate(words))
+        raise DataError(f"ranks read different logs: {read}; give all of them the same files")

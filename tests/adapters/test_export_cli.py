@@ -1,0 +1,70 @@
+"""`placer export`, and the example of TorchRec."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from cli_cases import fail, succeed
+from plan_cases import in_dram, in_hbm, machine
+
+from placer import Plan, Table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    shards = (in_hbm("a", (0, 10, 1), (0, 8)), in_hbm("b", (0, 6, 1), (0, 8), "gpu:1"))
+    Plan((Table("a", 10, 8), Table("b", 6, 8)), machine(2), shards).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def test_each_trainers_file(plan_file: Path) -> None:
+    found = {}
+    for target in ("torchrec", "hugectr", "device-map"):
+        file = plan_file.with_name(f"{target}.json")
+        said = succeed("export", str(plan_file), "--to", target, "--module", "m", "-o", str(file))
+        assert said.stdout == f"2 tables written to {file} for {target}\n"
+        found[target] = json.loads(file.read_text())
+    assert found["torchrec"]["plan"]["m"]["b"]["ranks"] == [1]
+    assert found["hugectr"] == {
+        "shard_matrix": [["a"], ["b"]],
+        "shard_strategy": [["mp", ["a", "b"]]],
+    }
+    assert found["device-map"] == {"a": 0, "b": 1}
+
+
+def test_what_a_trainer_cannot_run_is_not_written(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    Plan((Table("a", 10, 8),), machine(1), (in_dram("a", (0, 10, 1), (0, 8)),)).save(plan)
+    file = tmp_path / "out.json"
+    said = fail("export", str(plan), "--to", "torchrec", "-o", str(file))
+    assert "table 'a' so: its rows are read by lookup 'staged'" in said
+    assert not file.exists()
+    succeed("export", str(plan), "--to", "torchrec", "--staged-as", "uva", "-o", str(file))
+    assert json.loads(file.read_text())["plan"][""]["a"]["compute_kernel"] == "fused_uvm"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")
+def test_the_example_trains_and_saves(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model.pt"
+    done = subprocess.run(
+        [
+            sys.executable,
+            *("-W", "ignore", str(ROOT / "examples" / "torchrec_dmp.py")),
+            *("--steps", "6", "--checkpoint", str(checkpoint)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "step 5: loss" in done.stdout
+    assert "the model without a plan loads them" in done.stdout
+    assert checkpoint.exists()

@@ -1,0 +1,378 @@
+"""From plans to TorchRec's and back, and what is refused on the way."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import torch
+from dmp_cases import Model
+from plan_cases import machine
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.planner.planners import (
+    validate_modules_inclusion_in_sharding_plan,
+    validate_rank_assignment,
+)
+from torchrec.distributed.planner.types import Topology as TorchRecTopology
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim import RowWiseAdagrad
+from torchrec_cases import plan_of_all, shard, table
+
+from placer import AccessCdf, Plan, Profile, Shard, Table, TableProfile, Topology
+from placer.adapters.torchrec import (
+    document,
+    from_sharding_plan,
+    parts_of,
+    split_tables,
+    to_sharding_plan,
+)
+from placer.errors import BackendError, PlanError, PlanMismatchError
+from placer.plan.verify import violations
+
+META = torch.device("meta")
+
+
+def model_for(*tables: Table) -> Any:
+    return Model(tables, META)
+
+
+def env_of(ranks: int) -> ShardingEnv:
+    return ShardingEnv.from_local(ranks, 0)
+
+
+def plan_for(own: Table, *shards: Shard, gpus: int = 2, hosts: int = 1) -> Plan:
+    return Plan((own,), machine(gpus, hosts), shards)
+
+
+def exported(plan: Plan, **more: Any) -> Any:
+    model = split_tables(model_for(*plan.tables), plan, staged_as=more.get("staged_as"))
+    return to_sharding_plan(plan, model, env_of(len(plan.topology.gpus)), **more)
+
+
+class TestExport:
+    def test_every_kind_in_torchrecs_words(self) -> None:
+        plan = plan_of_all()
+        found = exported(plan).plan["ebc.placed_tables"]
+        kinds = {name: (own.sharding_type, own.compute_kernel) for name, own in found.items()}
+        assert kinds == {
+            "whole": ("table_wise", "fused"),
+            "rows": ("row_wise", "fused"),
+            "columns": ("column_wise", "fused"),
+            "replicated": ("data_parallel", "dense"),
+            "split__hot": ("table_wise", "fused"),
+            "split__cold": ("row_wise", "fused_uvm"),
+            "ranked__ranked": ("row_wise", "fused_uvm_caching"),
+            "grid": ("grid_shard", "fused"),
+        }
+        assert found["columns"].ranks == [1, 0]
+        assert found["replicated"].sharding_spec is None
+        assert found["grid"].ranks == [0, 1, 0, 1]
+        assert found["ranked__ranked"].cache_params.load_factor == 4 / 17
+        rows = found["rows"].sharding_spec.shards
+        assert [own.shard_sizes for own in rows] == [[21, 8], [20, 8]]
+        assert [str(own.placement) for own in rows] == ["rank:0/cpu", "rank:1/cpu"]
+
+    def test_torchrecs_own_checks_pass(self) -> None:
+        plan = plan_of_all()
+        model = split_tables(model_for(*plan.tables), plan)
+        found = to_sharding_plan(plan, model, env_of(2), device="cuda")
+        validate_modules_inclusion_in_sharding_plan(found, model, get_default_sharders())
+        validate_rank_assignment(found, TorchRecTopology(world_size=2, compute_device="cuda"))
+
+    def test_devices_are_numbered_on_their_host(self) -> None:
+        own = table("t", 10)
+        plan = plan_for(own, shard("t", (0, 10), (0, 8), "gpu:3"), hosts=2)
+        found = to_sharding_plan(plan, model_for(own), env_of(4), device="cuda")
+        (only,) = found.plan["ebc"]["t"].sharding_spec.shards
+        assert str(only.placement) == "rank:3/cuda:1"
+
+    def test_the_prefetching_pipeline_is_passed_on(self) -> None:
+        found = exported(plan_of_all(), prefetch_pipeline=True).plan["ebc.placed_tables"]
+        assert found["ranked__ranked"].cache_params.prefetch_pipeline is True
+
+    def test_a_document_is_the_same_for_a_trainer_without_placer(self) -> None:
+        plan = plan_of_all()
+        found = document(plan, module="ebc.placed_tables", device="cpu")
+        # TorchRec's own serializer knows no caches.
+        serialized = exported(plan)._serialize()["plan"]["ebc.placed_tables"]
+        for name, own in found["plan"]["ebc.placed_tables"].items():
+            own.pop("cache_params", None)
+            assert own == serialized[name]
+        assert found["remapped"] == {
+            "split__hot": {"table": "split", "ranks": [0, 6]},
+            "split__cold": {"table": "split", "ranks": [6, 50]},
+            "ranked__ranked": {"table": "ranked", "ranks": [0, 33]},
+        }
+
+    @pytest.mark.parametrize(("staged_as", "kernel"), [("uva", "fused_uvm"), ("cached", None)])
+    def test_staged_rows_are_read_as_one_says(self, staged_as: Any, kernel: str | None) -> None:
+        own = table("t", 10)
+        plan = plan_for(
+            own,
+            shard("t", (0, 2), (0, 8)),
+            shard("t", (2, 10), (0, 8), lookup="staged", staging_rows=4),
+        )
+        found = exported(plan, staged_as=staged_as).plan["ebc.placed_tables"]
+        cold = found["t__cold"]
+        assert cold.compute_kernel == (kernel or "fused_uvm_caching")
+        if staged_as == "cached":
+            assert cold.cache_params.load_factor == 0.5
+
+    def test_an_empty_table_is_one_of_a_row(self) -> None:
+        own = table("t", 0)
+        plan = plan_for(own, shard("t", (0, 0), (0, 8)))
+        model = model_for(replace(own, rows=1))
+        (only,) = to_sharding_plan(plan, model, env_of(2)).plan["ebc"]["t"].sharding_spec.shards
+        assert only.shard_sizes == [1, 8]
+
+
+OWN = table("t", 10)
+REFUSED = {
+    "uneven row blocks": (
+        [shard("t", (0, 7), (0, 8), "gpu:0"), shard("t", (7, 10), (0, 8), "gpu:1")],
+        "row blocks of 7, 3 rows",
+    ),
+    "blocks on other ranks than their number": (
+        [shard("t", (0, 5), (0, 8), "gpu:1"), shard("t", (5, 10), (0, 8), "gpu:0")],
+        "the i-th on the i-th GPU",
+    ),
+    "rows on a subset of the ranks": (
+        [shard("t", (0, 5), (0, 8), "gpu:0"), shard("t", (5, 10), (0, 8), "gpu:0")],
+        "row blocks of 5, 5 rows",
+    ),
+    "strided rows": (
+        [
+            replace(shard("t", (0, 10), (0, 8), "gpu:0"), rows=(0, 10, 2)),
+            replace(shard("t", (0, 10), (0, 8), "gpu:1"), rows=(1, 10, 2)),
+        ],
+        r"rows \[0, 10, 2\] are strided",
+    ),
+    "staged rows": ([shard("t", (0, 10), (0, 8), lookup="staged")], "say staged_as='uva'"),
+    "rows that the host pools": (
+        [shard("t", (0, 10), (0, 8), "host:0", lookup="host")],
+        "served by host:0",
+    ),
+    "three kinds of rows": (
+        [
+            shard("t", (0, 2), (0, 8)),
+            shard("t", (2, 5), (0, 8), lookup="uva"),
+            shard("t", (5, 10), (0, 8), lookup="cached", cache_rows=1),
+        ],
+        "different ways",
+    ),
+    "uneven strips": (
+        [shard("t", (0, 10), (0, 2)), shard("t", (0, 10), (2, 8), "gpu:1")],
+        "strips of 2, 6",
+    ),
+}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("what", REFUSED)
+    def test_what_torchrec_cannot_run(self, what: str) -> None:
+        shards, words = REFUSED[what]
+        plan = plan_for(OWN, *shards)
+        assert violations(plan) == []
+        with pytest.raises(PlanMismatchError, match=f"table 't'.*{words}"):
+            to_sharding_plan(plan, model_for(OWN), env_of(2))
+        with pytest.raises(PlanMismatchError, match=f"table 't'.*{words}"):
+            document(plan)
+
+    def test_ranks_without_rows(self) -> None:
+        own = table("t", 5)
+        blocks = [shard("t", (2 * n, min(5, 2 * n + 2)), (0, 8), f"gpu:{n}") for n in range(3)]
+        plan = plan_for(own, *blocks, gpus=4)
+        with pytest.raises(PlanMismatchError, match="'t': of blocks of 2 of its 5 rows rank 3"):
+            to_sharding_plan(plan, model_for(own), env_of(4))
+
+    def test_row_wise_adagrad_by_strips_unless_one_says_so(self) -> None:
+        own = table("t", 10, 8, "rowwise_adagrad")
+        plan = plan_for(own, shard("t", (0, 10), (0, 4)), shard("t", (0, 10), (4, 8), "gpu:1"))
+        with pytest.raises(PlanMismatchError, match="'t' is cut by columns"):
+            to_sharding_plan(plan, model_for(own), env_of(2))
+        assert to_sharding_plan(plan, model_for(own), env_of(2), state_by_strip=True).plan
+
+    def test_replicas_with_their_optimizer_in_the_backward_pass(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:0", "gpu:1"))
+        model = model_for(OWN)
+        assert to_sharding_plan(plan, model, env_of(2)).plan
+        _apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1})
+        with pytest.raises(PlanMismatchError, match=r"'t' is replicated .* would not be trained"):
+            to_sharding_plan(plan, model, env_of(2))
+
+    def test_another_optimizer_than_the_plans(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
+        model = model_for(OWN)
+        _apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
+        with pytest.raises(PlanMismatchError, match=r"'t' is updated by sgd .* by RowWiseAdagrad"):
+            to_sharding_plan(plan, model, env_of(2))
+
+    def test_tables_that_differ_are_all_named(self) -> None:
+        plan = Plan(
+            (table("a", 10), table("b", 10), table("c", 10)),
+            machine(2),
+            tuple(shard(name, (0, 10), (0, 8)) for name in "abc"),
+        )
+        model = model_for(table("a", 10), table("b", 11), table("d", 10))
+        with pytest.raises(PlanMismatchError) as caught:
+            to_sharding_plan(plan, model, env_of(2))
+        message = str(caught.value)
+        assert "'b' is 10 × 8 in the plan but 11 × 8 in the model" in message
+        assert "'c' is in the plan but not in the model" in message
+        assert "'d' is in the model but not in the plan" in message
+
+    def test_a_model_that_was_not_split(self) -> None:
+        plan = plan_of_all()
+        with pytest.raises(PlanMismatchError, match=r"'split__hot'.*call split_tables"):
+            to_sharding_plan(plan, model_for(*plan.tables), env_of(2))
+
+    def test_another_number_of_ranks(self) -> None:
+        with pytest.raises(PlanMismatchError, match="for 2 GPUs, but there are 4 ranks"):
+            to_sharding_plan(plan_of_all(), model_for(OWN), env_of(4))
+
+    def test_hosts_of_other_sizes_than_the_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        blocks = [shard("t", (5 * n, 5 * n + 5), (0, 8), f"gpu:{n}") for n in range(2)]
+        plan = plan_for(OWN, *blocks, hosts=2)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        found = to_sharding_plan(plan, model_for(OWN), env_of(4))
+        assert found.plan["ebc"]["t"].sharding_type == "table_row_wise"
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        with pytest.raises(PlanMismatchError, match="takes to be 4 ranks in a row"):
+            to_sharding_plan(plan, model_for(OWN), env_of(4))
+
+    def test_an_unsound_plan(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 9), (0, 8)))
+        with pytest.raises(PlanError, match="rank 9 is covered 0 times"):
+            to_sharding_plan(plan, model_for(OWN), env_of(2))
+
+    def test_a_dtype_that_is_not_the_plans(self) -> None:
+        own = replace(OWN, dtype="float16")
+        plan = plan_for(own, shard("t", (0, 10), (0, 8)))
+        with pytest.raises(PlanMismatchError, match="'t' is float16 in the plan"):
+            to_sharding_plan(plan, model_for(own), env_of(2))
+
+    def test_two_tables_of_one_name(self) -> None:
+        model = nn.ModuleDict({"a": model_for(OWN), "b": model_for(OWN)})
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
+        with pytest.raises(PlanMismatchError, match="two tables of the model are called 't'"):
+            to_sharding_plan(plan, model, env_of(2))
+
+    def test_without_torchrec_it_says_how_to_install_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torchrec", None)
+        with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
+            to_sharding_plan(plan_of_all(), None, None)
+
+
+class TestReading:
+    def test_a_plan_comes_back(self) -> None:
+        plan = plan_of_all()
+        model = split_tables(model_for(*plan.tables), plan)
+        sharding_plan = to_sharding_plan(plan, model, env_of(2))
+        back = from_sharding_plan(sharding_plan, model, plan.topology, 8, optimizer="sgd")
+        assert sorted(back.shards, key=str) == sorted(plan.shards, key=str)
+        assert {own.name: (own.rows, own.dim) for own in back.tables} == {
+            own.name: (own.rows, own.dim) for own in plan.tables
+        }
+        assert back.hot_ids["split"].tolist() == plan.hot_ids["split"].tolist()
+        assert back.batch_size == 8
+        assert violations(back) == []
+
+    def test_with_a_profile_it_has_buffers(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
+        model = model_for(OWN)
+        profile = Profile((TableProfile(OWN, AccessCdf.zipf(10, 1.0)),))
+        back = from_sharding_plan(
+            to_sharding_plan(plan, model, env_of(2)), model, plan.topology, 64, profile=profile
+        )
+        (only,) = back.shards
+        assert only.buffer_bytes > 0
+        assert back.tables == (OWN,)
+        other = Profile((TableProfile(replace(OWN, rows=9), AccessCdf.zipf(9, 1.0)),))
+        with pytest.raises(PlanMismatchError, match="10 × 8 in the model but 9 × 8"):
+            from_sharding_plan(
+                to_sharding_plan(plan, model, env_of(2)), model, plan.topology, profile=other
+            )
+
+    def test_the_machine_may_be_torchrecs(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:1"))
+        model = model_for(OWN)
+        theirs = TorchRecTopology(world_size=2, hbm_cap=1 << 20, compute_device="cuda")
+        back = from_sharding_plan(to_sharding_plan(plan, model, env_of(2)), model, theirs)
+        assert isinstance(back.topology, Topology)
+        assert [gpu.memory_bytes for gpu in back.topology.gpus] == [1 << 20] * 2
+        assert back.shards == plan.shards
+
+    def test_plans_that_torchrec_would_train_wrong(self) -> None:
+        plan = plan_for(
+            OWN, shard("t", (0, 5), (0, 8), "gpu:0"), shard("t", (5, 10), (0, 8), "gpu:1")
+        )
+        model = model_for(OWN)
+        found = to_sharding_plan(plan, model, env_of(2))
+        blocks = found.plan["ebc"]["t"].sharding_spec.shards
+        blocks[0].placement, blocks[1].placement = blocks[1].placement, blocks[0].placement
+        with pytest.raises(PlanMismatchError, match="the i-th on the i-th GPU"):
+            from_sharding_plan(found, model, plan.topology)
+        blocks[0].placement, blocks[1].placement = blocks[1].placement, blocks[0].placement
+        blocks[0].shard_sizes, blocks[1].shard_sizes = [7, 8], [3, 8]
+        blocks[1].shard_offsets = [7, 0]
+        with pytest.raises(PlanMismatchError, match="row blocks of 7, 3"):
+            from_sharding_plan(found, model, plan.topology)
+
+    def test_what_no_plan_can_say(self) -> None:
+        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
+        model = model_for(OWN)
+        found = to_sharding_plan(plan, model, env_of(2))
+        found.plan["ebc"]["t"].compute_kernel = "key_value"
+        with pytest.raises(PlanMismatchError, match="kernel 'key_value'"):
+            from_sharding_plan(found, model, plan.topology)
+        with pytest.raises(PlanMismatchError, match="'u' of 'ebc' is not in the sharding plan"):
+            from_sharding_plan(found, model_for(table("u", 3)), plan.topology)
+        found.plan["ebc"]["t"].compute_kernel = "fused"
+        on_one = replace(plan.topology, gpus=plan.topology.gpus[1:], links=plan.topology.links[1:2])
+        moved = to_sharding_plan(
+            plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:1")), model, env_of(2)
+        )
+        with pytest.raises(PlanMismatchError, match="on rank 1, but"):
+            from_sharding_plan(moved, model, on_one)
+
+    def test_unpooled_tables(self) -> None:
+        own = table("t", 10, pooling="none")
+        plan = plan_for(own, shard("t", (0, 10), (0, 8), "gpu:1"))
+        model = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["t_0"])
+            ],
+            device=META,
+        )
+        found = to_sharding_plan(plan, model, env_of(2))
+        assert list(found.plan) == [""]
+        back = from_sharding_plan(
+            found, model, plan.topology, optimizer="sgd", pooling_factors={"t_0": 3.0}
+        )
+        assert back.shards == plan.shards
+        (feature,) = back.tables[0].features
+        assert (feature.pooling, feature.pooling_factor) == ("none", 3.0)
+
+
+def test_parts_of_a_table_that_is_not_cut_are_the_table() -> None:
+    own = table("t", 10)
+    (part,) = parts_of(plan_for(own, shard("t", (0, 10), (0, 8))), own)
+    assert (part.name, part.remapped, part.start, part.stop) == ("t", False, 0, 10)
+
+
+def test_importing_the_adapters_imports_neither_torch_nor_torchrec() -> None:
+    code = (
+        "import sys, placer.adapters.torchrec, placer.adapters.hugectr, placer.adapters.device_map;"
+        "print([name for name in ('torch', 'torchrec', 'ortools') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

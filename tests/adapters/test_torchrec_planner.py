@@ -1,0 +1,294 @@
+"""`PlacerPlanner` in the place of TorchRec's planner."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrec")
+
+import torch
+import torch.distributed as dist
+from dmp_cases import apply_optimizers, model_of, on_ranks, reference, sharded, train
+from problem_cases import zipf_table
+from torch import Tensor
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
+from torchrec.distributed.planner.perf_models import NoopPerfModel, NoopStorageModel
+from torchrec.distributed.planner.proposers import GreedyProposer
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    PlannerError,
+    PlannerErrorType,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import CacheParams, ShardingPlan
+from torchrec.optim import RowWiseAdagrad
+from torchrec_cases import table
+
+import solvers
+from placer import Profile, Table
+from placer.adapters.torchrec import from_sharding_plan, load_state_dict
+from placer.errors import BackendError, ProblemError
+from placer.plan.verify import violations
+from solvers import PlacerPlanner
+
+MIB = 1 << 20
+SHARDERS: Any = [EmbeddingBagCollectionSharder()]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)  # TorchRec's planner logs pages.
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def model_with(*sizes: tuple[int, int]) -> torch.nn.Module:
+    """Tables of (rows, dim) on the meta device, with row-wise Adagrad."""
+    ebc = EmbeddingBagCollection(
+        [
+            EmbeddingBagConfig(
+                name=f"t{number}",
+                num_embeddings=rows,
+                embedding_dim=dim,
+                feature_names=[f"f{number}"],
+            )
+            for number, (rows, dim) in enumerate(sizes)
+        ],
+        device=torch.device("meta"),
+    )
+    for parameter in ebc.parameters():
+        parameter._optimizer_classes = [RowWiseAdagrad]
+    return torch.nn.ModuleDict({"ebc": ebc})
+
+
+def machine_of(hbm_bytes: int, ranks: int = 2, ddr_bytes: int = 1 << 34) -> Any:
+    return TopologyFactory.create_topology(
+        TrainerConfig(
+            world_size=ranks,
+            local_world_size=ranks,
+            hbm_cap_bytes=hbm_bytes,
+            ddr_cap_bytes=ddr_bytes,
+        )
+    )
+
+
+def planner_of(hbm_bytes: int, kind: Any = PlacerPlanner, **more: Any) -> Any:
+    own = {"timeout_seconds": 3, "max_steps": 50} if kind is PlacerPlanner else {}
+    options = {"stats": [], "debug": False, "batch_size": 64, **own, **more}
+    return kind(
+        topology=machine_of(hbm_bytes, options.pop("ranks", 2)),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        **options,
+    )
+
+
+SIZES = [(40_000, 64), (30_000, 64), (20_000, 128), (500, 16), (50, 256)]
+
+
+class TestPlans:
+    @pytest.mark.parametrize("hbm_bytes", [64 * MIB, 16 * MIB, 8 * MIB])
+    def test_none_is_slower_than_torchrecs_own(self, hbm_bytes: int) -> None:
+        model = model_with(*SIZES)
+        rated = {}
+        for kind in (EmbeddingShardingPlanner, PlacerPlanner):
+            planner = planner_of(hbm_bytes, kind)
+            plan = planner.plan(model, SHARDERS)
+            assert plan.plan["ebc"].keys() == {f"t{n}" for n in range(len(SIZES))}
+            rated[kind] = NoopPerfModel(planner._topology).rate(planner._best_plan)
+            for rank in range(2):
+                used = sum(
+                    shard.storage.hbm
+                    for option in planner._best_plan
+                    for shard in option.shards
+                    if shard.rank == rank
+                )
+                assert used <= hbm_bytes
+        assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001
+
+    def test_nor_on_two_hosts_where_torchrec_has_more_options(self) -> None:
+        topology = TopologyFactory.create_topology(
+            TrainerConfig(
+                world_size=4, local_world_size=2, hbm_cap_bytes=24 * MIB, ddr_cap_bytes=1 << 33
+            )
+        )
+        rated = {}
+        for kind in (EmbeddingShardingPlanner, PlacerPlanner):
+            planner = kind(
+                topology=topology,
+                batch_size=64,
+                storage_reservation=FixedPercentageStorageReservation(0.0),
+                stats=[],
+                debug=False,
+                timeout_seconds=6,
+            )
+            planner.plan(model_with(*SIZES), SHARDERS)
+            rated[kind] = NoopPerfModel(topology).rate(planner._best_plan)
+        assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001
+
+    def test_the_result_is_the_plan_in_our_words(self) -> None:
+        model = model_with(*SIZES)
+        planner = planner_of(16 * MIB)
+        assert planner.result is None
+        found = planner.plan(model, SHARDERS)
+        result = planner.result
+        assert violations(result.plan) == []
+        assert result.bound_s <= result.step_time_s
+        rating_ms = NoopPerfModel(planner._topology).rate(planner._best_plan)
+        assert result.step_time_s == pytest.approx(rating_ms / 1000)
+        back = from_sharding_plan(found, model, planner._topology, 64)
+        ours = {
+            (s.table.removeprefix("ebc."), s.rows, s.cols, s.devices) for s in result.plan.shards
+        }
+        assert {(s.table, s.rows, s.cols, s.devices) for s in back.shards} == ours
+
+    def test_equal_seeds_give_equal_plans(self) -> None:
+        plans = [planner_of(16 * MIB).plan(model_with(*SIZES), SHARDERS) for _ in range(2)]
+        assert str(plans[0]) == str(plans[1])
+
+    def test_without_sharders_there_is_nothing_to_plan(self) -> None:
+        assert planner_of(MIB).plan(model_with((10, 8)), []) == ShardingPlan({})
+
+    def test_callbacks_see_the_plan(self) -> None:
+        seen: list[Any] = []
+
+        def callback(options: Any) -> Any:
+            seen.extend(options)
+            return options
+
+        planner_of(64 * MIB, callbacks=[callback]).plan(model_with((100, 8), (50, 8)), SHARDERS)
+        assert sorted(option.name for option in seen) == ["t0", "t1"]
+
+
+class TestConstraints:
+    @pytest.mark.parametrize(
+        ("kind", "kernel"),
+        [
+            ("table_wise", "fused"),
+            ("table_wise", "fused_uvm"),
+            ("table_wise", "fused_uvm_caching"),
+            ("row_wise", "fused"),
+            ("row_wise", "fused_uvm"),
+            ("row_wise", "fused_uvm_caching"),
+            ("column_wise", "fused"),
+            ("column_wise", "fused_uvm_caching"),
+            ("data_parallel", "dense"),
+        ],
+    )
+    def test_types_and_kernels_are_obeyed(self, kind: str, kernel: str) -> None:
+        asked = ParameterConstraints(
+            sharding_types=[kind], compute_kernels=[kernel], min_partition=32
+        )
+        planner = planner_of(64 * MIB, constraints={"t0": asked})
+        own = planner.plan(model_with((1000, 128), (500, 64)), SHARDERS).plan["ebc"]["t0"]
+        assert (own.sharding_type, own.compute_kernel) == (kind, kernel)
+        if kind == "column_wise":
+            # At most one piece for each GPU is searched, of as many of TorchRec's strips.
+            assert [shard.shard_sizes for shard in own.sharding_spec.shards] == [[1000, 32]] * 4
+            assert own.ranks in ([0, 0, 1, 1], [1, 1, 0, 0])
+        if kind == "row_wise":
+            assert own.ranks == [0, 1]
+
+    def test_a_load_factor_is_obeyed(self) -> None:
+        asked = ParameterConstraints(
+            compute_kernels=["fused_uvm_caching"], cache_params=CacheParams(load_factor=0.3)
+        )
+        planner = planner_of(64 * MIB, constraints={"t0": asked})
+        own = planner.plan(model_with((1000, 64)), SHARDERS).plan["ebc"]["t0"]
+        assert own.cache_params.load_factor == 0.3
+        (shard,) = (s for s in planner.result.plan.shards if s.rows[0] == 0)
+        assert shard.cache_rows == pytest.approx(0.3 * shard.row_count, abs=1)
+
+    def test_a_profile_frees_the_load_factor(self) -> None:
+        profile = Profile((zipf_table("t0", 40_000, 64, exponent=1.2),))
+        planner = planner_of(
+            5 * MIB,
+            profile=profile,
+            constraints={"t0": ParameterConstraints(compute_kernels=["fused_uvm_caching"])},
+        )
+        own = planner.plan(model_with((40_000, 64)), SHARDERS).plan["ebc"]["t0"]
+        assert own.cache_params.stats is not None
+        assert 0 < own.cache_params.load_factor < 1
+
+    def test_what_is_not_searched_is_refused_by_name(self) -> None:
+        asked = ParameterConstraints(sharding_types=["table_row_wise"])
+        with pytest.raises(PlannerError, match=r"'ebc.t0' may only be table_row_wise") as caught:
+            planner_of(64 * MIB, constraints={"t0": asked}).plan(model_with((100, 8)), SHARDERS)
+        assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
+
+
+class TestFailures:
+    def test_it_says_what_is_short_of_how_much(self) -> None:
+        asked = {
+            "t0": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])
+        }
+        planner = planner_of(3 * MIB, constraints=asked)
+        with pytest.raises(PlannerError, match=r"(?s)'ebc.t0' takes \d+ bytes.*short of") as caught:
+            planner.plan(model_with((16_000, 64)), SHARDERS)
+        assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
+
+    def test_a_model_larger_than_all_memory(self) -> None:
+        asked = {"t0": ParameterConstraints(compute_kernels=["fused"])}
+        with pytest.raises(PlannerError) as caught:
+            planner_of(MIB, constraints=asked).plan(model_with((16_000, 64)), SHARDERS)
+        assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
+
+    def test_another_aim_is_refused_and_another_search_is_not_used(self) -> None:
+        topology = machine_of(MIB)
+        with pytest.raises(ProblemError, match="NoopStorageModel"):
+            PlacerPlanner(topology=topology, performance_model=NoopStorageModel(topology))
+        with pytest.warns(UserWarning, match="proposer is not used"):
+            PlacerPlanner(topology=topology, proposer=GreedyProposer())
+
+    def test_without_torchrec_it_says_how_to_install_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torchrec.distributed.planner", None)
+        monkeypatch.delitem(sys.modules, "solvers.torchrec_planner", raising=False)
+        with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
+            solvers.__getattr__("PlacerPlanner")
+        with pytest.raises(AttributeError, match="no attribute 'Planner'"):
+            solvers.__getattr__("Planner")
+
+
+def test_importing_solvers_does_not_import_torchrec() -> None:
+    code = "import sys, solvers; print('torchrec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+TABLES: list[Table] = [table("a", 60, 8), table("b", 41, 8), table("c", 20, 16)]
+
+
+def planned_together(rank: int) -> tuple[list[Tensor], str]:
+    """Logits of a model on the plan of all ranks, and that plan."""
+    model: Any = model_of(TABLES)
+    whole = {key: value.clone() for key, value in model.state_dict().items()}
+    asked = {"c": ParameterConstraints(sharding_types=["column_wise"], min_partition=8)}
+    planner = PlacerPlanner(batch_size=8, constraints=asked, stats=[], timeout_seconds=3)
+    plan = planner.collective_plan(model, SHARDERS, dist.GroupMember.WORLD)
+    replicated = [
+        name for name, own in plan.plan["ebc"].items() if own.sharding_type == "data_parallel"
+    ]
+    apply_optimizers(model, TABLES, replicated)
+    model = sharded(model, plan)
+    load_state_dict(model, whole)
+    return train(model, TABLES, rank, 3, replicated), str(plan)
+
+
+@pytest.mark.slow
+def test_ranks_plan_together_and_train(tmp_path: Path) -> None:
+    (first, plan), (second, other) = on_ranks(2, planned_together, tmp_path)
+    assert plan == other
+    expected, _ = reference(TABLES, 2, 3)
+    for a, b, c in zip(first, second, expected, strict=True):
+        torch.testing.assert_close(torch.cat([a, b]), c, atol=1e-5, rtol=0)

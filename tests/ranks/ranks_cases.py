@@ -1,0 +1,189 @@
+"""Plans, batches and comparisons for tests of many ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from executor_cases import EPS, LR, DoubleModel, machine, placements, random_batch
+from torch import Tensor
+
+from placer.executor import BagBatch
+from placer.executor.ranks import ShardedEmbeddings
+from placer.plan.plan import Plan
+from placer.tables import Feature, Table
+
+POOLINGS = ("sum", "mean", "max", "none")
+SIZES = (5, 0, 7, 3)
+"""Samples of each rank: they need not be equal, and one has none."""
+
+
+def table_with(
+    optimizer: str, poolings: Sequence[str] = POOLINGS, *, name: str = "t", rows: int = 61
+) -> Table:
+    """A table with a feature for each pooling."""
+    features = tuple(Feature(f"{name}.{pooling}", pooling=pooling) for pooling in poolings)
+    return Table(name, rows, 8, "float32", optimizer, features)
+
+
+def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS) -> Plan:
+    """A table for each placement there is, in one plan."""
+    plans = [
+        placements(table_with(optimizer, poolings, name=name))[name]
+        for name in placements(table_with(optimizer))
+    ]
+    return Plan(
+        tuple(table for plan in plans for table in plan.tables),
+        machine(),
+        tuple(shard for plan in plans for shard in plan.shards),
+        {name: order for plan in plans for name, order in plan.row_order.items()},
+        {name: ids for plan in plans for name, ids in plan.hot_ids.items()},
+    )
+
+
+def batches_of(
+    tables: Sequence[Table], world: int, step: int, *, weighted: bool = False, longest: int = 5
+) -> list[BagBatch]:
+    """The batch of each rank; who has how many samples changes from step to step."""
+    return [
+        random_batch(
+            tables,
+            SIZES[(rank + step) % len(SIZES)],
+            seed=1000 * step + rank,
+            weighted=weighted,
+            longest=longest,
+        )
+        for rank in range(world)
+    ]
+
+
+def joined(batches: Sequence[BagBatch], features: int) -> BagBatch:
+    """All ranks' samples as one batch."""
+    ids, lengths, weights = [], [], []
+    for feature in range(features):
+        for batch in batches:
+            size = batch.batch_size
+            offsets = batch.offsets[feature * size : (feature + 1) * size + 1]
+            start, stop = (int(offsets[0]), int(offsets[-1])) if size else (0, 0)
+            ids.append(batch.ids[start:stop])
+            lengths.append(offsets.diff())
+            if batch.weights is not None:
+                weights.append(batch.weights[start:stop])
+    offsets = torch.nn.functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+    size = sum(batch.batch_size for batch in batches)
+    return BagBatch(torch.cat(ids), offsets, size, torch.cat(weights) if weights else None)
+
+
+def own_part(
+    whole: Mapping[str, Tensor], batches: Sequence[BagBatch], poolings: Sequence[str], rank: int
+) -> dict[str, Tensor]:
+    """A rank's part of outputs (or gradients) over all ranks' samples, by feature."""
+    parts = {}
+    for index, (name, pooling) in enumerate(zip(whole, poolings, strict=True)):
+        rows = []
+        for batch in batches:
+            size = batch.batch_size
+            ends = batch.offsets[[index * size, (index + 1) * size]]
+            rows.append(int(ends[1] - ends[0]) if pooling == "none" else size)
+        first = sum(rows[:rank])
+        parts[name] = whole[name][first : first + rows[rank]]
+    return parts
+
+
+def sharded(plan: Plan, **options: object) -> ShardedEmbeddings:
+    return ShardedEmbeddings(plan, **{"lr": LR, "eps": EPS, "seed": 3, **options})
+
+
+def close(actual: Tensor, expected: Tensor, what: str, scale: float = 1) -> None:
+    torch.testing.assert_close(
+        actual.double(),
+        expected.double(),
+        rtol=1e-4 * scale,
+        atol=2e-5 * scale,
+        msg=lambda text: f"{what}: {text}",
+    )
+
+
+def train_step(
+    model: ShardedEmbeddings, rank: int, batches: Sequence[BagBatch], seed: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """One step with random gradients; this rank's outputs, and the gradients of all samples."""
+    features = [feature for table in model.plan.tables for feature in table.features]
+    poolings = [feature.pooling for feature in features]
+    dims = [table.dim for table in model.plan.tables for _ in table.features]
+    whole = joined(batches, len(features))
+    size = whole.batch_size
+    generator = torch.Generator().manual_seed(seed)
+    gradients = {}
+    for index, (feature, dim) in enumerate(zip(features, dims, strict=True)):
+        ends = whole.offsets[[index * size, (index + 1) * size]]
+        rows = int(ends[1] - ends[0]) if feature.pooling == "none" else size
+        gradients[feature.name] = torch.randn((rows, dim), generator=generator)
+    outputs = model(batches[rank])
+    own = own_part(gradients, batches, poolings, rank)
+    torch.autograd.backward(list(outputs.values()), [own[name] for name in outputs])
+    return {name: output.detach() for name, output in outputs.items()}, gradients
+
+
+def trains_alike(rank: int, world: int, plan: Plan, steps: int, **options: object) -> None:
+    """Train by the plan and in float64 without one, and compare all that there is.
+
+    The first rank does so for all, so that the others need not train the float64 model too.
+    """
+    model = sharded(plan, **options)
+    state = model.state_dict()
+    (optimizer,) = {table.optimizer for table in plan.tables}
+    weights = {table.name: state[f"{table.name}.weight"] for table in plan.tables}
+    reference = DoubleModel(plan.tables, weights, optimizer)
+    features = sum(len(table.features) for table in plan.tables)
+    for step in range(steps):
+        batches = batches_of(plan.tables, world, step)
+        outputs, gradients = train_step(model, rank, batches, step)
+        parts: list[dict[str, Tensor]] | None = [{} for _ in batches] if rank == 0 else None
+        dist.gather_object(outputs, parts)
+        if parts is None:
+            continue
+        expected = reference.step(
+            joined(batches, features),
+            {name: gradient / world for name, gradient in gradients.items()},
+        )
+        for name, output in expected.items():
+            found = torch.cat([part[name] for part in parts])
+            close(found, output.detach(), f"step {step}, feature {name!r}")
+    if rank == 0:
+        equals_double(model, reference)
+    else:
+        model.state_dict(), model.optimizer_state_dict()
+    model.close()
+
+
+def equals_double(model: ShardedEmbeddings, expected: DoubleModel) -> None:
+    """Weights and optimizer state of every table."""
+    weights, state = model.state_dict(), model.optimizer_state_dict()
+    for table in model.plan.tables:
+        weight = expected.weights[table.name].detach()
+        close(weights[f"{table.name}.weight"], weight, f"weights of {table.name!r}")
+        states = expected.states(table.name)
+        own = {key for key in state if key.startswith(f"{table.name}.")}
+        assert own == {f"{table.name}.{name}" for name in states}
+        for name, expected_state in states.items():
+            close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}")
+    assert state.get("updates", expected.updates) == expected.updates
+
+
+def bytes_sent(
+    rank: int, world: int, plan: Plan, samples: int, bag: int
+) -> dict[str, tuple[int, int]]:
+    """Bytes that a rank sends in a step, by kind: to others and to itself.
+
+    Each bag has rows of all residues modulo its length.
+    """
+    model = sharded(plan)
+    lookups = len(plan.tables) * samples * bag
+    rows = plan.tables[0].rows
+    ids = (torch.arange(lookups) + bag * torch.randint(0, rows // bag, (lookups,))) % rows
+    batch = BagBatch(ids, torch.arange(0, lookups + 1, bag), samples)
+    model.reset_comm_stats()
+    outputs = model(batch)
+    torch.autograd.backward([output.sum() for output in outputs.values()])
+    volumes = model.comm_stats()
+    return {kind: (v.to_others_bytes, v.to_self_bytes) for kind, v in volumes.items()}

@@ -1,0 +1,61 @@
+"""A rank that dies ends the job: the others say so, and nobody waits for ever."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from executor_cases import plan_of, shard
+from ranks_cases import batches_of, sharded, table_with
+from ranks_launcher import join_group
+
+from placer.errors import BackendError
+
+TIMEOUT_S = 5.0
+
+
+def _train(rank: int, world: int, folder: str, dies: str) -> None:
+    join_group(rank, world, folder, 60)
+    group = dist.new_group(timeout=timedelta(seconds=TIMEOUT_S))
+    table = table_with("adagrad")
+    plan = plan_of([table], [shard(table, (i, 61, 4), on=f"gpu:{i}") for i in range(4)])
+    dist.barrier()  # The start of a process may take longer than the timeout.
+    model = sharded(plan, process_group=group, backend="torch")
+    for step in range(4):
+        batch = batches_of(plan.tables, world, step)[rank]
+        try:
+            outputs = model(batch)
+            if (rank, step) == (1, 2):
+                if dies == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(3 * TIMEOUT_S)
+                return
+            torch.autograd.backward([output.sum() for output in outputs.values()])
+        except BackendError as error:
+            (Path(folder) / "said").write_text(f"step {step}: {error}")
+            return
+
+
+@pytest.mark.parametrize("dies", ["killed", "stuck"])
+def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=_train, args=(r, 2, folder, dies)) for r in range(2)]
+        for process in ranks:
+            process.start()
+        try:
+            ranks[0].join(60)
+            assert not ranks[0].is_alive()
+            said = (Path(folder) / "said").read_text()
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+    assert said.startswith("step 2: rank 0 of 2: exchanging gradients failed: ")
+    assert f"Another rank died, or did not come within {TIMEOUT_S:g} s" in said

@@ -1,0 +1,208 @@
+"""Who has which row: slices, routes, and their size on machines of many GPUs."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from executor_cases import machine, placements, plan_of, shard
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks_cases import table_with
+
+from placer.errors import PlanMismatchError
+from placer.executor.ranks.channels import all_channels, channels_of
+from placer.executor.ranks.division import Target, divide
+from placer.executor.ranks.local import local_features, local_plan
+from placer.executor.ranks.mapping import holders_of, ranks_of_devices
+from placer.executor.ranks.slices import RowSlice, joined, refined
+from placer.executor.ranks.table_map import TableMap, ids_of, table_maps
+from placer.executor.step import feature_reads
+from placer.plan.plan import Plan
+from placer.plan.verify import violations
+from placer.tables import OPTIMIZERS, Feature, Table
+
+HOST = torch.device("cpu")
+slices = st.builds(RowSlice, st.integers(0, 30), st.integers(0, 60), st.integers(1, 12))
+
+
+@given(slices, slices)
+def test_slices_meet_where_their_rows_do(one: RowSlice, other: RowSlice) -> None:
+    met = one.meet(other)
+    expected = sorted(set(one.members) & set(other.members))
+    assert (list(met.members) if met else []) == expected
+    if met is not None:
+        assert [one.members[i] for i in one.local(met).members] == expected
+
+
+@st.composite
+def partitions(draw: st.DrawFn) -> list[RowSlice]:
+    """Slices that have each of 40 rows once: cut into ranges, each dealt out in strides."""
+    ends = sorted({0, 40, *draw(st.lists(st.integers(1, 39), max_size=3))})
+    parts = []
+    for low, high in itertools.pairwise(ends):
+        step = draw(st.integers(1, 5))
+        parts += [RowSlice(low + i, high, step) for i in range(step)]
+    return draw(st.permutations(parts))
+
+
+@given(partitions())
+def test_joined_slices_have_the_same_rows(parts: list[RowSlice]) -> None:
+    found = joined(parts)
+    assert sorted(row for part in found for row in part.members) == list(range(40))
+    assert len(found) <= len(parts)
+    assert joined(found) == found
+
+
+def test_a_split_that_one_rank_holds_is_one_slice() -> None:
+    assert joined([RowSlice(7, 40), RowSlice(0, 7)]) == (RowSlice(0, 40),)
+    strided = [RowSlice(1, 9, 4), RowSlice(9, 40, 4), RowSlice(0, 40, 4)]
+    assert joined(strided) == (RowSlice(0, 37, 4), RowSlice(1, 38, 4))
+
+
+@given(partitions(), partitions())
+def test_refined_slices_lie_in_one_of_each(one: list[RowSlice], other: list[RowSlice]) -> None:
+    atoms = refined([tuple(one), tuple(other)])
+    assert sorted(row for atom in atoms for row in atom.members) == list(range(40))
+    for atom, cut in itertools.product(atoms, (one, other)):
+        assert any(set(atom.members) <= set(part.members) for part in cut)
+
+
+def division(plan: Plan, world: int) -> tuple[list[Target], dict[str, TableMap]]:
+    ranks = ranks_of_devices(plan.topology, world)
+    strips = divide(plan, ranks, {table.name: table.optimizer for table in plan.tables})
+    targets = [t for parts in strips.values() for strip in parts for t in strip.targets]
+    return targets, table_maps(plan, strips, HOST)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6])
+@pytest.mark.parametrize("placement", list(placements(table_with("sgd"))))
+def test_every_row_is_routed_to_the_ranks_that_hold_it(placement: str, world: int) -> None:
+    plan = placements(table_with("rowwise_adagrad"))[placement]
+    _, maps = division(plan, world)
+    ranks = ranks_of_devices(plan.topology, world)
+    known = maps["t"]
+    by_rank = _ids_by_rank(plan)
+    for strip in known.strips:
+        position, rows = known.route(torch.arange(61), strip)
+        for id in range(61):
+            target = strip.targets[int(position[id])]
+            row = int(rows[id])
+            assert ids_of(plan, target, range(row, row + 1)).tolist() == [id]
+            rank = by_rank.index(id)
+            (holding,) = [
+                shard
+                for shard in plan.shards
+                if rank in range(*shard.rows) and shard.cols[0] <= strip.cols[0] < shard.cols[1]
+            ]
+            assert target.holders == holders_of(holding, ranks)
+
+
+def _ids_by_rank(plan: Plan) -> list[int]:
+    hot = plan.hot_ids.get("t", np.zeros(0, dtype=np.int64)).tolist()
+    return [*hot, *(id for id in range(61) if id not in set(hot))]
+
+
+@pytest.mark.parametrize("world", [2, 4, 6])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("placement", list(placements(table_with("sgd"))))
+def test_the_plans_of_the_ranks_are_sound_and_hold_all(
+    placement: str, optimizer: str, world: int
+) -> None:
+    plan = placements(table_with(optimizer))[placement]
+    targets, _ = division(plan, world)
+    ranks = ranks_of_devices(plan.topology, world)
+    held = []
+    for rank in range(world):
+        own = [target for target in targets if rank in target.holders]
+        poolings = {(t.name, f.name): f.pooling for t in own for f in t.table.features}
+        features = [local_features(target, poolings) for target in own]
+        local = local_plan(plan, own, features, ranks, {"t": optimizer}, rank)
+        assert violations(local) == []
+        held += [
+            (shard.memory, shard.lookup, shard.row_count * shard.width, rank)
+            for shard in local.shards
+        ]
+    expected: dict[tuple[str, str], int] = {}
+    for whole in plan.shards:
+        cells = whole.row_count * whole.width * len(holders_of(whole, ranks))
+        kind = whole.memory, whole.lookup
+        expected[kind] = expected.get(kind, 0) + cells
+    for (memory, lookup), cells in expected.items():
+        assert sum(size for m, how, size, _ in held if (m, how) == (memory, lookup)) == cells
+
+
+def test_devices_fold_on_ranks_in_order() -> None:
+    topology = machine(8, hosts=2)
+    folded = ranks_of_devices(topology, 4)
+    assert [folded[f"gpu:{i}"] for i in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (folded["host:0"], folded["host:1"]) == (0, 0)  # host:1 has GPUs 1, 3, 5 and 7.
+    spread = ranks_of_devices(machine(2), 4)
+    assert [spread[f"gpu:{i}"] for i in range(2)] == [0, 2]
+    with pytest.raises(PlanMismatchError, match="0 ranks cannot hold a plan"):
+        ranks_of_devices(topology, 0)
+
+
+def test_columns_that_are_partly_replicated_are_refused_for_row_wise_adagrad() -> None:
+    table = table_with("rowwise_adagrad")
+    gpus = ("gpu:0", "gpu:1", "gpu:2", "gpu:3")
+    shards = [shard(table, None, (0, 4), on=gpus), shard(table, None, (4, 8), on="gpu:1")]
+    with pytest.raises(PlanMismatchError, match=r"table 't': some columns of row ranks 0\.\.61"):
+        division(plan_of([table], shards), 4)
+    assert division(plan_of([table_with("adagrad")], shards), 4)
+
+
+def large_plan(gpus: int) -> Plan:
+    """Tables cut in every way that solvers cut them over all GPUs of a large machine."""
+    hot = 20_000
+    tables = [
+        Table(name, 2_000_000, 64, "float32", "adagrad", (Feature(name),))
+        for name in ("hot rows everywhere", "strides", "blocks", "grid", "whole")
+    ]
+    everywhere, strides, blocks, grid, whole = tables
+    ids = [f"gpu:{i}" for i in range(gpus)]
+    rows = whole.rows
+    shards = [shard(everywhere, (0, hot, 1), on=tuple(ids)), shard(whole, on=ids[-1])]
+    for i, gpu in enumerate(ids):
+        low, high = rows * i // gpus, rows * (i + 1) // gpus
+        shards += [
+            shard(everywhere, (hot + i, rows, gpus), on=gpu, memory="dram", lookup="staged"),
+            shard(strides, (i, rows // 2, gpus), on=gpu),
+            shard(strides, (rows // 2 + i, rows, gpus), on=gpu, memory="dram"),
+            shard(blocks, (low, high, 1), on=gpu),
+        ]
+        half, strip = i % (gpus // 2), i // (gpus // 2)
+        cols = (32 * strip, 32 * strip + 32)
+        shards.append(shard(grid, (half, rows, gpus // 2), cols, on=gpu))
+    listed = np.random.default_rng(0).permutation(rows)[:hot]
+    order = {everywhere.name: listed, grid.name: listed}
+    return plan_of(tables, shards, order, machine(gpus, hbm_bytes=2**36, hosts=gpus // 8))
+
+
+@pytest.mark.parametrize("gpus", [128, 1024])
+def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) -> None:
+    plan = large_plan(gpus)
+    targets, maps = division(plan, gpus)
+    for table in plan.tables:
+        assert maps[table.name].nbytes <= table.total_bytes / 100
+    assert maps["whole"].nbytes == 0
+    ids = torch.randint(0, plan.tables[0].rows, (200,))
+    for known in maps.values():
+        for strip in known.strips:
+            position, rows = known.route(ids, strip)
+            for id, at, row in zip(*(part.tolist() for part in (ids, position, rows)), strict=True):
+                assert ids_of(plan, strip.targets[at], range(row, row + 1)).tolist() == [id]
+    features = feature_reads(plan.tables, {})
+    channels = all_channels(features, maps)
+    some = [0, 1, gpus // 2, gpus - 1]
+    by_rank = {rank: channels_of(rank, gpus, targets, channels) for rank in some}
+    for source, holder in itertools.product(some, some):
+        sent = [channel for rank, channel in by_rank[source].sent if rank == holder]
+        at_holder = by_rank[holder]
+        assert sent == [at_holder.served[at] for at in at_holder.active[source]]
+    # Hot rows are read at home, so each rank serves the replica to itself alone.
+    assert all(
+        unit.sources == ((rank,) if unit.replicated else tuple(range(gpus)))
+        for rank in some
+        for unit in by_rank[rank].units
+    )

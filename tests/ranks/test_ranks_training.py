@@ -1,0 +1,358 @@
+"""Training over 2 and 4 ranks gives what one process without a plan gives."""
+
+import pytest
+import torch
+from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
+from ranks_cases import (
+    batches_of,
+    close,
+    every_placement,
+    joined,
+    sharded,
+    table_with,
+    train_step,
+    trains_alike,
+)
+from ranks_launcher import Job, Outcomes, run
+
+from placer.errors import DataError, PlanMismatchError
+from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings, look_ahead
+from placer.executor.ranks import ShardedEmbeddings
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZERS, Feature, Table
+
+STEPS = 20
+
+
+def weighted_bags(rank: int, world: int, plan: Plan) -> None:
+    """Weights scale rows under every pooling, and get the gradients of their own rank's loss."""
+    model = sharded(plan)
+    tables = plan.tables
+    start = model.state_dict()
+    weights = {table.name: start[f"{table.name}.weight"] for table in tables}
+    reference = UnplacedEmbeddings(tables, weights=weights)
+    trainers = reference.optimizers(lr=LR, eps=EPS, betas=(BETA1, 0.999))
+    features = [feature for table in tables for feature in table.features]
+    for step in range(3):
+        batches = batches_of(tables, world, step, weighted=True)
+        whole = joined(batches, len(features))
+        for batch in (*batches, whole):
+            assert batch.weights is not None
+            batch.weights.requires_grad_()
+        _, gradients = train_step(model, rank, batches, step)
+        found = reference(whole)
+        for trainer in trainers:
+            trainer.zero_grad()
+        torch.autograd.backward(list(found.values()), [gradients[name] / world for name in found])
+        for trainer in trainers:
+            trainer.step()
+        expected = []
+        size = whole.batch_size
+        before = sum(batch.batch_size for batch in batches[:rank])
+        for index in range(len(features)):
+            first = index * size + before
+            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
+            expected.append(whole.weights.grad[start:stop] * world)
+        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
+    state = model.state_dict()
+    for name, weight in reference.table_weights().items():
+        close(state[f"{name}.weight"], weight, f"weights of {name!r}")
+
+
+def repeats(rank: int, world: int, plan: Plan) -> None:
+    """Two runs of a plan give the same bits, ahead of time or not, and start as one process."""
+    results = []
+    for ahead in (False, False, True):
+        model = sharded(plan)
+        start = model.state_dict()
+        batches = [batches_of(plan.tables, world, step)[rank] for step in range(4)]
+        for batch in look_ahead(batches, model) if ahead else batches:
+            outputs = model(batch)
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        results.append({**model.state_dict(), **model.optimizer_state_dict()})
+        model.close()
+    for other in results[1:]:
+        assert all(torch.equal(other[key], value) for key, value in results[0].items())
+    alone = PlacedEmbeddings(plan, seed=3).state_dict()
+    assert start.keys() == alone.keys()
+    assert all(torch.equal(start[key], value) for key, value in alone.items())
+
+
+def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
+    """Tiers with memory of their own give what one memory gives, with staged rows ahead too."""
+    flat, tiered = sharded(plan, backend="torch"), sharded(plan, backend="tiered")
+    batches = [batches_of(plan.tables, world, step)[rank] for step in range(4)]
+    for model in (flat, tiered):
+        for batch in look_ahead(batches, model):
+            outputs = model(batch)
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+    found, expected = tiered.state_dict(), flat.state_dict()
+    for key, value in expected.items():
+        close(found[key], value, key)
+    rates = tiered.hit_rates()
+    assert flat.hit_rates() is None
+    assert rates is not None
+    return rates.lookups, rates.hbm_hit_rate
+
+
+def padding(rank: int, world: int, plan: Plan) -> None:
+    """Padded lookups are left out, counted by no mean, and zero without pooling."""
+    padded = {feature.name: 1 for table in plan.tables for feature in table.features}
+    model = sharded(plan, padding_idx=padded)
+    reference = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3, padding_idx=padded, backend="torch")
+    batches = batches_of(plan.tables, world, 2)
+    outputs = model(batches[rank])
+    alone = reference(batches[rank])
+    for name, output in outputs.items():
+        close(output.detach(), alone[name].detach(), name)
+    torch.autograd.backward([output.sum() for output in outputs.values()])
+    whole = reference(joined(batches, len(padded)))
+    torch.autograd.backward([output.sum() / world for output in whole.values()])
+    found = model.state_dict()
+    for key, value in reference.state_dict().items():
+        close(found[key], value, key)
+
+
+def bad_batches(rank: int, world: int, plan: Plan) -> str:
+    """All ranks are told of one's bad batch, and can go on."""
+    model = sharded(plan)
+    good = batches_of(plan.tables, world, 0)[rank]
+    bad = random_batch(plan.tables, 4)
+    if rank == 0:
+        bad.ids[-1] = 61
+    with pytest.raises(DataError) as error:
+        model(bad)
+    before = model.state_dict()
+    with pytest.raises(DataError), torch.set_grad_enabled(rank == 0):
+        model(good)
+    with torch.no_grad():
+        model(good)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    outputs = model(good)
+    torch.autograd.backward([output.sum() for output in outputs.values()])
+    return str(error.value)
+
+
+def other_plans(rank: int, world: int, plans: list[Plan]) -> str:
+    with pytest.raises(PlanMismatchError) as error:
+        sharded(plans[rank % 2])
+    return str(error.value)
+
+
+def changed_plans(rank: int, world: int, optimizer: str) -> None:
+    """Save by one plan on all ranks, load by another in one process, and the other way round."""
+    one, other = every_placement(optimizer), _whole(every_placement(optimizer))
+    first, uninterrupted = sharded(one), sharded(one)
+    second = PlacedEmbeddings(other, lr=LR, eps=EPS, seed=9)
+    third = sharded(one, seed=8)
+    tables = one.tables
+
+    def batch(step: int) -> list[BagBatch]:
+        return batches_of(tables, world, step)
+
+    for step in range(2):
+        train_step(first, rank, batch(step), step)
+    for step in range(6):
+        train_step(uninterrupted, rank, batch(step), step)
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    features = sum(len(table.features) for table in tables)
+    for step in range(2, 4):
+        whole = joined(batch(step), features)
+        outputs = second(whole)
+        generator = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(output.shape, generator=generator) for output in outputs.values()]
+        torch.autograd.backward(list(outputs.values()), [g / world for g in gradients])
+    third.load_state_dict(second.state_dict())
+    third.load_optimizer_state_dict(second.optimizer_state_dict())
+    for step in range(4, 6):
+        train_step(third, rank, batch(step), step)
+    expected = {**uninterrupted.state_dict(), **uninterrupted.optimizer_state_dict()}
+    found = {**third.state_dict(), **third.optimizer_state_dict()}
+    for key, value in expected.items():
+        close(found[key], value, key)
+
+
+def _whole(plan: Plan) -> Plan:
+    return plan_of(plan.tables)
+
+
+def pieces(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[int], tuple]]:
+    """Local pieces hold what the whole tensors hold, and can be written."""
+    plan = every_placement(optimizer)
+    model = sharded(plan)
+    train_step(model, rank, batches_of(plan.tables, world, 0), 0)
+    whole = {**model.state_dict(), **model.optimizer_state_dict()}
+    held = []
+    for piece in model.local_pieces():
+        ids = torch.cat([piece.ids(0, piece.rows // 2), piece.ids(piece.rows // 2, piece.rows)])
+        tensor = whole[f"{piece.table}.{piece.tensor}"][ids]
+        expected = tensor if piece.cols is None else tensor[:, slice(*piece.cols)]
+        rows = torch.arange(piece.rows)
+        assert torch.equal(piece.read(rows), expected)
+        if piece.saves:
+            held.append((piece.table, piece.tensor, ids.tolist(), piece.cols or (0, 1)))
+        piece.write(rows[:1], torch.full_like(expected[:1], 7.0))
+        assert (piece.read(rows[:1]) == 7).all()
+    return held
+
+
+def odd_tables(rank: int, world: int) -> None:
+    """Tables without rows or without features, and ranks without tables."""
+    tables = [
+        Table("none", 0, 4, features=(Feature("a"), Feature("b", pooling="none"))),
+        Table("unread", 9, 4),
+        table_with("adagrad"),
+    ]
+    plan = plan_of(tables, [shard(tables[1], on="gpu:1"), shard(tables[2])], topology=machine(2))
+    model = sharded(plan)
+    outputs = model(batches_of(tables, world, 3)[rank])
+    assert outputs["a"].shape == (SIZES_AT_3[rank], 4)
+    assert outputs["b"].shape == (0, 4)
+    torch.autograd.backward([output.sum() for output in outputs.values()])
+    assert model.state_dict()["unread.weight"].abs().sum() > 0
+    assert model.state_dict()["none.weight"].shape == (0, 4)
+
+
+SIZES_AT_3 = (3, 5, 0, 7)
+
+
+def subgroups(rank: int, world: int, plan: Plan) -> None:
+    """Two models side by side, each on half of the ranks."""
+    half = world // 2
+    groups = [torch.distributed.new_group(list(range(i * half, (i + 1) * half))) for i in (0, 1)]
+    which, local = divmod(rank, half)
+    model = sharded(plan, process_group=groups[which])
+    assert (model.rank, model.world) == (local, half)
+    reference = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
+    batches = batches_of(plan.tables, half, which)
+    outputs = model(batches[local])
+    torch.autograd.backward([output.sum() for output in outputs.values()])
+    features = sum(len(table.features) for table in plan.tables)
+    whole = reference(joined(batches, features))
+    torch.autograd.backward([output.sum() / half for output in whole.values()])
+    found = model.state_dict()
+    for key, value in reference.state_dict().items():
+        close(found[key], value, key)
+
+
+def beside_ddp(rank: int, world: int, plan: Plan) -> None:
+    """Under DistributedDataParallel dense layers and tables train as in one process."""
+
+    class Model(torch.nn.Module):
+        def __init__(self, embeddings: torch.nn.Module) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embeddings = embeddings
+            width = 8 * len(features)
+            self.dense = torch.nn.Sequential(torch.nn.Linear(width, 6), torch.nn.Linear(6, 1))
+
+        def forward(self, batch: BagBatch) -> torch.Tensor:
+            return self.dense(torch.cat(list(self.embeddings(batch).values()), 1)).tanh()
+
+    features = [feature for table in plan.tables for feature in table.features]
+    here = Model(sharded(plan))
+    whole = Model(PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3))
+    parallel = torch.nn.parallel.DistributedDataParallel(here)
+    trainers = [torch.optim.SGD(model.dense.parameters(), lr=0.1) for model in (here, whole)]
+    for step in range(4):
+        batches = [random_batch(plan.tables, 4, seed=100 * step + other) for other in range(world)]
+        for model, batch in ((parallel, batches[rank]), (whole, joined(batches, len(features)))):
+            model(batch).mean().backward()
+        for trainer in trainers:
+            trainer.step()
+            trainer.zero_grad()
+    found = here.state_dict()
+    for key, value in whole.state_dict().items():
+        close(found[key], value, key)
+
+
+def jobs(world: int) -> list[Job]:
+    """All that is run on so many ranks."""
+    found: list[Job] = [
+        (f"every placement, {optimizer}", trains_alike, (every_placement(optimizer), STEPS))
+        for optimizer in OPTIMIZERS
+    ]
+    mixed = every_placement("rowwise_adagrad")
+    summed = every_placement("rowwise_adagrad", ("sum", "mean"))
+    found += [
+        ("weighted bags", weighted_bags, (every_placement("adagrad"),)),
+        ("weighted bags of rows cut by columns", weighted_bags, (mixed,)),
+        ("runs repeat", repeats, (mixed,)),
+        ("tiers", tiers, (mixed,)),
+        ("padding", padding, (every_placement("adagrad"),)),
+        ("bad batches", bad_batches, (plan_of([table_with("sgd")]),)),
+        ("other plans", other_plans, ([mixed, summed],)),
+        ("checkpoints, rowwise_adagrad", changed_plans, ("rowwise_adagrad",)),
+        ("checkpoints, adam", changed_plans, ("adam",)),
+        ("pieces, rowwise_adagrad", pieces, ("rowwise_adagrad",)),
+        ("pieces, adam", pieces, ("adam",)),
+        ("odd tables", odd_tables, ()),
+        ("beside DDP", beside_ddp, (summed,)),
+    ]
+    if world == 4:
+        found.append(("subgroups", subgroups, (mixed,)))
+    return found
+
+
+WORLDS = (2, 4)
+
+
+@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world} ranks")
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    return run(request.param, jobs(request.param))
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in jobs(2)])
+def test_on_many_ranks(outcomes: Outcomes, name: str) -> None:
+    outcomes.of(name)
+
+
+def test_every_rank_is_told_of_a_bad_id(outcomes: Outcomes) -> None:
+    said = outcomes.of("bad batches")
+    assert "'t.none': id 61 is not a row of table 't'" in said[0]
+    assert all("ranks [0] refused" in text for text in said[1:])
+
+
+def test_every_rank_is_told_of_another_plan(outcomes: Outcomes) -> None:
+    said = outcomes.of("other plans")
+    assert all("ranks [1" in text and "another plan than rank 0" in text for text in said)
+
+
+def test_each_rank_counts_the_hits_of_its_rows(outcomes: Outcomes) -> None:
+    assert all(lookups > 0 and 0 < rate < 1 for lookups, rate in outcomes.of("tiers"))
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_pieces_cover_every_table_once(outcomes: Outcomes, optimizer: str) -> None:
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for held in outcomes.of(f"pieces, {optimizer}"):
+        for table, tensor, ids, cols in held:
+            cells = found.setdefault((table, tensor), [])
+            cells += [(row, column) for row in ids for column in range(*cols)]
+    for (_, tensor), cells in found.items():
+        width = 1 if (tensor, optimizer) == ("sum", "rowwise_adagrad") else 8
+        assert sorted(cells) == [(row, column) for row in range(61) for column in range(width)]
+
+
+def test_a_part_of_the_ranks_can_share_a_plan(outcomes: Outcomes) -> None:
+    if "subgroups" in outcomes:
+        outcomes.of("subgroups")
+
+
+def test_one_rank_is_one_process() -> None:
+    plan = every_placement("rowwise_adagrad")
+    model, alone = sharded(plan), PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
+    assert isinstance(model, ShardedEmbeddings)
+    assert model.feature_names == alone.feature_names
+    for batch in look_ahead([random_batch(plan.tables, seed=seed) for seed in range(3)], model):
+        torch.autograd.backward([output.sum() for output in model(batch).values()])
+    for seed in range(3):
+        outputs = alone(random_batch(plan.tables, seed=seed))
+        torch.autograd.backward([output.sum() for output in outputs.values()])
+    one, other = torch.nn.Sequential(model).state_dict(), torch.nn.Sequential(alone).state_dict()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], value) for key, value in other.items())
+    state = alone.optimizer_state_dict()
+    assert all(torch.equal(state[key], t) for key, t in model.optimizer_state_dict().items())
+    assert not model.comm_stats()
