@@ -8,11 +8,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import PlanMismatchError
 from placer.executor.arena import TORCH_DTYPES, AnyRows
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered import TieredBackend
 from placer.executor.bags import BagBatch
+from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes, tensor_shape
 from placer.executor.function import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.hit_rates import HitRates
 from placer.executor.initial import id_chunks, initial_weights
@@ -39,9 +40,6 @@ Rounding = Literal["nearest", "stochastic"]
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
-
-UPDATES = "updates"
-"""Key of the number of updates in the optimizer's state: Adam corrects its averages by it."""
 
 
 class PlacedEmbeddings(nn.Module):
@@ -288,22 +286,8 @@ class PlacedEmbeddings(nn.Module):
         CheckpointError
             If a table's state is missing or of another shape; nothing is changed then.
         """
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{table.name}.{name}": self._shape(table, name)
-            for table in self.plan.tables
-            for name in STATE[self._optimizers[table.name]]
-        }
-        if "adam" in self._optimizers.values() or UPDATES in state:
-            shapes[UPDATES] = ()
-        faults = [f"{key} is missing" for key in shapes if key not in state]
-        faults += [f"{key} is of no table of the plan" for key in state if key not in shapes]
-        faults += [
-            f"{key} has shape {tuple(state[key].shape)}, not {shape}"
-            for key, shape in shapes.items()
-            if key in state and tuple(state[key].shape) != shape
-        ]
-        if faults:
-            raise CheckpointError(f"the optimizer state does not fit: {'; '.join(faults)}")
+        shapes = state_shapes(self.plan.tables, self._optimizers, counted=UPDATES in state)
+        check_shapes("the optimizer state does not fit", state, shapes)
         for table in self.plan.tables:
             for name in STATE[self._optimizers[table.name]]:
                 self._write(table, name, state[f"{table.name}.{name}"])
@@ -387,13 +371,6 @@ class PlacedEmbeddings(nn.Module):
         steps = runtime.backend.prepare(runtime.arenas, batch, self._features, reads, training)
         return PreparedBatch(batch, bounds, kept, steps)
 
-    def _shape(self, table: Table, name: str) -> tuple[int, ...]:
-        """Shape of a table's weights or of one of its optimizer's tensors."""
-        optimizer = self._optimizers[table.name]
-        if name != "weight" and optimizer == "rowwise_adagrad":
-            return (table.rows,)
-        return _shape(table)
-
     @property
     def _counts_updates(self) -> bool:
         """Whether it matters how many updates there have been."""
@@ -420,7 +397,7 @@ class PlacedEmbeddings(nn.Module):
         """Weights or optimizer state of a table in id order, on the host."""
         self._settle()
         dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
-        result = torch.empty(self._shape(table, name), dtype=dtype)
+        result = torch.empty(tensor_shape(table, name, self._optimizers[table.name]), dtype=dtype)
         for ids in id_chunks(table.rows):
             chunk = result[_span(ids)]
             for strip, rows, cols, held in self._places_of(table, name):

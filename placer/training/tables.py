@@ -11,12 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.executor.arena import TORCH_DTYPES
+from placer.executor.checkpointing import UPDATES, check_shapes
 from placer.executor.hit_rates import HitRates
 from placer.executor.initial import CHUNK_ROWS
-from placer.executor.placed import UPDATES
 from placer.executor.pool import PoolStats
 from placer.executor.ranks import ShardedEmbeddings
 from placer.executor.ranks.pieces import read_rows, write_rows
@@ -77,15 +76,7 @@ def load_tables(embeddings: AnyEmbeddings, files: Mapping[str, Mapping[str, AnyT
         expected[STATES][UPDATES] = ()
     for file, shapes in expected.items():
         found = files.get(file, {})
-        faults = [f"{key} is missing" for key in shapes if key not in found]
-        faults += [f"{key} is of no table of the plan" for key in found if key not in shapes]
-        faults += [
-            f"{key} has shape {tuple(found[key].shape)}, not {shape}"
-            for key, shape in shapes.items()
-            if key in found and tuple(found[key].shape) != shape
-        ]
-        if faults:
-            raise CheckpointError(f"{file} do not fit the plan: {'; '.join(faults)}")
+        check_shapes(f"{file} do not fit the plan", found, shapes)
     access.settle()
     for table, tensor, _, _ in _tensors(plan):
         if not access.holds(table):

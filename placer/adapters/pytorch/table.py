@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
-from placer.executor.placed import UPDATES, Rounding
+from placer.executor.checkpointing import UPDATES
+from placer.executor.placed import Rounding
 from placer.executor.pool import Policy
 from placer.executor.ranks import ShardedEmbeddings
 from placer.executor.rule import STATE

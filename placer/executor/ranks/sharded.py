@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import PlanMismatchError
 from placer.executor.arena import TORCH_DTYPES
 from placer.executor.bags import BagBatch
+from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes, tensor_shape
 from placer.executor.hit_rates import HitRates
 from placer.executor.layout import check_plan
-from placer.executor.placed import UPDATES, PlacedEmbeddings
+from placer.executor.placed import PlacedEmbeddings
 from placer.executor.pool import PoolStats
 from placer.executor.ranks.assembly import Assembly, assemble
 from placer.executor.ranks.combine import combine
@@ -24,7 +25,7 @@ from placer.executor.ranks.step import ShardedBatch, UnitStep
 from placer.executor.rule import STATE
 from placer.executor.step import PreparedBatch, feature_reads
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, OptimizerName, Table
+from placer.tables import OPTIMIZERS, OptimizerName
 
 
 class ShardedEmbeddings(nn.Module):
@@ -278,7 +279,7 @@ class ShardedEmbeddings(nn.Module):
         state = {}
         for table in self.plan.tables:
             for name in STATE[self._optimizers[table.name]]:
-                tensor = torch.zeros(self._shape(table, name))
+                tensor = torch.zeros(tensor_shape(table, name, self._optimizers[table.name]))
                 if table.rows:
                     self._parts.canonical.gather(table.name, name, tensor)
                 state[f"{table.name}.{name}"] = tensor
@@ -301,22 +302,8 @@ class ShardedEmbeddings(nn.Module):
         if self._alone:
             self._alone[0].load_optimizer_state_dict(state)
             return
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{table.name}.{name}": self._shape(table, name)
-            for table in self.plan.tables
-            for name in STATE[self._optimizers[table.name]]
-        }
-        if "adam" in self._optimizers.values() or UPDATES in state:
-            shapes[UPDATES] = ()
-        faults = [f"{key} is missing" for key in shapes if key not in state]
-        faults += [f"{key} is of no table of the plan" for key in state if key not in shapes]
-        faults += [
-            f"{key} has shape {tuple(state[key].shape)}, not {shape}"
-            for key, shape in shapes.items()
-            if key in state and tuple(state[key].shape) != shape
-        ]
-        if faults:
-            raise CheckpointError(f"the optimizer state does not fit: {'; '.join(faults)}")
+        shapes = state_shapes(self.plan.tables, self._optimizers, counted=UPDATES in state)
+        check_shapes("the optimizer state does not fit", state, shapes)
         for table in self.plan.tables:
             for name in STATE[self._optimizers[table.name]] if table.rows else ():
                 self._parts.canonical.scatter(table.name, name, state[f"{table.name}.{name}"])
@@ -327,10 +314,6 @@ class ShardedEmbeddings(nn.Module):
         """What `print(model)` shows of it."""
         tables, shards = len(self.plan.tables), len(self.plan.shards)
         return f"tables={tables}, shards={shards}, rank={self.rank} of {self.world}"
-
-    def _shape(self, table: Table, name: str) -> tuple[int, ...]:
-        per_row = name != "weight" and self._optimizers[table.name] == "rowwise_adagrad"
-        return (table.rows,) if per_row else (table.rows, table.dim)
 
     @property
     def _counts_updates(self) -> bool:
