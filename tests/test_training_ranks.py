@@ -3,77 +3,40 @@
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from cli_cases import Workbench, succeed
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
-from training_cases import QUICK, ArrayLog, plan_for, small_log
+from training_cases import plan_for
+from training_ranks_cases import (
+    CASES,
+    DEATHS,
+    LOG,
+    REFUSALS,
+    full_disk,
+    goes_on,
+    refuses,
+    stops_and_goes_on,
+    trains,
+)
 
 sys.path.append(str(Path(__file__).resolve().parent / "ranks"))
 from ranks_launcher import Job, Outcomes, run
 
-from placer.data.log import Chunk
-from placer.errors import CheckpointError, DataError, PlacerError
-from placer.plan.plan import Plan
-from placer.training import tensor_file
-from placer.training.checkpoint import Checkpoint, Position, load, save
-from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.checkpoint import load
+from placer.training.config import CheckpointPolicy
 from placer.training.loop import TrainResult, train
-from placer.training.run import Progress
-from placer.training.tensor_file import TensorRows
 
-LOG = small_log(650)  # 21 batches of 32, of which two are held out; the last one has 10 samples
-CONFIG = replace(QUICK, report_every=1, activation="gelu")
-"""Of one process; of two each has half the batch. GELU, because ReLU's kink amplifies rounding."""
-
-
-def sparsely_labelled() -> ArrayLog:
-    """Where most lack a label: batches of odd sizes, of one sample, and of none."""
-    labels = LOG.chunk.labels.copy()
-    labels[np.random.default_rng(1).random(labels.size) < 0.4] = np.nan
-    labels[33:64] = np.nan
-    labels[96:128] = np.nan
-    return replace(LOG, chunk=replace(LOG.chunk, labels=labels))
-
-
-@dataclass(frozen=True)
-class Case:
-    plan: Plan
-    log: ArrayLog
-    config: TrainConfig = CONFIG
-
-
-CASES = {
-    "hot rows on one rank, cold ones on the other": Case(plan_for(LOG, "split"), LOG),
-    "strided": Case(
-        plan_for(LOG, "strided", optimizer="adam"), LOG, replace(CONFIG, optimizer="adam")
-    ),
-    "sparsely labelled": Case(
-        plan_for(LOG, "split", optimizer="adagrad"), sparsely_labelled(), replace(CONFIG, epochs=2)
-    ),
-    "staged": Case(
-        plan_for(LOG, "staged"), LOG, replace(CONFIG, backend="tiered", look_ahead=False)
-    ),
-    "bfloat16": Case(
-        plan_for(LOG, "hbm", optimizer="sgd"), LOG, replace(CONFIG, optimizer="sgd", amp="bfloat16")
-    ),
-}
-
-
-def halved(config: TrainConfig) -> TrainConfig:
-    """Of each of two ranks."""
-    return replace(config, batch_size=config.batch_size // 2)
+KILLS = {"training": 1, "bringing rows": 1, "writing": 0}
+"""Where a rank is killed, and which."""
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -90,169 +53,6 @@ def close(one: Path, two: Path, tolerance: float = 2e-5) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=tolerance, msg=name)
-
-
-# What runs on each rank -------------------------------------------------------------------------
-
-
-def trains(rank: int, world: int, case: Case, folder: Path) -> TrainResult:
-    return train(case.plan, case.log, halved(case.config), checkpoints=CheckpointPolicy(folder))
-
-
-def stops_and_goes_on(rank: int, world: int, case: Case, folder: Path) -> tuple[TrainResult, ...]:
-    """Ctrl-C reaches one rank alone."""
-    policy = CheckpointPolicy(folder)
-
-    def interrupt(progress: Progress) -> None:
-        if rank == 1 and progress.step == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    config = halved(case.config)
-    stopped = train(case.plan, case.log, config, checkpoints=policy, on_progress=interrupt)
-    rest = train(case.plan, case.log, config, checkpoints=policy, resume=folder)
-    return stopped, rest
-
-
-def goes_on(rank: int, world: int, case: Case, folder: Path) -> TrainResult:
-    policy = CheckpointPolicy(folder)
-    return train(case.plan, case.log, halved(case.config), checkpoints=policy, resume=folder)
-
-
-@dataclass(frozen=True)
-class BrokenLog(ArrayLog):
-    """A disk that fails at the second chunk."""
-
-    def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
-        yield from ArrayLog.chunks(replace_chunk(self, 64), samples, skip)
-        raise DataError("the disk of this rank is broken")
-
-
-def replace_chunk(log: ArrayLog, samples: int) -> ArrayLog:
-    from placer.training.batches import cut
-
-    return ArrayLog(cut(log.chunk, 0, samples), log.tables, log.feature_tables, log.dense_names)
-
-
-def refuses(rank: int, world: int, what: str) -> str:
-    """An error that one rank meets is one of all."""
-    log, plan = LOG, plan_for(LOG, "split")
-    labels = LOG.chunk.labels.copy()
-    match what:
-        case "broken disk" if rank == 1:
-            log = BrokenLog(LOG.chunk, LOG.tables, LOG.feature_tables, LOG.dense_names)
-        case "shorter log" if rank == 1:
-            log = replace_chunk(LOG, 600)
-        case "bad label":
-            labels[100] = 3  # In the part of one of them.
-            log = replace(LOG, chunk=replace(LOG.chunk, labels=labels))
-        case "other plan" if rank == 1:
-            plan = plan_for(LOG, "hbm")
-    with pytest.raises(PlacerError) as error:
-        train(plan, log, halved(CONFIG))
-    return f"{error.type.__name__}: {error.value}"
-
-
-def full_disk(rank: int, world: int, folder: Path) -> str:
-    """The first rank cannot write; the second learns of it, and both can go on."""
-    plan = plan_for(LOG, "split", dim=256)
-    config = halved(replace(CONFIG, max_steps=4))
-    train(plan, LOG, config, checkpoints=CheckpointPolicy(folder))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if rank == 0:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
-    with pytest.raises(CheckpointError) as error:
-        train(plan, LOG, halved(CONFIG), checkpoints=CheckpointPolicy(folder), resume=folder)
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert train(plan, LOG, config, resume=folder).steps == 4
-    return str(error.value)
-
-
-REFUSALS = ("broken disk", "shorter log", "bad label", "other plan")
-
-DEATHS = """
-import json, os, signal, socket, sys
-from pathlib import Path
-from dataclasses import replace
-import torch
-torch.set_num_threads(1)
-tests, folder, *places = sys.argv[1:]
-sys.path.insert(0, tests)
-from test_training_ranks import CASES, halved
-from placer.errors import BackendError
-from placer.training import checkpoint, tensor_file
-from placer.training.config import CheckpointPolicy
-from placer.training.loop import train
-
-def killed_at(number, function):
-    calls = 0
-    def wrapped(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments)
-    return wrapped
-
-def main(rank, where):
-    progress = lambda now: None
-    if where == "hanging" and rank == 1:
-        progress = lambda now: signal.pause() if now.step == 7 else None
-    if where == "training" and rank == 1:
-        progress = killed_at(7, progress)
-    if where == "bringing rows" and rank == 1:  # The second of four files of the second checkpoint.
-        tensor_file.write = killed_at(6, tensor_file.write)
-    if where == "writing" and rank == 0:  # The second one's files are there, its manifest is not.
-        checkpoint._flush = killed_at(11, checkpoint._flush)
-    case = next(iter(CASES.values()))
-    config = replace(halved(case.config), timeout_s=8 if where == "hanging" else None)
-    policy = CheckpointPolicy(Path(folder, where), every_steps=4)
-    try:
-        train(case.plan, case.log, config, checkpoints=policy, on_progress=progress)
-    except BackendError as error:
-        print(f"placer: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-def launched(rank, where, port):
-    # Forked, because a start takes seconds; nothing but imports has run here.
-    child = os.fork()
-    if child:
-        return child
-    os.environ.update(
-        WORLD_SIZE="2", RANK=str(rank), LOCAL_RANK=str(rank),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-    )
-    code = 70
-    try:
-        with open(f"{folder}/{where} {rank}.log", "w") as log:
-            os.dup2(log.fileno(), 2)
-        code = main(rank, where)
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-children = {}
-for where in places:
-    port = free_port()
-    children[where] = [launched(rank, where, port) for rank in range(2)]
-ends = {}
-for where, (first, second) in children.items():
-    codes = [os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])]
-    if where == "hanging":
-        os.kill(second, signal.SIGKILL)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
-    logs = [Path(folder, f"{where} {rank}.log") for rank in range(2)]
-    ends[where] = [(code, log.read_text()) for code, log in zip(codes, logs)]
-print(json.dumps(ends))
-"""
-KILLS = {"training": 1, "bringing rows": 1, "writing": 0}
-"""Where a rank is killed, and which."""
 
 
 @pytest.fixture(scope="module")
@@ -418,41 +218,6 @@ def test_a_full_disk_is_told_by_all_and_harms_no_checkpoint(
     assert "cannot write checkpoint" in found[0]
     assert "File too large" in found[0]
     assert [path.name for path in (folder / "full").iterdir()] == ["step-000000000004"]
-
-
-def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
-    asked: list[int] = []
-    values = torch.arange(200_000 * 3, dtype=torch.float32).reshape(-1, 3)
-
-    def read(start: int, stop: int) -> torch.Tensor:
-        asked.append(stop - start)
-        return values[start:stop]
-
-    rows = TensorRows((200_000, 3), torch.bfloat16, read)
-    path = save(tmp_path, Checkpoint(Position(1), {}, {"t": {"big": rows}}))
-    assert max(asked) == tensor_file.CHUNK_ROWS < 200_000
-    assert sum(asked) == 200_000
-    found = load(path).tensors["t"]["big"]
-    assert isinstance(found, torch.Tensor)
-    assert torch.equal(found, values.to(torch.bfloat16))
-
-
-def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
-    given = {
-        "b": torch.arange(6, dtype=torch.uint8).reshape(2, 3),
-        "a": torch.randn(3, 2),
-        "none": torch.empty(0, 4),
-        "scalar": torch.tensor(7),
-        "half": torch.randn(5).to(torch.float16),
-    }
-    tensor_file.write(tmp_path / "ours", given)
-    save_file(given, tmp_path / "theirs")
-    assert load_file(tmp_path / "ours").keys() == given.keys()
-    assert all(torch.equal(load_file(tmp_path / "ours")[name], given[name]) for name in given)
-    for written in ("ours", "theirs"):
-        read = tensor_file.read(tmp_path / written)
-        assert all(torch.equal(read[name].whole(), given[name]) for name in given)
-    assert torch.equal(tensor_file.read(tmp_path / "ours")["a"].read(1, 3), given["a"][1:])
 
 
 def test_a_plain_model_loads_a_checkpoint(folder: Path, outcomes: Outcomes) -> None:

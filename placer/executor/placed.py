@@ -1,7 +1,7 @@
 """The module that trains embedding tables where a plan puts them."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
-from placer.executor.arena import TORCH_DTYPES, AnyRows
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered import TieredBackend
 from placer.executor.bags import BagBatch
-from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes, tensor_shape
+from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes
 from placer.executor.function import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.hit_rates import HitRates
-from placer.executor.initial import id_chunks, initial_weights
-from placer.executor.layout import Strip, check_plan, lay_out
+from placer.executor.initial import initial_weights
+from placer.executor.layout import check_plan, lay_out
 from placer.executor.pool import Policy
 from placer.executor.pooling import mean_from_sum, segment_max
 from placer.executor.rule import STATE
@@ -33,6 +32,7 @@ from placer.executor.step import (
     tensors_of,
 )
 from placer.executor.streams import recorded
+from placer.executor.table_rows import TableRows
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName, Table
 
@@ -85,6 +85,11 @@ class PlacedEmbeddings(nn.Module):
     whole_rows : WholeRows, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
+
+    Attributes
+    ----------
+    rows : TableRows
+        Weights and optimizer state by id, for checkpoints some rows at a time.
 
     Raises
     ------
@@ -141,6 +146,7 @@ class PlacedEmbeddings(nn.Module):
             torch.zeros((), dtype=torch.int64, device=self.device),
             whole_rows,
         )
+        self.rows = TableRows(self._layout, self._runtime.arenas, tables, self.device)
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
@@ -148,10 +154,10 @@ class PlacedEmbeddings(nn.Module):
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         for table in plan.tables:
             if table.name in given:
-                self._write(table, "weight", given[table.name])
+                self.rows.write(table, "weight", given[table.name])
             else:
                 for ids, values in initial_weights(table, seed):
-                    self._write_chunk(table, "weight", ids, values)
+                    self.rows.write_rows(table, "weight", ids, values)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -162,6 +168,20 @@ class PlacedEmbeddings(nn.Module):
     def backend(self) -> str:
         """Name of the backend in use."""
         return self._runtime.backend.name
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
+        constants = self._runtime.constants
+        return constants.stochastic or "adam" in self._optimizers.values()
+
+    def update_count(self) -> int:
+        """Updates so far; waits for the device."""
+        return int(self._runtime.updates)
+
+    def set_update_count(self, updates: int) -> None:
+        """Go on counting updates from here."""
+        self._runtime.updates.fill_(updates)
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next backward pass on."""
@@ -249,7 +269,7 @@ class PlacedEmbeddings(nn.Module):
         backend = self._runtime.backend
         if not isinstance(backend, TieredBackend):
             return None
-        self._settle()
+        self.rows.settle()
         pools = [arena.pool for arena in self._runtime.arenas if arena.pool is not None]
         return backend.counts.read(pools)
 
@@ -270,12 +290,12 @@ class PlacedEmbeddings(nn.Module):
         depend on it.
         """
         state = {
-            f"{table.name}.{name}": self._read(table, name)
+            f"{table.name}.{name}": self.rows.read(table, name)
             for table in self.plan.tables
             for name in STATE[self._optimizers[table.name]]
         }
-        if self._counts_updates:
-            state[UPDATES] = self._runtime.updates.cpu().clone()
+        if self.counts_updates:
+            state[UPDATES] = torch.tensor(self.update_count())
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -290,9 +310,9 @@ class PlacedEmbeddings(nn.Module):
         check_shapes("the optimizer state does not fit", state, shapes)
         for table in self.plan.tables:
             for name in STATE[self._optimizers[table.name]]:
-                self._write(table, name, state[f"{table.name}.{name}"])
+                self.rows.write(table, name, state[f"{table.name}.{name}"])
         if UPDATES in shapes:
-            self._runtime.updates.copy_(state[UPDATES])
+            self.set_update_count(int(state[UPDATES]))
 
     def memory_use(self) -> dict[tuple[str, str], int]:
         """Bytes held by (device id, purpose), to compare with what the plan says.
@@ -331,7 +351,7 @@ class PlacedEmbeddings(nn.Module):
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for table in self.plan.tables:
-            destination[f"{prefix}{table.name}.weight"] = self._read(table, "weight")
+            destination[f"{prefix}{table.name}.weight"] = self.rows.read(table, "weight")
 
     def _load_from_state_dict(
         self,
@@ -355,7 +375,7 @@ class PlacedEmbeddings(nn.Module):
             if missing or unknown:
                 return  # The caller raises; the weights stay as they are.
         for name, tensor in given.items():
-            self._write(self.plan.tables_by_name[name], "weight", tensor)
+            self.rows.write(self.plan.tables_by_name[name], "weight", tensor)
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
@@ -371,71 +391,12 @@ class PlacedEmbeddings(nn.Module):
         steps = runtime.backend.prepare(runtime.arenas, batch, self._features, reads, training)
         return PreparedBatch(batch, bounds, kept, steps)
 
-    @property
-    def _counts_updates(self) -> bool:
-        """Whether it matters how many updates there have been."""
-        constants = self._runtime.constants
-        return constants.stochastic or "adam" in self._optimizers.values()
-
-    def _settle(self) -> None:
-        """Wait until no kernel moves rows any more, so that the host may read and write them."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _places_of(self, table: Table, name: str) -> Iterator[tuple[Strip, AnyRows, slice, slice]]:
-        """Each strip, the rows that hold the tensor, its columns in the table and in the rows."""
-        optimizer = self._optimizers[table.name]
-        for strip in self._layout.strips[table.name]:
-            arena = self._runtime.arenas[strip.arena]
-            rows = arena.weights if name == "weight" else arena.state
-            assert rows is not None, "SGD's state has no names to ask for"
-            width = strip.cols[1] - strip.cols[0]
-            index = 0 if name == "weight" else STATE[optimizer].index(name)
-            yield strip, rows, slice(*strip.cols), slice(index * width, (index + 1) * width)
-
-    def _read(self, table: Table, name: str) -> Tensor:
-        """Weights or optimizer state of a table in id order, on the host."""
-        self._settle()
-        dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
-        result = torch.empty(tensor_shape(table, name, self._optimizers[table.name]), dtype=dtype)
-        for ids in id_chunks(table.rows):
-            chunk = result[_span(ids)]
-            for strip, rows, cols, held in self._places_of(table, name):
-                found = rows.read(strip.slots_of(ids.to(self.device)))
-                if chunk.dim() == 2:
-                    chunk[:, cols] = found[:, held].to(chunk.device)
-                else:  # Strips of a row that share its state hold equal copies of it.
-                    chunk.copy_(found)
-        return result
-
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        """Overwrite weights or state of a table, given in id order."""
-        self._settle()
-        for ids in id_chunks(table.rows):
-            self._write_chunk(table, name, ids, values[_span(ids)])
-
-    def _write_chunk(self, table: Table, name: str, ids: Tensor, chunk: Tensor) -> None:
-        chunk = chunk.to(self.device)
-        for strip, rows, cols, held in self._places_of(table, name):
-            slots = strip.slots_of(ids.to(self.device))
-            if chunk.dim() == 1 or len(STATE[self._optimizers[table.name]]) < 2 or name == "weight":
-                rows.write(slots, chunk if chunk.dim() == 1 else chunk[:, cols])
-            else:  # The other tensors of the same rows stay.
-                whole = rows.read(slots)
-                whole[:, held] = chunk[:, cols]
-                rows.write(slots, whole)
-
 
 def _indexed(device: torch.device) -> torch.device:
     """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _span(ids: Tensor) -> slice:
-    """Consecutive ids as a slice."""
-    return slice(int(ids[0]), int(ids[-1]) + 1)
 
 
 def _shape(table: Table) -> tuple[int, int]:

@@ -146,7 +146,7 @@ class _Here:
         self._module = module
 
     def settle(self) -> None:
-        self._module._settle()
+        self._module.rows.settle()
 
     def read(self, table: Table, tensor: str, ids: Tensor) -> Tensor:
         return read_rows(self._module, table.name, tensor, ids)
@@ -158,10 +158,10 @@ class _Here:
         return table.rows > 0
 
     def updates(self) -> int:
-        return int(self._module._runtime.updates)
+        return self._module.update_count()
 
     def set_updates(self, updates: int) -> None:
-        self._module._runtime.updates.fill_(updates)
+        self._module.set_update_count(updates)
 
 
 class _Spread:
@@ -174,7 +174,7 @@ class _Spread:
 
     def settle(self) -> None:
         for module in self._module._held:
-            module._settle()
+            module.rows.settle()
 
     def read(self, table: Table, tensor: str, ids: Tensor) -> Tensor:
         """Each rank puts in what it holds; bits are added as integers, and arrive as they are."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from placer.executor.placed import PlacedEmbeddings
@@ -76,17 +75,7 @@ def pieces_of(
 
 def read_rows(module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor) -> Tensor:
     """Some rows of a table's weights or state, on the host."""
-    whole = module.plan.tables_by_name[table]
-    found: Tensor | None = None
-    for strip, held, cols, own in module._places_of(whole, tensor):
-        values = held.read(strip.slots_of(rows.to(module.device)))
-        if values.dim() == 1:  # Strips of a row that share its state hold equal copies of it.
-            return values.cpu()
-        if found is None:
-            found = torch.empty((rows.numel(), whole.dim), dtype=values.dtype)
-        found[:, cols] = values[:, own].cpu()
-    assert found is not None, "every table has a strip"
-    return found
+    return module.rows.read_rows(module.plan.tables_by_name[table], tensor, rows)
 
 
 def write_rows(
@@ -94,4 +83,4 @@ def write_rows(
 ) -> None:
     """Overwrite distinct rows of a table's weights or state."""
     if rows.numel():
-        module._write_chunk(module.plan.tables_by_name[table], tensor, rows, values)
+        module.rows.write_rows(module.plan.tables_by_name[table], tensor, rows, values)

@@ -262,12 +262,12 @@ class ShardedEmbeddings(nn.Module):
 
     def update_count(self) -> int:
         """Updates so far: what Adam's bias correction and stochastic rounding depend on."""
-        return max((int(module._runtime.updates) for module in self._held), default=0)
+        return max((module.update_count() for module in self._held), default=0)
 
     def set_update_count(self, updates: int) -> None:
         """Go on counting updates from here."""
         for module in self._held:
-            module._runtime.updates.fill_(updates)
+            module.set_update_count(updates)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Whole state of all tables, on every rank; all of them must call it.
@@ -317,7 +317,7 @@ class ShardedEmbeddings(nn.Module):
 
     @property
     def _counts_updates(self) -> bool:
-        return any(module._counts_updates for module in self._held)
+        return any(module.counts_updates for module in self._held)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

@@ -1,0 +1,45 @@
+"""Files of tensors: safetensors' format, some rows at a time."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from placer.training import tensor_file
+from placer.training.checkpoint import Checkpoint, Position, load, save
+from placer.training.tensor_file import TensorRows
+
+
+def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
+    asked: list[int] = []
+    values = torch.arange(200_000 * 3, dtype=torch.float32).reshape(-1, 3)
+
+    def read(start: int, stop: int) -> torch.Tensor:
+        asked.append(stop - start)
+        return values[start:stop]
+
+    rows = TensorRows((200_000, 3), torch.bfloat16, read)
+    path = save(tmp_path, Checkpoint(Position(1), {}, {"t": {"big": rows}}))
+    assert max(asked) == tensor_file.CHUNK_ROWS < 200_000
+    assert sum(asked) == 200_000
+    found = load(path).tensors["t"]["big"]
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, values.to(torch.bfloat16))
+
+
+def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
+    given = {
+        "b": torch.arange(6, dtype=torch.uint8).reshape(2, 3),
+        "a": torch.randn(3, 2),
+        "none": torch.empty(0, 4),
+        "scalar": torch.tensor(7),
+        "half": torch.randn(5).to(torch.float16),
+    }
+    tensor_file.write(tmp_path / "ours", given)
+    save_file(given, tmp_path / "theirs")
+    assert load_file(tmp_path / "ours").keys() == given.keys()
+    assert all(torch.equal(load_file(tmp_path / "ours")[name], given[name]) for name in given)
+    for written in ("ours", "theirs"):
+        read = tensor_file.read(tmp_path / written)
+        assert all(torch.equal(read[name].whole(), given[name]) for name in given)
+    assert torch.equal(tensor_file.read(tmp_path / "ours")["a"].read(1, 3), given["a"][1:])
