@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from placer.errors import CheckpointError
+from torch import Tensor
+
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor.rule import STATE
 from placer.tables import OptimizerName, Table
 
@@ -61,3 +63,53 @@ def check_shapes(
     ]
     if faults:
         raise CheckpointError(f"{what}: {'; '.join(faults)}")
+
+
+def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
+    """Check weights by table name; tables may be left out.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names all that are of no table or of another shape.
+    """
+    shapes = {table.name: (table.rows, table.dim) for table in tables}
+    faults = [f"{name!r} is no table of the plan" for name in given if name not in shapes]
+    faults += [
+        f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
+        for name, tensor in given.items()
+        if name in shapes and tuple(tensor.shape) != shapes[name]
+    ]
+    if faults:
+        raise PlanMismatchError(f"{what}: {'; '.join(faults)}")
+
+
+def weights_to_load(
+    state_dict: Mapping[str, Tensor],
+    prefix: str,
+    tables: Sequence[Table],
+    *,
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+) -> dict[str, Tensor]:
+    """What `nn.Module.load_state_dict` shall overwrite, by table name; keys are noted as it asks.
+
+    Nothing, where it is strict and the keys do not fit: then the caller raises, and the weights
+    stay as they are.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table has another shape.
+    """
+    keys = {f"{prefix}{table.name}.weight": table.name for table in tables}
+    given = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
+    check_weights("checkpoint", given, tables)
+    missing = [key for key in keys if key not in state_dict]
+    unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
+    missing_keys.extend(missing)
+    if not strict:
+        return given
+    unexpected_keys.extend(unknown)
+    return {} if missing or unknown else given

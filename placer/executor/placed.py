@@ -12,7 +12,13 @@ from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered import TieredBackend
 from placer.executor.bags import BagBatch
-from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes
+from placer.executor.checkpointing import (
+    UPDATES,
+    check_shapes,
+    check_weights,
+    state_shapes,
+    weights_to_load,
+)
 from placer.executor.function import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.hit_rates import HitRates
 from placer.executor.initial import initial_weights
@@ -34,7 +40,7 @@ from placer.executor.step import (
 from placer.executor.streams import recorded
 from placer.executor.table_rows import TableRows
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, OptimizerName, Table
+from placer.tables import OPTIMIZERS, OptimizerName
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -121,7 +127,7 @@ class PlacedEmbeddings(nn.Module):
         super().__init__()
         check_plan(plan)
         given = dict(weights or {})
-        _check_tensors(plan, given, "weights", {table.name: _shape(table) for table in plan.tables})
+        check_weights("weights", given, plan.tables)
         tables = {table.name: table.optimizer for table in plan.tables}
         if optimizer is not None:
             if optimizer not in OPTIMIZERS:
@@ -363,17 +369,14 @@ class PlacedEmbeddings(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        keys = {f"{prefix}{table.name}.weight": table for table in self.plan.tables}
-        given = {table.name: state_dict[key] for key, table in keys.items() if key in state_dict}
-        shapes = {table.name: _shape(table) for table in self.plan.tables}
-        _check_tensors(self.plan, given, "checkpoint", shapes)
-        missing = [key for key in keys if key not in state_dict]
-        missing_keys.extend(missing)
-        if strict:
-            unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
-            unexpected_keys.extend(unknown)
-            if missing or unknown:
-                return  # The caller raises; the weights stay as they are.
+        given = weights_to_load(
+            state_dict,
+            prefix,
+            self.plan.tables,
+            strict=strict,
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+        )
         for name, tensor in given.items():
             self.rows.write(self.plan.tables_by_name[name], "weight", tensor)
 
@@ -397,26 +400,6 @@ def _indexed(device: torch.device) -> torch.device:
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _shape(table: Table) -> tuple[int, int]:
-    return table.rows, table.dim
-
-
-def _check_tensors(
-    plan: Plan, given: Mapping[str, Tensor], what: str, shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Raise `PlanMismatchError` naming every tensor that does not fit its table."""
-    faults = [
-        f"{name!r} is no table of the plan" for name in given if name not in plan.tables_by_name
-    ]
-    faults += [
-        f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
-        for name, tensor in given.items()
-        if name in shapes and tuple(tensor.shape) != shapes[name]
-    ]
-    if faults:
-        raise PlanMismatchError(f"{what}: {'; '.join(faults)}")
 
 
 def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:

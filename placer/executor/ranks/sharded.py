@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from placer.errors import PlanMismatchError
 from placer.executor.arena import TORCH_DTYPES
 from placer.executor.bags import BagBatch
-from placer.executor.checkpointing import UPDATES, check_shapes, state_shapes, tensor_shape
+from placer.executor.checkpointing import (
+    UPDATES,
+    check_shapes,
+    check_weights,
+    state_shapes,
+    tensor_shape,
+    weights_to_load,
+)
 from placer.executor.hit_rates import HitRates
 from placer.executor.layout import check_plan
 from placer.executor.placed import PlacedEmbeddings
@@ -107,7 +114,7 @@ class ShardedEmbeddings(nn.Module):
         self._optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
         self._dims = {table.name: table.dim for table in plan.tables}
         given = dict(weights or {})
-        _check_shapes(given, {table.name: (table.rows, table.dim) for table in plan.tables})
+        check_weights("weights", given, plan.tables)
         features = feature_reads(plan.tables, padding_idx or {})
         self._features = features
         comm = Communicator(process_group, self.device)
@@ -353,27 +360,14 @@ class ShardedEmbeddings(nn.Module):
                 error_msgs,
             )
             return
-        keys = {f"{prefix}{table.name}.weight": table for table in self.plan.tables}
-        given = {table.name: state_dict[key] for key, table in keys.items() if key in state_dict}
-        _check_shapes(given, {table.name: (table.rows, table.dim) for table in self.plan.tables})
-        missing = [key for key in keys if key not in state_dict]
-        missing_keys.extend(missing)
-        if strict:
-            unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
-            unexpected_keys.extend(unknown)
-            if missing or unknown:
-                return  # The caller raises; the weights stay as they are.
+        given = weights_to_load(
+            state_dict,
+            prefix,
+            self.plan.tables,
+            strict=strict,
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+        )
         for name, tensor in given.items():
             if tensor.numel():
                 self._parts.canonical.scatter(name, "weight", tensor)
-
-
-def _check_shapes(given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    faults = [f"{name!r} is no table of the plan" for name in given if name not in shapes]
-    faults += [
-        f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
-        for name, tensor in given.items()
-        if name in shapes and tuple(tensor.shape) != shapes[name]
-    ]
-    if faults:
-        raise PlanMismatchError(f"weights: {'; '.join(faults)}")
