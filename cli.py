@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 import placer
-from cost_models import COST_MODELS, cost_model
+from cost_models import cost_model, is_model_name, model_names
 from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
@@ -34,15 +34,27 @@ from placer.plan.drift import in_plan_order
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
+from placer.simulator.policy import CACHE_POLICIES
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help
-from placer.units import format_bytes, format_seconds, parse_bytes
+from placer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, SolveResult, solve
 from solvers.explain import explain
 from solvers.replan import HORIZON_STEPS
 from solvers.replan import replan as follow_up
+from solvers.sweep import (
+    AXES,
+    DEFAULT_AXES,
+    MODELS,
+    PARAMETER_SERVERS,
+    PLACEMENTS,
+    axis_values,
+    platform,
+    with_overrides,
+)
+from solvers.sweep import sweep as sweep_placements
 from solvers.whatif import front
 from solvers.whatif import whatif as effects_of_changes
 
@@ -214,8 +226,21 @@ _output_option = click.option("--format", "output", type=_OUTPUTS, default="tabl
 _constraints_option = click.option(
     "--constraints", "constraints_path", type=_PATH, metavar="FILE",
     help="Pins, tiers and groups of tables, memory to keep free: YAML or TOML.")  # fmt: skip
-_model_option = click.option("--cost-model", "model", type=click.Choice(list(COST_MODELS)),
-                             default="roofline", show_default=True)  # fmt: skip
+
+
+class _ModelName(click.ParamType):  # type: ignore[type-arg]
+    """A cost model's name, or that of a kind of them and a file."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: Any, context: Any) -> str:
+        if not is_model_name(value):
+            self.fail(f"{value!r} is not one of {model_names()}", param, context)
+        return str(value)
+
+
+_model_option = click.option("--cost-model", "model", type=_ModelName(), default="roofline",
+                             show_default=True, metavar=f"[{model_names()}]")  # fmt: skip
 _table_options = _options(
     click.option("--dim", type=click.IntRange(1), help="Columns of every table."),
     click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
@@ -510,7 +535,7 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = asked.profile()
-    solvers, cost_models = _names(names, SOLVERS, "solver"), _names(models, COST_MODELS, "model")
+    solvers, cost_models = _names(names, SOLVERS, "solver"), _model_names(models)
     machines = [name.strip() for name in asked.topology.split(",") if name.strip()]
     prices = _prices(price_text, machines)
     rows = []
@@ -543,6 +568,14 @@ def _prices(text: str | None, machines: list[str]) -> dict[str, float]:
         if not 0 <= prices[name] < float("inf"):
             raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
     return prices
+
+
+def _model_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not is_model_name(name):
+            raise click.UsageError(f"no model is called {name!r}; choose from {model_names()}")
+    return names
 
 
 def _names(text: str, known: dict[str, Any], what: str) -> list[str]:
@@ -973,6 +1006,124 @@ def train(
         sys.exit(_EXIT_INTERRUPTED)
 
 
+@main.command()
+@click.argument("path", type=_PATH)
+@click.option("--data", "logs", type=_PATH, multiple=True,
+              help="Log files to replay; may be given more than once.")
+@click.option("--then", "later", type=_PATH, multiple=True,
+              help="A log that follows, as a window of its own; may be given more than once.")
+@click.option("--data-format", type=click.Choice(FORMATS),
+              help="By default what the file's suffix says.")
+@click.option("--profile", "profile_path", type=_PATH,
+              help="Whose id mapping to use, and what to draw from without --data; by default "
+              "the profile that the plan names.")
+@click.option("--batch-size", type=click.IntRange(1),
+              help="Samples per GPU and step; by default the plan's.")
+@click.option("--batches", type=click.IntRange(1),
+              help="At most so many of each log; without --data, so many are drawn.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of drawn batches.")
+@click.option("--cache-policy", type=click.Choice(CACHE_POLICIES), default="lfu",
+              show_default=True, help="Which rows cached shards keep: lfu and rank as the "
+              "executor does, the others as other systems do.")
+@click.option("--look-ahead/--no-look-ahead", default=True, show_default=True,
+              help="Whether rows are brought while the batch before trains.")
+@click.option("--windows", type=click.IntRange(1), default=1, show_default=True,
+              help="Equal parts of each log to tell apart.")
+@click.option("--against", "other_path", type=_PATH,
+              help="Another plan for the same batches, such as one made for today's: when does "
+              "going over to it pay?")
+@_model_option
+@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table",
+              show_default=True, help="How the result is printed; json has every step.")
+def simulate(
+    path: Path,
+    logs: tuple[Path, ...],
+    later: tuple[Path, ...],
+    data_format: Any,
+    profile_path: Path | None,
+    batch_size: int | None,
+    batches: int | None,
+    seed: int,
+    cache_policy: Any,
+    look_ahead: bool,
+    windows: int,
+    other_path: Path | None,
+    model: str,
+    output: OutputFormat,
+) -> None:  # fmt: skip
+    """Replay a log through a plan and count, on each device, what every batch does there.
+
+    \b
+    placer simulate plan.json --data train.tsv
+    placer simulate plan.json --data monday.tsv --then tuesday.tsv --against tuesday.json
+    placer simulate plan.json --profile profile --batches 100
+    """
+    from cost_models.replay import Replayed, StepTimer, TimeSummary, replayed, step_equation
+    from placer.plan.migration import migration
+    from placer.simulator.draws import drawn_batches
+    from placer.simulator.logs import log_batches
+    from placer.simulator.replay import ReplayOptions, Simulator
+    from placer.simulator.summary import device_totals, served
+    from placer.simulator.windows import Window, cut, drifted
+
+    if not logs and (later or batches is None):
+        raise click.UsageError("give --data, or --batches to draw so many from a profile")
+    plans = [placer.Plan.load(path)]
+    if other_path is not None:
+        plans.append(placer.Plan.load(other_path))
+    known = _profile_of(plans[0], path, profile_path)
+    size = (batch_size or plans[0].batch_size) * len(plans[0].topology.gpus)
+    streams: list[tuple[str, Callable[[], Any]]] = []
+    if logs:
+        for group in (logs, *((one,) for one in later)):
+            log = _training_log(plans[0], path, profile_path, group, data_format)
+            read = functools.partial(log_batches, log, plans[0], size, batches)
+            streams.append((log.description, read))
+    else:
+        if known is None:
+            raise PlanMismatchError(
+                f"{path} does not say what to draw from, or it is not there; give --profile"
+            )
+        drawn = functools.partial(drawn_batches, known, size, batches or 1, seed=seed)
+        streams.append(("drawn", drawn))
+    options = ReplayOptions(cache_policy=cache_policy, look_ahead=look_ahead)
+    equation = step_equation(cost_model(model))
+    simulators, runs = [], []
+    over_time: list[list[Window]] = []
+    for plan in plans:
+        simulator = Simulator(plan, options)
+        timer = StepTimer(simulator.arrangement, equation, known)
+        done: list[Replayed] = []
+        found: list[Window] = []
+        for name, stream in streams:
+            with _bar("steps") as update:
+                limit = None if batches is None else float(batches)
+                done.append(
+                    replayed(simulator, timer, stream(), lambda n: update(n, limit, name))  # noqa: B023
+                )
+            found += cut(name, done[-1].records, windows)
+        simulators.append(simulator)
+        runs.append(Replayed.joined(done))
+        over_time.append(found)
+    own, simulator = runs[0], simulators[0]
+    move_s = None
+    if len(plans) > 1:
+        move_s = migration(diff_plans(*plans)).seconds
+    shown = report.simulate_report(
+        own.totals,
+        device_totals(simulator.arrangement, own.totals, simulator.pool_entries),
+        served(simulator.arrangement, own.totals.parts),
+        own.records,
+        TimeSummary.of([one.step_s for one in own.records]),
+        TimeSummary.of([one.sum_s for one in own.records]),
+        drifted(over_time[0], over_time[1] if len(plans) > 1 else None, move_s),
+        policy=cache_policy,
+        look_ahead=look_ahead,
+        gpu_s=own.gpu_s.tolist(),
+    )
+    _print_report(shown, output)
+
+
 def _nothing(done: float, total: float | None, remark: str = "") -> None:
     """A progress bar that nobody sees."""
 
@@ -1001,6 +1152,118 @@ def _training_log(
     return open_log(list(logs), data_format, encoding=known.encoding)
 
 
+@main.command()
+@_options(
+    click.option("--backend", default="auto", show_default=True,
+                 help="Of the executor: numba, torch, tiered or triton."),
+    click.option("--device", default="cpu", show_default=True, help="cpu or cuda."),
+    click.option("--ranks", type=click.IntRange(1), default=1, show_default=True,
+                 help="Processes that train together over gloo: exchanges are measured too."),
+    click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
+                 help="Of each process."),
+    click.option("--budget", default="3min", show_default=True, help="Time to measure."),
+    click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True,
+                 help="cpu takes the processor's time, where others use the machine too."),
+    click.option("--resume/--fresh", default=True, show_default=True,
+                 help="Go on with the measurements beside the file, or start anew."),
+    click.option("--learn", is_flag=True,
+                 help="Measure random plans and train networks on them: FILE is then for "
+                      "--cost-model learned:FILE."),
+    click.option("--learn-only", "datasets", type=_PATH, multiple=True, metavar="MEASUREMENTS",
+                 help="The same from files of measurements, measuring nothing."),
+    click.option("--calibration", type=_PATH,
+                 help="Constants that --learn starts from; those of its own measurements if not "
+                      "given."),
+    click.option("--workloads", type=click.IntRange(1), default=200, show_default=True,
+                 help="Random workloads that --learn measures, two plans of each."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of --learn."),
+    _output_option,
+    click.option("-o", "--output", "file", type=_PATH, required=True,
+                 help="File to write the constants, or the networks, to."),
+)  # fmt: skip
+def calibrate(
+    backend: str,
+    device: str,
+    ranks: int,
+    threads: int,
+    budget: str,
+    clock: Any,
+    resume: bool,
+    learn: bool,
+    datasets: tuple[Path, ...],
+    calibration: Path | None,
+    workloads: int,
+    seed: int,
+    output: OutputFormat,
+    file: Path,
+) -> None:
+    """Measure what embedding work takes on this machine, for --cost-model calibrated:FILE.
+
+    Measurements are kept beside FILE, so that a run that was cut short can be taken up.
+
+    \b
+    placer calibrate --backend tiered --budget 3min -o machine.json
+    placer show plan.json --profile profile --cost-model calibrated:machine.json
+    placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
+    """
+    from cost_models._calibration_fit import calibrate as fit_constants
+    from placer.calibration import Dataset, Setting, collect, random_cases
+    from placer.calibration.designed import designed_cases
+    from placer.calibration.measure import resolved
+
+    setting = resolved(Setting(backend, device, ranks, threads))
+    measured = file.with_suffix(".measurements.jsonl")
+    if datasets:
+        _train_model(datasets, calibration, clock, seed, output, file)
+        return
+    if not resume:
+        measured.unlink(missing_ok=True)
+    limit_s = parse_seconds(budget)
+    cases = (
+        list(random_cases(seed, workloads, plans=2, gpus=ranks))
+        if learn
+        else list(designed_cases(tiers=setting.tiers, gpus=ranks))
+    )
+    with _stoppable() as stop, _bar("cases") as update:
+        collect(cases, measured, setting, budget_s=limit_s, stop=stop,
+                on_case=lambda done: update(done, len(cases)))  # fmt: skip
+    if learn:
+        _train_model((measured,), calibration, clock, seed, output, file)
+        return
+    found = fit_constants(Dataset.load(measured), clock)
+    found.save(file)
+    if found.noisy:
+        _print_stderr("placer: the machine was too noisy to trust these constants; calibrate again "
+                      "with nothing else running, or with --clock cpu", "yellow")  # fmt: skip
+    _print_report(report.calibration_report(found), output)
+    _note(f"constants written to {file}, measurements to {measured}")
+
+
+def _train_model(
+    measured: tuple[Path, ...],
+    calibration: Path | None,
+    clock: Any,
+    seed: int,
+    output: OutputFormat,
+    file: Path,
+) -> None:
+    """Train a learned cost model on files of measurements, and write it."""
+    from cost_models._calibration import Calibration
+    from cost_models._learned_fit import learn
+    from placer.calibration import Dataset
+
+    constants = None if calibration is None else Calibration.load(calibration)
+    with _bar("epochs") as update:
+        found = learn(
+            [Dataset.load(path) for path in measured], constants, clock=clock, seed=seed,
+            on_epoch=lambda epoch, error: update(epoch, None, f"off by {error:.1%}"),
+        )  # fmt: skip
+    found.save(file)
+    _print_report(report.learned_report(found.facts), output)
+    names = ", ".join(str(path) for path in measured)
+    _note(f"model written to {file}, learned from {names}")
+
+
 @main.command("diff")
 @click.argument("old", type=_PATH)
 @click.argument("new", type=_PATH)
@@ -1020,9 +1283,17 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["torchrec", "hugectr", "device-map"]),
+    type=click.Choice(["torchrec", "hugectr", "device-map", "shards", "safetensors"]),
     required=True,
-    help="Whose trainer it is for.",
+    help="Whose trainer it is for, or how the tables of --checkpoint are written.",
+)
+@click.option(
+    "--checkpoint",
+    type=_PATH,
+    help="Of `placer train`: the tables for --to shards and safetensors.",
+)
+@click.option(
+    "--with-optimizer", is_flag=True, help="Also the optimizer's state, for --to safetensors."
 )
 @click.option(
     "--staged-as",
@@ -1032,16 +1303,44 @@ def diff_command(old: Path, new: Path, output: OutputFormat) -> None:
 @click.option(
     "--module", default="", help="Path of TorchRec's embedding module in the model.", metavar="PATH"
 )
-@click.option("-o", "--output", "file", type=_PATH, required=True, help="JSON file to write.")
-def export(path: Path, target: str, staged_as: Any, module: str, file: Path) -> None:
-    """Write a plan as another trainer reads it; what that trainer cannot run is refused.
+@click.option("-o", "--output", "file", type=_PATH, required=True,
+              help="JSON or safetensors file to write, or folder of shards.")  # fmt: skip
+def export(
+    path: Path,
+    target: str,
+    checkpoint: Path | None,
+    with_optimizer: bool,
+    staged_as: Any,
+    module: str,
+    file: Path,
+) -> None:
+    """Write a plan as another trainer reads it, or a checkpoint's tables as a plan has them.
+
+    What another trainer cannot run is refused.
 
     \b
     placer export plan.json --to torchrec -o sharding.json
+    placer export plan.json --to shards --checkpoint runs/a -o shards
+    placer export plan.json --to safetensors --checkpoint runs/a -o tables.safetensors
     """
+    plan = placer.Plan.load(path)
+    if (target in ("shards", "safetensors")) != (checkpoint is not None):
+        raise click.UsageError("--checkpoint goes with --to shards and --to safetensors")
+    if with_optimizer and target != "safetensors":
+        raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
+    if checkpoint is not None:
+        from placer.shards import write_shards, write_tables
+        from placer.training.checkpoint import open_checkpoint
+
+        found = open_checkpoint(checkpoint)
+        if target == "shards":
+            write_shards(plan, found, file)
+        else:
+            write_tables(plan, found, file, with_optimizer=with_optimizer)
+        click.echo(f"{len(plan.tables)} tables of step {found.position.step} written to {file}")
+        return
     from placer.adapters import device_map, hugectr, torchrec
 
-    plan = placer.Plan.load(path)
     documents: dict[str, Callable[[], Any]] = {
         "torchrec": lambda: torchrec.document(plan, module=module, staged_as=staged_as),
         "hugectr": lambda: hugectr.to_hugectr(plan),
@@ -1049,6 +1348,47 @@ def export(path: Path, target: str, staged_as: Any, module: str, file: Path) -> 
     }
     write_text(file, json.dumps(documents[target](), indent=1) + "\n")
     click.echo(f"{len(plan.tables)} tables written to {file} for {target}")
+
+
+@main.command("reshard")
+@click.argument("old", type=_PATH)
+@click.argument("new", type=_PATH)
+@click.option("--shards", type=_PATH, help="Folder that `placer export --to shards` made of OLD.")
+@click.option(
+    "--no-verify",
+    is_flag=True,
+    help="Trust the files of --shards: read the rows that are needed and nothing else.",
+)
+@click.option("-o", "--output", "folder", type=_PATH, help="Folder to make, of NEW.")
+@_output_option  # fmt: skip
+def reshard_command(
+    old: Path,
+    new: Path,
+    shards: Path | None,
+    no_verify: bool,
+    folder: Path | None,
+    output: OutputFormat,
+) -> None:
+    """Bring the shards of one plan to another one; what has not changed is kept.
+
+    Without --shards it tells what would be kept and moved.
+
+    \b
+    placer reshard old.json new.json
+    placer reshard old.json new.json --shards shards -o new-shards
+    """
+    from placer.shards import reshard, schedule
+
+    if (shards is None) != (folder is None) or (no_verify and shards is None):
+        raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
+    before, after = placer.Plan.load(old), placer.Plan.load(new)
+    planned = schedule(before, after)
+    if shards is None or folder is None:
+        _print_report(report.reshard_report(planned.transfers, planned.migration), output)
+        return
+    done = reshard(shards, after, folder, old=before, verify_files=not no_verify)
+    _print_report(report.reshard_report(done.transfers, planned.migration, done), output)
+    _note(f"shards written to {folder}")
 
 
 @main.command()
@@ -1174,6 +1514,73 @@ def whatif(
         report.plot_front(points, plot)
         _note(f"picture written to {plot}")
     _print_report(report.whatif_report(problem, answer, points, solver=solver), output)
+
+
+@main.command(
+    help=f"""Tell which placement trains a DLRM fastest, over models and machines.
+
+\b
+Axes: {", ".join(AXES)}
+Placements: {", ".join(PLACEMENTS)}
+
+\b
+placer sweep
+placer sweep --platform big-basin,zion --vary sparse=4,16,64,128 --plot sweep.png
+placer sweep --model m3 --platform big-basin,16xcpu --vary rows --set pooling=20
+placer sweep --vary pooling --vary rows=1e5,1e6,1e7 --grid --format csv
+"""
+)
+@click.option("--platform", "names", default="big-basin,zion,8xh200,16xcpu", show_default=True,
+              help="Comma-separated: presets of topologies, 16xcpu for CPU servers, auto.")
+@click.option("--vary", "varied", multiple=True, metavar="AXIS[=VALUES]",
+              help=f"Such as sparse=4,16,64; repeatable. By default {', '.join(DEFAULT_AXES)}.")
+@click.option("--grid", is_flag=True, help="All combinations, not one axis at a time.")
+@click.option("--model", "preset", type=click.Choice(list(MODELS)), default="suite",
+              show_default=True, help="What is not varied: the test suite, or models of its paper.")
+@click.option("--set", "overrides", multiple=True, metavar="AXIS=VALUE",
+              help="Another value of the model; repeatable.")
+@click.option("--placements", default=",".join(PLACEMENTS), show_default=True,
+              help="Comma-separated.")
+@click.option("--parameter-servers", type=click.IntRange(1), default=PARAMETER_SERVERS,
+              show_default=True, help="CPU servers of placement remote.")
+@click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
+@click.option("--dram", help="DRAM budget of each host, such as 512GiB.")
+@_model_option
+@click.option("--plot", type=_PATH, help="Write a picture: png, pdf or svg.")
+@_output_option  # fmt: skip
+def sweep(
+    names: str,
+    varied: tuple[str, ...],
+    grid: bool,
+    preset: str,
+    overrides: tuple[str, ...],
+    placements: str,
+    parameter_servers: int,
+    hbm: str | None,
+    dram: str | None,
+    model: str,
+    plot: Path | None,
+    output: OutputFormat,
+) -> None:
+    """Compare placements; the help text is given to the decorator, which lists the axes."""
+    machines = [platform(name, hbm=hbm, dram=dram) for name in names.split(",") if name.strip()]
+    with _stoppable() as stop, _bar("models") as update:
+        found = sweep_placements(
+            machines,
+            dict(axis_values(text) for text in varied or DEFAULT_AXES),
+            cost_model(model),
+            base=with_overrides(preset, overrides),
+            placements=_names(placements, PLACEMENTS, "placement"),
+            grid=grid,
+            parameter_servers=parameter_servers,
+            on_point=update,
+            stop=stop,
+        )
+    if plot is not None:
+        report.plot_sweep(found, plot)
+        _note(f"picture written to {plot}")
+    shown = report.sweep_tables(found) if output == "table" else report.sweep_report(found)
+    _print_report(shown, output)
 
 
 _DEMO_MACHINE, _DEMO_BATCH, _DEMO_DIM = "4xt4", 128, 64

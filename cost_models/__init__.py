@@ -14,6 +14,7 @@ from cost_models._base import (
     PieceCurve,
     pieces_of,
 )
+from cost_models.calibrated import Calibrated
 from cost_models.roofline import Roofline
 from cost_models.torchrec import TorchRec
 from placer.errors import PlacerError
@@ -24,9 +25,25 @@ COST_MODELS: dict[str, Callable[[], CostModel]] = {
     "torchrec-prefetch": partial(TorchRec, prefetch_pipeline=True),
 }
 
+
+def _learned(path: str) -> CostModel:
+    from cost_models.learned import Learned
+
+    return Learned.load(path) if path else Learned.of_this_machine()
+
+
+FILE_MODELS: dict[str, Callable[[str], CostModel]] = {
+    "calibrated": Calibrated.load,
+    "learned": _learned,
+}
+"""Models whose constants are in a file: named ``calibrated:machine.json``. Of ``learned`` some
+come with placer, so that it may stand alone."""
+
 __all__ = [
     "COST_MODELS",
+    "FILE_MODELS",
     "WHOLE",
+    "Calibrated",
     "CostModel",
     "CostReport",
     "Cut",
@@ -37,21 +54,34 @@ __all__ = [
     "Roofline",
     "TorchRec",
     "cost_model",
+    "is_model_name",
+    "model_names",
     "pieces_of",
 ]
 
 
 def cost_model(name: str) -> CostModel:
-    """The cost model of that name.
+    """The cost model of that name: of `COST_MODELS`, or of `FILE_MODELS` with a file behind it.
 
     Raises
     ------
     PlacerError
-        If there is none; the message lists the valid names.
+        If there is none, and the message lists the valid names; or if its file is damaged.
     """
-    try:
+    if name in COST_MODELS:
         return COST_MODELS[name]()
-    except KeyError:
-        raise PlacerError(
-            f"no cost model is called {name!r}; choose from {', '.join(COST_MODELS)}"
-        ) from None
+    kind, _, path = name.partition(":")
+    if is_model_name(name):
+        return FILE_MODELS[kind](path)
+    raise PlacerError(f"no cost model is called {name!r}; choose from {model_names()}")
+
+
+def model_names() -> str:
+    """The names of all cost models, for help and messages."""
+    return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS), "learned"])
+
+
+def is_model_name(name: str) -> bool:
+    """Whether `cost_model` knows the name; of a file nothing is read."""
+    kind, _, path = name.partition(":")
+    return name in COST_MODELS or name == "learned" or (bool(path) and kind in FILE_MODELS)

@@ -65,7 +65,8 @@ class CostReport:
     """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
 
     `hbm_lookup_share` is the share of all lookups that are served from HBM (device
-    shards, and hits of caches).
+    shards, and hits of caches). `relative_error` is how far step times of the model are off
+    on average, as a share, where that was measured.
     """
 
     cost_model: str
@@ -73,6 +74,7 @@ class CostReport:
     hosts: tuple[HostCost, ...]
     memory: dict[str, MemoryUse]
     hbm_lookup_share: float
+    relative_error: float | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -193,7 +195,8 @@ class PieceCurve:
     fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` pieces
     may jump between none and one row in HBM, and between all but one and all, so they have
     points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
-    more rows take fewer bytes of HBM, as they save more buffers, they take no more time.
+    more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
+    for the upkeep of a cache, which may grow with its rows.
 
     Attributes
     ----------

@@ -43,6 +43,24 @@ def format_bytes(count: float) -> str:
     return f"{size:,.4g} TiB"
 
 
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|min|h|)\s*", re.IGNORECASE)
+_DURATIONS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds from ``"3min"``, ``"90s"``, ``"1.5h"`` or a plain number.
+
+    Raises
+    ------
+    PlacerError
+        If the text is not such a duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise PlacerError(f"not a duration: {text!r}; write it like 3min, 90s or 1.5h")
+    return float(match[1]) * _DURATIONS[match[2].lower()]
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people: ``"1.23 ms"``, ``"45.6 us"``, ``"12.0 s"``."""
     if seconds == 0:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from calibration_cases import SECONDS, saved
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plan_cases import in_hbm
@@ -107,6 +108,9 @@ class CostModelContract:
     lookups = LOOKUPS
     launches = True
     """Whether every shard costs a launch."""
+
+    upkeep_s = 0.0
+    """What room for a row in a cache costs, whatever is in it."""
 
     @property
     def model(self) -> CostModel:
@@ -232,7 +236,7 @@ class CostModelContract:
                 curve = instance.curve(piece, gpu)
                 assert curve.hot_rows[0] == 0
                 assert curve.hot_rows[-1] == len(range(*piece.rows(rows)))
-                self.check_curve(curve)
+                self.check_curve(curve, self.upkeep_s if cut.cold == "cached" else 0.0)
                 if cut.cold in ("staged", "uva"):
                     self.check_convex(curve)
             if replica is not None:
@@ -242,7 +246,7 @@ class CostModelContract:
                 assert curve.split_s == curve.split_hbm_bytes == 0
                 self.check_curve(curve)
 
-    def check_curve(self, curve: PieceCurve) -> None:
+    def check_curve(self, curve: PieceCurve, upkeep_s: float = 0.0) -> None:
         """What holds of every curve: see the docstring of `PieceCurve`."""
         parts = (curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
         for values in parts:
@@ -256,7 +260,8 @@ class CostModelContract:
         assert (np.diff(curve.dram_bytes) <= 0).all()
         assert curve.dram_bytes[-1] == 0
         smaller = np.diff(curve.hbm_bytes) < -1e-6
-        assert (np.diff(curve.gpu_s)[smaller] <= 1e-12 * curve.gpu_s[0]).all()
+        more_s = np.diff(curve.gpu_s)[smaller]
+        assert (more_s <= 1e-12 * curve.gpu_s[0] + upkeep_s * curve.hot_rows[-1]).all()
 
     def check_convex(self, curve: PieceCurve) -> None:
         """What holds where cold rows are staged or read in place."""
@@ -314,6 +319,7 @@ class CostModelContract:
         cold = data.draw(st.sampled_from(self.colds))
         piece, least = Piece(0, Cut(cold=cold)), int(cold == "cached")
         assume(cold != "host" and rows > least)
+        assume(cold != "cached" or not self.upkeep_s)
         less = data.draw(st.integers(least, rows - 1))
         more = data.draw(st.integers(less + 1, rows))
         costs = []
@@ -483,6 +489,17 @@ class CostModelContract:
 
 class TestRoofline(CostModelContract):
     name = "roofline"
+
+
+class TestCalibrated(CostModelContract):
+    """Of constants in a file: about those of a CPU, where a host pools fastest."""
+
+    upkeep_s = SECONDS["cache_row"]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def constants(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.name = saved(tmp_path_factory.mktemp("calibration") / "machine.json")
 
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")

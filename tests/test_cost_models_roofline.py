@@ -20,7 +20,8 @@ from problem_cases import (
 
 from cost_models import CostReport, Cut, Piece, Roofline, pieces_of
 from cost_models._base import REPLICA
-from cost_models.roofline import ID_BYTES, SORT_BYTES_PER_LOOKUP
+from cost_models._exchange import ID_BYTES, LENGTH_BYTES
+from cost_models.roofline import SORT_BYTES_PER_LOOKUP
 from placer import AccessCdf, Problem, Shard
 from placer.plan.buffers import (
     INDEX_BYTES_PER_LOOKUP,
@@ -41,6 +42,10 @@ W, ROW = 64, 68
 HBM_ROWS = LOOKED_UP * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * UNIQUE * ROW
 OUTPUT = 8 * W
 """One pooled row per sample, written once and its gradient read once."""
+
+LENGTHS = 8 * LENGTH_BYTES
+EXCHANGED = LOOKED_UP * ID_BYTES + LENGTHS + 2 * OUTPUT
+"""What all samples ask of a table and get of it, and the gradients."""
 
 IN_FLIGHT = 4 * (1 - (3 / 4) ** 32)
 """Distinct rows of two steps."""
@@ -109,12 +114,13 @@ def test_a_cache_by_hand() -> None:
 
 
 def test_the_exchange_by_hand() -> None:
-    """Of what a GPU of two serves, half is another's: ids come, rows go, gradients come."""
+    """Of what a GPU of two serves, half is another's: ids and lengths come, rows go, gradients
+    come."""
     pair = uniform(2)
     report = roofline(pair, whole(pair, "device", "gpu:1"))
     idle, busy = report.gpus
     assert idle.total_s == 0
-    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11)
+    assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
     assert report.balance == 0.5
 
 
@@ -122,7 +128,7 @@ def test_the_exchange_over_the_network_by_hand() -> None:
     """Two hosts of one GPU: the network of 1e10 B/s takes what NVLink took before."""
     pair = uniform(1, hosts=2)
     busy = roofline(pair, whole(pair, "device", "gpu:1")).gpus[1]
-    assert busy.communication_s == pytest.approx((LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e10)
+    assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e10)
 
 
 def test_replicas_by_hand() -> None:
@@ -134,14 +140,14 @@ def test_replicas_by_hand() -> None:
     unique = 4 * (1 - (3 / 4) ** 8)
     own = LOOKED_UP / 2 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
     assert one.hbm_s == pytest.approx((own + OUTPUT) / 1e12)
-    assert one.communication_s == pytest.approx(2 * UNIQUE * W / 2 / 1e11)
+    assert one.communication_s == pytest.approx((unique + UNIQUE) * (W + ID_BYTES) / 2 / 1e11)
     assert report.hbm_lookup_share == pytest.approx(1)
 
 
 def test_without_pooling_every_lookup_is_sent() -> None:
     pair = uniform(2, pooling="none")
     busy = roofline(pair, whole(pair, "device")).gpus[0]
-    sent = LOOKED_UP * ID_BYTES + 2 * LOOKED_UP * W
+    sent = LOOKED_UP * ID_BYTES + LENGTHS + 2 * LOOKED_UP * W
     assert busy.communication_s == pytest.approx(sent / 2 / 1e11)
 
 
@@ -152,11 +158,10 @@ def test_row_slices_each_send_a_part_of_the_bag_and_shards_of_one_gpu_pool_toget
         in_hbm("t", (0, 4, 2), (0, 16), "gpu:0"),
         in_hbm("t", (1, 4, 2), (0, 16), "gpu:1"),
     )
-    half = (LOOKED_UP / 2 * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
+    half = (LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * OUTPUT) / 2 / 1e11
     assert [gpu.communication_s for gpu in apart.gpus] == pytest.approx([half, half])
     together = roofline(pair, in_hbm("t", (0, 2, 1), (0, 16)), in_dram("t", (2, 4, 1), (0, 16)))
-    whole_exchange = (LOOKED_UP * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
-    assert together.gpus[0].communication_s == pytest.approx(whole_exchange)
+    assert together.gpus[0].communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
     assert together.gpus[0].launch_s == 2e-6
     assert together.hbm_lookup_share == pytest.approx(0.5)
 
@@ -169,9 +174,42 @@ def test_strips_of_columns_send_their_columns() -> None:
         in_hbm("t", (0, 4, 1), (4, 16), "gpu:1"),
     )
     narrow, wide = report.gpus
-    ids = LOOKED_UP * ID_BYTES
-    assert narrow.communication_s == pytest.approx((ids + 2 * OUTPUT / 4) / 2 / 1e11)
-    assert wide.communication_s == pytest.approx((ids + 2 * OUTPUT * 3 / 4) / 2 / 1e11)
+    ids = LOOKED_UP * ID_BYTES + LENGTHS
+    squares = 4 * UNIQUE  # All of it goes to the other GPU.
+    assert narrow.communication_s == pytest.approx(((ids + OUTPUT / 2) / 2 + squares) / 1e11)
+    assert wide.communication_s == pytest.approx(((ids + OUTPUT * 3 / 2) / 2 + squares) / 1e11)
+
+
+def test_pooled_rows_of_half_precision_are_sent_as_float32() -> None:
+    pair = uniform(2)
+    (profile,) = pair.profile
+    half = replace(profile, table=replace(profile.table, dtype="float16"))
+    problem = replace(pair, profile=replace(pair.profile, tables=(half,)))
+    busy = roofline(problem, whole(problem, "device")).gpus[0]
+    assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
+
+
+def test_row_slices_under_max_send_rows_one_by_one() -> None:
+    pair = uniform(2, pooling="max")
+    alone = roofline(pair, whole(pair, "device")).gpus[0]
+    assert alone.communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
+    slices = [in_hbm("t", (i, 4, 2), (0, 16), f"gpu:{i}") for i in range(2)]
+    sent = LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * LOOKED_UP / 2 * W
+    for gpu in roofline(pair, *slices).gpus:
+        assert gpu.communication_s == pytest.approx(sent / 2 / 1e11)
+    (curve,) = (Roofline().piece_curve(pair, piece, 0) for piece in [Piece(0, Cut(2))])
+    assert curve.gpu_s[-1] == pytest.approx(roofline(pair, *slices).gpus[0].total_s)
+
+
+def test_replicas_on_some_gpus_serve_the_others_too() -> None:
+    """Two replicas on four GPUs: each serves its own fourth of the samples and another's."""
+    four = uniform(4)
+    report = roofline(four, whole(four, "device", "gpu:0", "gpu:1"))
+    unique = 4 * (1 - (3 / 4) ** 8)
+    reduced = (unique + UNIQUE) * (W + ID_BYTES) / 2
+    served = EXCHANGED / 4  # A fourth of all samples, none of them its own.
+    assert report.gpus[0].communication_s == pytest.approx((reduced + served) / 1e11)
+    assert report.gpus[2].communication_s == 0
 
 
 def test_the_step_waits_for_host_memory_that_gpus_share() -> None:
@@ -274,12 +312,12 @@ def test_the_hottest_rows_on_every_gpu_by_hand() -> None:
     rest = Roofline().piece_curve(pair, Piece(0, cut), 1)
     unique = 2 * (1 - (3 / 4) ** 8)
     own = LOOKED_UP / 4 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
-    reduced = 2 * UNIQUE / 2 * W / 2 / 1e11
+    reduced = (unique + UNIQUE / 2) * (W + ID_BYTES) / 2 / 1e11
     assert head.gpu_s == pytest.approx([1e-6 + (own + OUTPUT) / 1e12 + reduced])
     # Of the lookups of half of the samples, half read the head.
     assert head.hbm_bytes == pytest.approx([2 * ROW + OUTPUT + INDEX / 4])
     served = (HBM_ROWS / 2 + 2 * OUTPUT) / 1e12
-    exchanged = (LOOKED_UP / 2 * ID_BYTES + 2 * OUTPUT) / 2 / 1e11
+    exchanged = (LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * OUTPUT) / 2 / 1e11
     assert rest.hot_rows.tolist() == [0, 1, 2]
     assert rest.gpu_s[-1] == pytest.approx(1e-6 + served + exchanged)
 

@@ -157,9 +157,10 @@ def flip_a_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("dense.safetensors", cut_short, r"dense.safetensors is cut short or altered: it has "),
-        ("dense.safetensors", flip_a_byte, r"dense.safetensors was altered: its SHA-256"),
-        ("dense.safetensors", Path.unlink, r"dense.safetensors is missing"),
+        ("__0_0.distcp", cut_short, r"__0_0.distcp is cut short or altered: it has "),
+        ("__0_0.distcp", flip_a_byte, r"__0_0.distcp was altered: its SHA-256"),
+        ("__0_0.distcp", Path.unlink, r"__0_0.distcp is missing"),
+        (".metadata", flip_a_byte, r"\.metadata was altered: its SHA-256"),
         ("checkpoint.json", cut_short, r"checkpoint.json is cut short or altered: it is not JSON"),
         ("checkpoint.json", flip_a_byte, r"checkpoint.json .* altered"),
         ("checkpoint.json", Path.unlink, r"cannot read .*checkpoint.json: No such file"),
@@ -180,7 +181,8 @@ def edited(path: Path, **changes) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format version 2 and this placer reads up to 1; update placer"),
+        ({"format_version": 3}, "format version 3 and this placer reads 2; update placer"),
+        ({"format_version": 1}, "format version 1 and this placer reads 2; train anew"),
         ({"step": 9}, "was altered: its content is not what its SHA-256 says"),
         ({"step": "x"}, "was altered: step: "),
         ({"surprise": 1}, "was altered: surprise: "),
@@ -197,7 +199,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     path = save(tmp_path, small(1))
     content = json.loads((path / "checkpoint.json").read_text())
     content.pop("sha256")
-    content["files"] = {"../other.safetensors": content["files"]["dense.safetensors"]}
+    content["files"] = {"../other.safetensors": content["files"]["__0_0.distcp"]}
     edited(path, files=content["files"], sha256=checkpoint._hash_of(content))
     with pytest.raises(CheckpointError, match="names a file outside its folder"):
         load(path)
@@ -206,7 +208,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 def test_the_newest_complete_checkpoint_is_found(tmp_path: Path, caplog) -> None:
     older, newest = save(tmp_path, small(9)), save(tmp_path, small(10))
     assert latest(tmp_path) == newest
-    cut_short(newest / "dense.safetensors")
+    cut_short(newest / "__0_0.distcp")
     assert latest(tmp_path) == older
     assert "passing over an incomplete checkpoint" in caplog.text
     assert load(tmp_path).position.step == 9
@@ -258,8 +260,9 @@ write(2)
 
 @pytest.mark.parametrize(
     ("number", "survivor"),
-    # After the tensors, the manifest and the hidden folder's list: not visible yet. Then it is.
-    [(1, 1), (2, 1), (3, 1), (4, 2)],
+    # After the tensors, their metadata, the manifest and the hidden folder's list: not visible yet.
+    # Then it is.
+    [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)],
 )
 def test_a_kill_while_saving_leaves_a_checkpoint(
     tmp_path: Path, number: int, survivor: int

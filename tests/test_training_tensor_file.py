@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from placer.checkpoint.rows import CHUNK_ROWS, TensorRows
 from placer.training import tensor_file
-from placer.training.checkpoint import Checkpoint, Position, load, save
-from placer.training.tensor_file import TensorRows
 
 
 def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
@@ -19,12 +18,11 @@ def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
         return values[start:stop]
 
     rows = TensorRows((200_000, 3), torch.bfloat16, read)
-    path = save(tmp_path, Checkpoint(Position(1), {}, {"t": {"big": rows}}))
-    assert max(asked) == tensor_file.CHUNK_ROWS < 200_000
+    tensor_file.write(tmp_path / "file", {"big": rows})
+    assert max(asked) == CHUNK_ROWS < 200_000
     assert sum(asked) == 200_000
-    found = load(path).tensors["t"]["big"]
-    assert isinstance(found, torch.Tensor)
-    assert torch.equal(found, values.to(torch.bfloat16))
+    found = tensor_file.read(tmp_path / "file")["big"]
+    assert torch.equal(found.whole(), values.to(torch.bfloat16))
 
 
 def test_files_are_those_of_safetensors(tmp_path: Path) -> None:

@@ -147,7 +147,8 @@ tests, folder, *places = sys.argv[1:]
 sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
-from placer.training import checkpoint, tensor_file
+from placer.executor.ranks.canonical import Canonical
+from placer.training import checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 
@@ -162,16 +163,17 @@ def killed_at(number, function):
     return wrapped
 
 def main(rank, where):
+    case = next(iter(CASES.values()))
+    rounds = 2  # Of a checkpoint: two tables with their state, dealt to two ranks.
     progress = lambda now: None
     if where == "hanging" and rank == 1:
         progress = lambda now: signal.pause() if now.step == 7 else None
     if where == "training" and rank == 1:
         progress = killed_at(7, progress)
-    if where == "bringing rows" and rank == 1:  # The second of four files of the second checkpoint.
-        tensor_file.write = killed_at(6, tensor_file.write)
-    if where == "writing" and rank == 0:  # The second one's files are there, its manifest is not.
-        checkpoint._flush = killed_at(11, checkpoint._flush)
-    case = next(iter(CASES.values()))
+    if where == "bringing rows" and rank == 1:  # In the second checkpoint.
+        Canonical.bring = killed_at(rounds + 2, Canonical.bring)
+    if where == "writing" and rank == 0:  # All files of the second one are there, but hidden.
+        checkpoint.flush = killed_at(4, checkpoint.flush)
     config = replace(halved(case.config), timeout_s=8 if where == "hanging" else None)
     policy = CheckpointPolicy(Path(folder, where), every_steps=4)
     try:

@@ -176,6 +176,11 @@ class PlacedEmbeddings(nn.Module):
         return self._runtime.backend.name
 
     @property
+    def optimizers(self) -> Mapping[str, OptimizerName]:
+        """What trains each table, by its name."""
+        return self._optimizers
+
+    @property
     def counts_updates(self) -> bool:
         """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
         constants = self._runtime.constants

@@ -215,8 +215,8 @@ def feature_span(batch: BagBatch, index: int) -> tuple[int, int]:
     return int(batch.offsets[index * size]), int(batch.offsets[(index + 1) * size])
 
 
-def tensors_of(prepared: PreparedBatch) -> Iterator[Tensor]:
-    """All tensors that a prepared batch holds."""
+def tensors_of(prepared: object) -> Iterator[Tensor]:
+    """All tensors that a prepared batch, or another tree of dataclasses, holds."""
     waiting: list[object] = [prepared]
     while waiting:
         value = waiting.pop()

@@ -30,14 +30,17 @@ where not said). The rest come and go, most while rows are staged, which needs 1
 none are. Measured by tests/executor/test_executor_memory.py, on a CPU."""
 
 
+_FLOAT32_BYTES = 4
+
+
 def exchange_buffer_bytes(table: Table, samples: int, lookups: float, width: int) -> float:
-    """Bytes of a server's output of one step and of its gradient.
+    """Bytes of a server's output of one step and of its gradient: float32, whatever the table's.
 
     Pooled features give one row of `width` columns for each of the `samples` samples that
     the server handles, unpooled ones a row for each of the `lookups` lookups.
     """
     vectors = output_vectors(table, samples, lookups)
-    return 2.0 * vectors * table.weight_bytes_per_row(width)
+    return 2.0 * vectors * width * _FLOAT32_BYTES
 
 
 def output_vectors(table: Table, samples: float, lookups: float) -> float:

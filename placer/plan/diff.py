@@ -156,18 +156,18 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
     old_shards, new_shards = old.shards_by_table[name], new.shards_by_table[name]
     orders = Ranks.in_plan(old, name), Ranks.in_plan(new, name)
-    common = _common_rows(after.rows, old_shards, new_shards, orders)
+    common = common_rows(after.rows, old_shards, new_shards, orders)
     covered = changed = 0
     moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
     for i, j in zip(*np.nonzero(common), strict=True):
         source, target, rows = old_shards[i], new_shards[j], int(common[i, j])
-        width = _shared_columns(source, target)
+        width = shared_columns(source, target)
         covered += rows * width
-        was, now = _homes(source), _homes(target)
+        was, now = homes_of(source), homes_of(target)
         if set(was) == set(now):
             continue
         changed += rows * width
-        for kind, home, to in _steps(old, new, was, now):
+        for kind, home, to in steps_to(old, new, was, now):
             copied = to is not None and kind != "served elsewhere"
             total = moves.setdefault((kind, home, to), [0, 0])
             total[0] += rows * width
@@ -198,18 +198,19 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
     spec = new.tables_by_name[table]
     old_shards, new_shards = old.shards_by_table[table], new.shards_by_table[table]
     orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
-    common = _common_rows(spec.rows, old_shards, new_shards, orders)
+    common = common_rows(spec.rows, old_shards, new_shards, orders)
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
     for i, j in zip(*np.nonzero(common), strict=True):
-        width = _shared_columns(old_shards[i], new_shards[j])
+        width = shared_columns(old_shards[i], new_shards[j])
         size = int(common[i, j]) * spec.bytes_per_row(width)
-        for was in _homes(old_shards[i]):
-            for now in _homes(new_shards[j]):
+        for was in homes_of(old_shards[i]):
+            for now in homes_of(new_shards[j]):
                 shared[was, now] += size
     return dict(shared)
 
 
-def _homes(shard: Shard) -> tuple[Home, ...]:
+def homes_of(shard: Shard) -> tuple[Home, ...]:
+    """Where a shard's rows are: one home for each replica."""
     return tuple(Home(device, shard.memory) for device in shard.devices)
 
 
@@ -224,10 +225,13 @@ def _host(plan: Plan, home: Home) -> str:
     return home.device if gpu is None else gpu.host
 
 
-def _steps(
+def steps_to(
     old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
 ) -> list[tuple[MoveKind, Home, Home | None]]:
-    """How a part of a row gets from its homes to its new ones."""
+    """How a part of a row gets from its homes to its new ones: kind, source and target.
+
+    A new home that is an older one too takes no step. Where all of them are, what is dropped.
+    """
     added = [home for home in now if home not in was]
     if not added:
         return [("dropped", home, None) for home in was if home not in now]
@@ -256,11 +260,12 @@ def _steps(
     return steps
 
 
-def _shared_columns(one: Shard, other: Shard) -> int:
+def shared_columns(one: Shard, other: Shard) -> int:
+    """Columns that two shards of a table have in common."""
     return max(0, min(one.cols[1], other.cols[1]) - max(one.cols[0], other.cols[0]))
 
 
-def _common_rows(
+def common_rows(
     rows: int, old: Sequence[Shard], new: Sequence[Shard], orders: tuple[Ranks, Ranks]
 ) -> Int:
     """Rows that each pair of an older and a newer shard with columns in common shares."""
@@ -285,11 +290,11 @@ def _common_rows(
         if source.rows[1] <= old_ids.size:
             continue  # It holds listed rows alone.
         for j, target in enumerate(new):
-            if target.rows[1] > new_ids.size and _shared_columns(source, target):
+            if target.rows[1] > new_ids.size and shared_columns(source, target):
                 common[i, j] += _meeting(starts, stops, offsets, (source.rows, target.rows))
     for i, source in enumerate(old):
         for j, target in enumerate(new):
-            if not _shared_columns(source, target):
+            if not shared_columns(source, target):
                 common[i, j] = 0
     return common
 

@@ -128,6 +128,7 @@ def _facts(plan: Plan, cost: Cost | None, memory: dict[str, MemoryUse]) -> Row:
         "status": solver.status,
         "cost_model": solver.cost_model if cost is None else cost.cost_model,
         "step_time_s": solver.step_time_s if cost is None else cost.step_time_s,
+        "relative_error": None if cost is None else cost.relative_error,
         "bound_s": solver.bound_s,
         "gap": gap,
         "search_space": solver.search_space,
@@ -157,7 +158,10 @@ def _headline(
         proof += f", within {form.share(facts['gap'])} of the bound"
     lines.append(proof)
     if facts["step_time_s"] is not None:
-        line = f"step time {format_seconds(facts['step_time_s'])} ({facts['cost_model']})"
+        line = f"step time {format_seconds(facts['step_time_s'])}"
+        if facts["relative_error"] is not None:
+            line += f" ± {form.share(facts['relative_error'])}"
+        line += f" ({facts['cost_model']})"
         if cost is not None:
             waits = f", waits for {cost.bottleneck}" if end is None else ""
             line += (

@@ -207,7 +207,7 @@ _ACUN = "as recalled from Acun et al., HPCA 2021, arXiv:2011.05497"
 _BIG_BASIN = (
     GPU_KINDS["v100-16"],
     HostKind(
-        f"Big Basin ({_ACUN}); take --hbm 27GiB for V100 of 32 GB",
+        f"Big Basin ({_ACUN}); big-basin-32 has V100 of 32 GB",
         256 * _GIB,
         _dram(2, 6, 2666, "DDR4"),
         _rdma(1, 100, f"Ethernet; {_ACUN}"),
@@ -229,7 +229,19 @@ _ZION = (
     ),
 )
 
-NAMED: dict[str, tuple[GpuKind, HostKind]] = {"big-basin": _BIG_BASIN, "zion": _ZION}
+NAMED: dict[str, tuple[GpuKind, HostKind]] = {
+    "big-basin": _BIG_BASIN,
+    "big-basin-32": (GPU_KINDS["v100-32"], _BIG_BASIN[1]),
+    "zion": _ZION,
+}
+
+CPU_SERVER = HostKind(
+    f"dual-socket CPU server ({_ACUN})",
+    256 * _GIB,
+    _dram(2, 6, 2666, "DDR4"),
+    _rdma(1, 25, f"Ethernet; {_ACUN}"),
+)
+"""The server without GPUs of Acun et al.: a trainer or a parameter server."""
 
 _GRAMMAR = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<count>\d+)x(?P<kind>[a-z][a-z0-9-]*)")
 _SERVERS = re.compile(rf"(?:(?P<nodes>\d+)x)?(?P<name>{'|'.join(NAMED)})")
@@ -274,6 +286,18 @@ def preset(text: str) -> Topology | None:
         )
     nodes = int(match["nodes"] or 1)
     return _build(name, nodes, count, GPU_KINDS[match["kind"]], HOST_KINDS[match["kind"]])
+
+
+def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:
+    """The GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
+    name = text.strip().lower()
+    servers = _SERVERS.fullmatch(name)
+    if servers is not None:
+        return *NAMED[servers["name"]], _GPUS_PER_HOST
+    match = _GRAMMAR.fullmatch(name)
+    if match is None or match["kind"] not in GPU_KINDS:
+        return None
+    return GPU_KINDS[match["kind"]], HOST_KINDS[match["kind"]], int(match["count"])
 
 
 def _whole_mib(size_bytes: float) -> int:

@@ -1,38 +1,40 @@
 """Checkpoints: folders that are either whole or not there.
 
-A checkpoint is a folder ``step-<number>`` with safetensors files and ``checkpoint.json``,
-which lists every file with its size and SHA-256. It is written beside its place under a
-hidden name and becomes visible by one rename, so that a crash, a kill or a full disk leaves
-the earlier checkpoints as they were. Nothing in it is a pickle.
+A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`, with
+a ``checkpoint.json`` beside, which lists every file with its size and SHA-256. It is written under
+a hidden name and becomes visible by one rename, so that a crash, a kill or a full disk leaves
+the earlier checkpoints as they were. What is a pickle in it is read as in `placer.checkpoint`:
+no code of a file is run.
 
 Tables are stored in the order of their original ids, not in the plan's layout: a run can go
-on under another plan, and with another number of ranks. Of many ranks the first one writes, what
-all of them bring a chunk of rows at a time; none has a table whole. The folder must be one that
-all of them see.
+on under another plan, and with another number of ranks. Of many ranks each writes a file of its
+own. The folder must be one that all of them see.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from placer.checkpoint.deal import Name, NamedTables
+from placer.checkpoint.rows import AnyTensor, in_rows
+from placer.checkpoint.save import write_folder
+from placer.checkpoint.sink import Written, flush
+from placer.checkpoint.stored import read_tensors
 from placer.errors import CheckpointError
 from placer.files import sha256_file
-from placer.training import tensor_file
 from placer.training.ranks import ALONE, Ranks
-from placer.training.tensor_file import AnyTensor, Written, in_rows
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
 
@@ -67,8 +69,9 @@ class Checkpoint:
     position : Position
     settings : mapping of str to JSON value
         What must be the same when the run goes on, by name: the model's shape, the batch, …
-    tensors : mapping of file name (without suffix) to mapping of name to tensor
-        In memory, or to be read in rows.
+    tensors : mapping of group to mapping of name to tensor
+        In memory, or to be read in rows. When saved, those that all ranks have alike; when read,
+        those of the tables too. Groups have no dot in their name.
     """
 
     position: Position
@@ -93,11 +96,17 @@ class _Manifest(BaseModel):
     sha256: str
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, ranks: Ranks = ALONE) -> Path:
+def save(
+    folder: Path,
+    checkpoint: Checkpoint,
+    keep: int = 2,
+    ranks: Ranks = ALONE,
+    tables: Sequence[NamedTables] = (),
+) -> Path:
     """Write a checkpoint into `folder` and remove all but the newest `keep`.
 
-    All ranks must call it with a checkpoint of the same tensors: the first one writes. It becomes
-    visible when all have brought their rows, and they return when it is.
+    All ranks must call it: each writes its part of the tables, and the first one all other
+    tensors. It becomes visible when all have written theirs, and they return when it is.
 
     Returns
     -------
@@ -116,22 +125,10 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, ranks: Ranks = ALO
     target, partial = folder / name, folder / f".{name}.partial"
     first = ranks.rank == 0
 
-    def write() -> dict[str, Written]:
-        begun: CheckpointError | None = None
-        if first:
-            try:
-                with _reporting(f"cannot write checkpoint {target}"):
-                    folder.mkdir(parents=True, exist_ok=True)
-                    _tidy(folder)
-                    partial.mkdir()
-            except CheckpointError as error:
-                begun = error  # The others are about to bring their rows all the same.
-        writes = first and begun is None
-        with _reporting(f"cannot write checkpoint {target}"):
-            files = _write_tensors(partial if writes else None, checkpoint)
-        if begun is not None:
-            raise begun
-        return files
+    def begin() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _tidy(folder)
+        partial.mkdir()
 
     def publish(files: Mapping[str, Written]) -> None:
         if not first:
@@ -141,7 +138,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, ranks: Ranks = ALO
             if target.exists():
                 target.rename(folder / f".{name}.replaced")
             partial.rename(target)
-            _flush(folder)
+            flush(folder)
             _tidy(folder)
             for old in _by_step(folder)[:-keep]:
                 # Hidden by one rename first: a removal cut short must not look like a checkpoint.
@@ -149,14 +146,28 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, ranks: Ranks = ALO
                 old.rename(hidden)
                 shutil.rmtree(hidden)
 
+    tensors: dict[Name, AnyTensor] = {
+        (group, key): tensor
+        for group, held in checkpoint.tensors.items()
+        for key, tensor in held.items()
+    }
     try:
-        files = ranks.together(write)
+        own = write_folder(partial, tables, tensors, target=target, begin=begin)
+        files = _of_all_ranks(own, ranks)
         ranks.together(lambda: publish(files))
     finally:
         if first and folder.is_dir():
             with contextlib.suppress(OSError):
                 _tidy(folder)
     return target
+
+
+def _of_all_ranks(own: Mapping[str, Written], ranks: Ranks) -> dict[str, Written]:
+    """The files that all ranks wrote, with what each found of its own."""
+    said = ranks.texts(json.dumps({name: asdict(file) for name, file in own.items()}))
+    return {
+        name: Written(**file) for text in said for name, file in sorted(json.loads(text).items())
+    }
 
 
 def _tidy(folder: Path) -> None:
@@ -211,8 +222,8 @@ def load(path: Path) -> Checkpoint:
     found = open_checkpoint(path)
     with _reporting(f"cannot read checkpoint {path}"):
         tensors = {
-            file: {name: in_rows(tensor).whole() for name, tensor in held.items()}
-            for file, held in found.tensors.items()
+            group: {name: in_rows(tensor).whole() for name, tensor in held.items()}
+            for group, held in found.tensors.items()
         }
     return Checkpoint(found.position, found.settings, tensors)
 
@@ -246,7 +257,6 @@ def _chosen(path: Path) -> Path:
 def _open(path: Path, verifies: bool) -> Checkpoint:
     manifest = _read_manifest(path)
     _check_sizes(path, manifest)
-    tensors: dict[str, Mapping[str, AnyTensor]] = {}
     with _reporting(f"cannot read checkpoint {path}"):
         for name, file in manifest.files.items():
             if verifies and sha256_file(path / name) != file.sha256:
@@ -254,9 +264,12 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
                     f"{path / name} was altered: its SHA-256 is not the one that "
                     f"{MANIFEST} lists; use an earlier checkpoint"
                 )
-            tensors[name.removesuffix(".safetensors")] = tensor_file.read(path / name)
+    tensors: dict[str, dict[str, AnyTensor]] = defaultdict(dict)
+    for full_name, tensor in read_tensors(path).items():
+        group, _, key = full_name.partition(".")
+        tensors[group][key] = tensor
     position = Position(manifest.step, manifest.epoch, manifest.samples)
-    return Checkpoint(position, manifest.settings, tensors)
+    return Checkpoint(position, manifest.settings, dict(tensors))
 
 
 def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -296,23 +309,6 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
 
 
-def _write_tensors(folder: Path | None, checkpoint: Checkpoint) -> dict[str, Written]:
-    """Write all files of tensors, or without a folder take part in it; every rank must."""
-    files = {}
-    failure: OSError | None = None
-    for name, tensors in checkpoint.tensors.items():
-        path = None if folder is None or failure else folder / f"{name}.safetensors"
-        try:
-            files[f"{name}.safetensors"] = tensor_file.write(path, tensors)
-            if path is not None:
-                _flush(path)
-        except OSError as error:
-            failure = error
-    if failure is not None:
-        raise failure
-    return files
-
-
 def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Written]) -> None:
     position = checkpoint.position
     body = {
@@ -325,8 +321,8 @@ def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Wr
     }
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps(body | {"sha256": _hash_of(body)}, indent=1), encoding="utf-8")
-    _flush(manifest)
-    _flush(folder)
+    flush(manifest)
+    flush(folder)
 
 
 def _read_manifest(path: Path) -> _Manifest:
@@ -338,10 +334,10 @@ def _read_manifest(path: Path) -> _Manifest:
     except ValueError as error:
         raise CheckpointError(f"{file} is cut short or altered: it is not JSON") from error
     version = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        advice = "update placer" if version > FORMAT_VERSION else "train anew"
         raise CheckpointError(
-            f"{file} has format version {version} and this placer reads up to {FORMAT_VERSION}; "
-            "update placer"
+            f"{file} has format version {version} and this placer reads {FORMAT_VERSION}; {advice}"
         )
     try:
         manifest = _Manifest.model_validate(content)
@@ -379,21 +375,10 @@ def _hash_of(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _flush(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _reporting(what: str) -> Iterator[None]:
-    """Turn what the disk and safetensors raise into one clear error."""
+    """Turn what the disk raises into one clear error."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(f"{what}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{what}: {error}") from error

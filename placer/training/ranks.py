@@ -74,7 +74,21 @@ class Ranks:
 
     def told(self, text: str) -> str:
         """What rank 0 says."""
-        return self._texts(text)[0]
+        return self.texts(text)[0]
+
+    def texts(self, text: str) -> list[str]:
+        """What each rank says, in their order."""
+        if self._comm is None:
+            return [text]
+        encoded = text.encode()
+        sizes = [size for (size,) in self.numbers([len(encoded)])]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        if encoded:
+            padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        said = self._comm.gather("header", padded)
+        return [
+            bytes(part[:size].tolist()).decode() for part, size in zip(said, sizes, strict=True)
+        ]
 
     def agree(self, fault: Exception | None = None) -> None:
         """Raise on every rank what one of them found wrong; each its own, or else the first's.
@@ -91,7 +105,7 @@ class Ranks:
         if isinstance(fault, BackendError):
             raise fault  # A rank may be lost, so that nobody answers any more.
         if self.any(fault is not None):
-            said = self._texts("" if fault is None else f"{type(fault).__name__}: {fault}")
+            said = self.texts("" if fault is None else f"{type(fault).__name__}: {fault}")
             if fault is not None:
                 raise fault
             kind, _, words = next(text for text in said if text).partition(": ")
@@ -152,19 +166,6 @@ class Ranks:
 
     def _parts(self, samples: int) -> list[tuple[int, int]]:
         return [self.part_of(samples, rank) for rank in range(self.world)]
-
-    def _texts(self, text: str) -> list[str]:
-        if self._comm is None:
-            return [text]
-        encoded = text.encode()
-        sizes = [size for (size,) in self.numbers([len(encoded)])]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        if encoded:
-            padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        said = self._comm.gather("header", padded)
-        return [
-            bytes(part[:size].tolist()).decode() for part, size in zip(said, sizes, strict=True)
-        ]
 
 
 ALONE = Ranks()

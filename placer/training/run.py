@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from placer.checkpoint.model import AnyEmbeddings
+from placer.checkpoint.rows import AnyTensor, in_rows
 from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
@@ -25,8 +27,13 @@ from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.ranks import ALONE, Ranks
 from placer.training.reading import Reading, readings
-from placer.training.tables import AnyEmbeddings, hit_rates, load_tables, table_tensors
-from placer.training.tensor_file import AnyTensor, in_rows
+from placer.training.tables import (
+    STATES,
+    hit_rates,
+    load_tables,
+    named_tables,
+    update_counts,
+)
 from placer.training.trace import Tracer, TraceRequest, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -121,13 +128,16 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
+        named = named_tables(self._embeddings)
         tensors: dict[str, Mapping[str, AnyTensor]] = {
             "dense": self.trainer.dense_state(),
-            **table_tensors(self._embeddings),
+            STATES: update_counts(named),
             "random": random_state,
         }
         saved = Checkpoint(self.position, self._settings, tensors)
-        self.saved = checkpoint.save(self._policy.folder, saved, self._policy.keep, self._ranks)
+        self.saved = checkpoint.save(
+            self._policy.folder, saved, self._policy.keep, self._ranks, [named]
+        )
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:

@@ -2,9 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from executor_cases import EPS, LR, DoubleModel, machine, placements, random_batch
+from executor_cases import (
+    EPS,
+    LR,
+    DoubleModel,
+    machine,
+    placements,
+    plan_of,
+    random_batch,
+    shard,
+)
 from torch import Tensor
 
 from placer.executor import BagBatch
@@ -38,6 +48,33 @@ def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS) -> Plan:
         {name: order for plan in plans for name, order in plan.row_order.items()},
         {name: ids for plan in plans for name, ids in plan.hot_ids.items()},
     )
+
+
+def large_plan(gpus: int) -> Plan:
+    """Tables cut in every way that solvers cut them over all GPUs of a large machine."""
+    hot = 20_000
+    tables = [
+        Table(name, 2_000_000, 64, "float32", "adagrad", (Feature(name),))
+        for name in ("hot rows everywhere", "strides", "blocks", "grid", "whole")
+    ]
+    everywhere, strides, blocks, grid, whole = tables
+    ids = [f"gpu:{i}" for i in range(gpus)]
+    rows = whole.rows
+    shards = [shard(everywhere, (0, hot, 1), on=tuple(ids)), shard(whole, on=ids[-1])]
+    for i, gpu in enumerate(ids):
+        low, high = rows * i // gpus, rows * (i + 1) // gpus
+        shards += [
+            shard(everywhere, (hot + i, rows, gpus), on=gpu, memory="dram", lookup="staged"),
+            shard(strides, (i, rows // 2, gpus), on=gpu),
+            shard(strides, (rows // 2 + i, rows, gpus), on=gpu, memory="dram"),
+            shard(blocks, (low, high, 1), on=gpu),
+        ]
+        half, strip = i % (gpus // 2), i // (gpus // 2)
+        cols = (32 * strip, 32 * strip + 32)
+        shards.append(shard(grid, (half, rows, gpus // 2), cols, on=gpu))
+    listed = np.random.default_rng(0).permutation(rows)[:hot]
+    order = {everywhere.name: listed, grid.name: listed}
+    return plan_of(tables, shards, order, machine(gpus, hbm_bytes=2**36, hosts=gpus // 8))
 
 
 def batches_of(
@@ -170,20 +207,25 @@ def equals_double(model: ShardedEmbeddings, expected: DoubleModel) -> None:
     assert state.get("updates", expected.updates) == expected.updates
 
 
-def bytes_sent(
-    rank: int, world: int, plan: Plan, samples: int, bag: int
-) -> dict[str, tuple[int, int]]:
-    """Bytes that a rank sends in a step, by kind: to others and to itself.
+def bytes_sent(rank: int, world: int, plan: Plan, samples: int, bag: int) -> dict[str, int]:
+    """Bytes that a rank sends to others in a step, by table, each in a plan of its own.
 
-    Each bag has rows of all residues modulo its length.
+    Each bag has as many rows of each residue modulo its length, and all ranks have the same.
+    What only says how much comes is left out.
     """
-    model = sharded(plan)
-    lookups = len(plan.tables) * samples * bag
-    rows = plan.tables[0].rows
-    ids = (torch.arange(lookups) + bag * torch.randint(0, rows // bag, (lookups,))) % rows
-    batch = BagBatch(ids, torch.arange(0, lookups + 1, bag), samples)
-    model.reset_comm_stats()
-    outputs = model(batch)
-    torch.autograd.backward([output.sum() for output in outputs.values()])
-    volumes = model.comm_stats()
-    return {kind: (v.to_others_bytes, v.to_self_bytes) for kind, v in volumes.items()}
+    found = {}
+    for table in plan.tables:
+        own = [shard for shard in plan.shards if shard.table == table.name]
+        model = sharded(plan_of([table], own, topology=plan.topology))
+        ids = torch.arange(samples * bag) % table.rows
+        batch = BagBatch(ids, torch.arange(0, samples * bag + 1, bag), samples)
+        model.reset_comm_stats()
+        outputs = model(batch)
+        torch.autograd.backward([output.sum() for output in outputs.values()])
+        found[table.name] = sum(
+            volume.to_others_bytes
+            for kind, volume in model.comm_stats().items()
+            if kind not in ("header", "replica counts")
+        )
+        model.close()
+    return found

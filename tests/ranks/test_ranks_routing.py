@@ -8,9 +8,10 @@ import torch
 from executor_cases import machine, placements, plan_of, shard
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks_cases import table_with
+from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
+from placer.executor.ranks.assembly import Survey
 from placer.executor.ranks.channels import all_channels, channels_of
 from placer.executor.ranks.division import Target, divide
 from placer.executor.ranks.local import local_features, local_plan
@@ -20,7 +21,7 @@ from placer.executor.ranks.table_map import TableMap, ids_of, table_maps
 from placer.executor.step import feature_reads
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
-from placer.tables import OPTIMIZERS, Feature, Table
+from placer.tables import OPTIMIZERS
 
 HOST = torch.device("cpu")
 slices = st.builds(RowSlice, st.integers(0, 30), st.integers(0, 60), st.integers(1, 12))
@@ -110,14 +111,15 @@ def test_the_plans_of_the_ranks_are_sound_and_hold_all(
     placement: str, optimizer: str, world: int
 ) -> None:
     plan = placements(table_with(optimizer))[placement]
-    targets, _ = division(plan, world)
-    ranks = ranks_of_devices(plan.topology, world)
+    survey = Survey.of(plan, feature_reads(plan.tables, {}), {"t": optimizer}, world, HOST)
+    targets, ranks = survey.targets, survey.ranks
     held = []
     for rank in range(world):
         own = [target for target in targets if rank in target.holders]
         poolings = {(t.name, f.name): f.pooling for t in own for f in t.table.features}
         features = [local_features(target, poolings) for target in own]
-        local = local_plan(plan, own, features, ranks, {"t": optimizer}, rank)
+        gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == rank]
+        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus)
         assert violations(local) == []
         held += [
             (shard.memory, shard.lookup, shard.row_count * shard.width, rank)
@@ -150,33 +152,6 @@ def test_columns_that_are_partly_replicated_are_refused_for_row_wise_adagrad() -
     with pytest.raises(PlanMismatchError, match=r"table 't': some columns of row ranks 0\.\.61"):
         division(plan_of([table], shards), 4)
     assert division(plan_of([table_with("adagrad")], shards), 4)
-
-
-def large_plan(gpus: int) -> Plan:
-    """Tables cut in every way that solvers cut them over all GPUs of a large machine."""
-    hot = 20_000
-    tables = [
-        Table(name, 2_000_000, 64, "float32", "adagrad", (Feature(name),))
-        for name in ("hot rows everywhere", "strides", "blocks", "grid", "whole")
-    ]
-    everywhere, strides, blocks, grid, whole = tables
-    ids = [f"gpu:{i}" for i in range(gpus)]
-    rows = whole.rows
-    shards = [shard(everywhere, (0, hot, 1), on=tuple(ids)), shard(whole, on=ids[-1])]
-    for i, gpu in enumerate(ids):
-        low, high = rows * i // gpus, rows * (i + 1) // gpus
-        shards += [
-            shard(everywhere, (hot + i, rows, gpus), on=gpu, memory="dram", lookup="staged"),
-            shard(strides, (i, rows // 2, gpus), on=gpu),
-            shard(strides, (rows // 2 + i, rows, gpus), on=gpu, memory="dram"),
-            shard(blocks, (low, high, 1), on=gpu),
-        ]
-        half, strip = i % (gpus // 2), i // (gpus // 2)
-        cols = (32 * strip, 32 * strip + 32)
-        shards.append(shard(grid, (half, rows, gpus // 2), cols, on=gpu))
-    listed = np.random.default_rng(0).permutation(rows)[:hot]
-    order = {everywhere.name: listed, grid.name: listed}
-    return plan_of(tables, shards, order, machine(gpus, hbm_bytes=2**36, hosts=gpus // 8))
 
 
 @pytest.mark.parametrize("gpus", [128, 1024])

@@ -1,17 +1,21 @@
 """Tensors of whole tables, read from and written to the ranks that hold their parts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from placer.executor.id_order import Span
 from placer.executor.initial import CHUNK_ROWS, initial_weights
 from placer.executor.placed import PlacedEmbeddings
 from placer.executor.ranks.comm import Communicator
 from placer.executor.ranks.division import Target
 from placer.executor.ranks.pieces import read_rows, write_rows
 from placer.executor.ranks.table_map import TableMap
+from placer.plan.plan import Plan
+from placer.tables import OptimizerName, Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,19 +64,99 @@ class Canonical:
         """Overwrite what this rank holds of a table, from the whole tensor."""
         for start in range(0, values.shape[0], CHUNK_ROWS):
             part = values[start : start + CHUNK_ROWS]
-            self._put(table, tensor, torch.arange(start, start + part.shape[0]), part)
+            self.put(table, tensor, torch.arange(start, start + part.shape[0]), part)
 
     def draw(self, table: str, seed: int) -> None:
         """Set initial weights, as one process would draw them."""
         for ids, values in initial_weights(self.maps[table].table, seed):
-            self._put(table, "weight", ids, values)
+            self.put(table, "weight", ids, values)
 
-    def _put(self, table: str, tensor: str, ids: Tensor, values: Tensor) -> None:
+    def put(self, table: str, tensor: str, ids: Tensor, values: Tensor) -> None:
+        """Overwrite what this rank holds of some rows, whose ids are distinct."""
         for target, module, places, rows in self._here(table, ids):
             own = values[places]
             if own.dim() == 2:
                 own = own[:, slice(*target.cols)]
             write_rows(module, target.name, tensor, rows, own)
+
+    def bring(self, asked: Sequence[Span | None]) -> Tensor | None:
+        """One span for each rank, from those that hold its rows; see `IdOrder.bring`.
+
+        Only the bytes that are asked for travel, as they are, by one all-to-all. Who sends what
+        follows from the plan, so that nobody has to be told.
+        """
+        rank, world = self.comm.rank, self.comm.world
+        own = asked[rank]
+        # What is here anyway does not go through the exchange.
+        sent = [
+            self._packed(None if asker == rank else span, asker) for asker, span in enumerate(asked)
+        ]
+        parts = [] if own is None else list(self._sources(own, rank))
+        sizes = [0] * world
+        for target, places, _ in parts:
+            source = target.holder_for(rank)
+            if own is not None and source != rank:
+                sizes[source] += places.numel() * _row_bytes(own, target)
+        counts = [part.numel() for part in sent]
+        received = self.comm.exchange("state", torch.cat(sent), counts, sizes).cpu()
+        if own is None:
+            return None
+        by_source = list(torch.split(received, sizes))
+        by_source[rank] = self._packed(own, rank)
+        read = [0] * world
+        block = torch.empty(own.shape, dtype=own.tensor.dtype)
+        for target, places, _ in parts:
+            source, size = target.holder_for(rank), places.numel() * _row_bytes(own, target)
+            values = by_source[source][read[source] : read[source] + size].view(block.dtype)
+            read[source] += size
+            if block.dim() == 1:
+                block[places] = values
+            else:
+                block[places, slice(*target.cols)] = values.view(-1, target.width)
+        return block
+
+    def has_some(self, span: Span) -> bool:
+        """Whether this rank holds some of these rows."""
+        return any(rows.numel() for *_, rows in self._here(span.tensor.table.name, span.ids))
+
+    def shares(self, table: Table) -> list[float]:
+        """Which part of a table each rank holds; copies are shared out evenly."""
+        held = [0.0] * self.comm.world
+        for strip in self.maps[table.name].strips:
+            for target in strip.targets:
+                for holder in target.holders:
+                    held[holder] += target.rows * target.width / len(target.holders)
+        return [cells / (table.rows * table.dim) for cells in held]
+
+    def _packed(self, span: Span | None, asker: int) -> Tensor:
+        """What this rank sends of a span, as bytes."""
+        found = [torch.empty(0, dtype=torch.uint8)]
+        if span is not None:
+            for target, _, rows in self._sources(span, asker, self.comm.rank):
+                module = self.held[target.name]
+                values = read_rows(module, target.name, span.tensor.name, rows)
+                flat = values.to(span.tensor.dtype).contiguous().view(-1)
+                found.append(flat.view(torch.uint8))
+        return torch.cat(found)
+
+    def _sources(
+        self, span: Span, asker: int, only: int | None = None
+    ) -> Iterator[tuple[Target, Tensor, Tensor]]:
+        """Targets that have some of a span, positions in the span, and rows of the target.
+
+        With `only`, those that this rank serves the asker; each cell comes from one holder.
+        """
+        known = self.maps[span.tensor.table.name]
+        # Strips of a row have equal copies of a state that is one number a row.
+        for strip in known.strips if len(span.tensor.shape) > 1 else known.strips[:1]:
+            serves = [only in (None, target.holder_for(asker)) for target in strip.targets]
+            if not any(serves):
+                continue
+            position, rows = (part.cpu() for part in known.route(span.ids.to(self.device), strip))
+            for number, target in enumerate(strip.targets):
+                if serves[number]:
+                    places = torch.nonzero(position == number).squeeze(1)
+                    yield target, places, rows[places]
 
     def _here(
         self, table: str, ids: Tensor
@@ -88,3 +172,75 @@ class Canonical:
                 if module is not None:
                     places = torch.nonzero(position == number).squeeze(1)
                     yield target, module, places, rows[places]
+
+
+def _row_bytes(span: Span, target: Target) -> int:
+    """Bytes of a target's part of a row."""
+    return span.tensor.dtype.itemsize * (target.width if len(span.tensor.shape) > 1 else 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpreadTables:
+    """Tables whose parts many ranks hold, in the order of ids: an `IdOrder`.
+
+    Attributes
+    ----------
+    plan : Plan
+    optimizers : mapping of table name to optimizer
+    counts_updates : bool
+    canonical : Canonical
+    modules : tuple of PlacedEmbeddings
+        What this rank holds.
+    """
+
+    plan: Plan
+    optimizers: Mapping[str, OptimizerName]
+    counts_updates: bool
+    canonical: Canonical
+    modules: tuple[PlacedEmbeddings, ...]
+
+    @property
+    def rank(self) -> int:
+        """See `IdOrder`."""
+        return self.canonical.comm.rank
+
+    @property
+    def world(self) -> int:
+        """See `IdOrder`."""
+        return self.canonical.comm.world
+
+    @property
+    def group(self) -> "dist.ProcessGroup | None":
+        """See `IdOrder`."""
+        return self.canonical.comm.group
+
+    def settle(self) -> None:
+        """See `IdOrder`."""
+        for module in self.modules:
+            module.rows.settle()
+
+    def shares(self, table: Table) -> list[float]:
+        """See `IdOrder`."""
+        return self.canonical.shares(table)
+
+    def bring(self, asked: Sequence[Span | None]) -> Tensor | None:
+        """See `IdOrder`."""
+        return self.canonical.bring(asked)
+
+    def has_some(self, span: Span) -> bool:
+        """See `IdOrder`."""
+        return self.canonical.has_some(span)
+
+    def put(self, span: Span, values: Tensor) -> None:
+        """See `IdOrder`."""
+        self.canonical.put(span.tensor.table.name, span.tensor.name, span.ids, values)
+
+    def update_count(self) -> int:
+        """See `IdOrder`."""
+        own = max((module.update_count() for module in self.modules), default=0)
+        return int(self.canonical.comm.gather("state", torch.tensor([own])).max())
+
+    def set_update_count(self, updates: int) -> None:
+        """See `IdOrder`."""
+        for module in self.modules:
+            module.set_update_count(updates)

@@ -117,14 +117,13 @@ def channels_of(
     to = [(channel.target.holder_for(rank), channel) for channel in channels]
     sent = tuple(sorted(to, key=lambda pair: pair[0]))
     served = tuple(channel for channel in channels if rank in channel.target.holders)
-    active = tuple(
-        tuple(
-            index
-            for index, channel in enumerate(served)
-            if channel.target.holder_for(source) == rank
+    everyones = tuple(range(len(served)))
+    active = (everyones,) * world
+    if any(channel.target.replicated for channel in served):
+        active = tuple(
+            tuple(at for at in everyones if served[at].target.holder_for(source) == rank)
+            for source in range(world)
         )
-        for source in range(world)
-    )
     held = [target for target in targets if rank in target.holders]
     groups = sorted({target.holders for target in held}, key=lambda ranks: (len(ranks) > 1, ranks))
     units = []

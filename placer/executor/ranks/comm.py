@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,20 @@ from torch import Tensor
 from placer.errors import BackendError
 
 Kind = Literal[
-    "header", "lengths", "ids", "weights", "outputs", "gradients", "replicas", "rows", "state"
+    "header",
+    "lengths",
+    "ids",
+    "weights",
+    "outputs",
+    "gradients",
+    "replica counts",
+    "replicas",
+    "rows",
+    "state",
 ]
 """What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
-these); pooled rows; their gradients; the summed gradients of replicated rows; Σ g² of rows cut by
-columns; checkpoints."""
+these); pooled rows; their gradients; how many replicated rows were touched, and their summed
+gradients; Σ g² of rows cut by columns; checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,31 @@ class Volume:
         return Volume(
             self.to_others_bytes + other.to_others_bytes, self.to_self_bytes + other.to_self_bytes
         )
+
+
+class Collectives(Protocol):
+    """What a step needs of the ranks: `Communicator`, or ranks that are simulated in one process.
+
+    Attributes
+    ----------
+    rank : int
+        This one.
+    world : int
+        How many there are.
+    """
+
+    rank: int
+    world: int
+
+    def exchange(
+        self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
+    ) -> Tensor:
+        """Send each rank its part of a vector; see `Communicator.exchange`."""
+        ...
+
+    def gather(self, kind: Kind, values: Tensor) -> Tensor:
+        """The vectors of all ranks; see `Communicator.gather`."""
+        ...
 
 
 class Communicator:
@@ -65,7 +99,7 @@ class Communicator:
         self._wire = device if backend == "nccl" else torch.device("cpu")
         self._device = device
         self.timeout: timedelta = _timeout(group, self._wire)
-        self._group = dist.new_group(
+        self._group: dist.ProcessGroup = dist.new_group(
             members,
             timeout=self.timeout,
             backend=backend,
@@ -75,6 +109,12 @@ class Communicator:
         self.rank = dist.get_rank(self._group)
         self.world = len(members)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
+
+    @property
+    def group(self) -> "dist.ProcessGroup":
+        """The process group, for what `torch.distributed` itself does with these ranks."""
+        group: dist.ProcessGroup = self._group
+        return group
 
     def close(self) -> None:
         """Let go of its connections."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from placer.errors import DataError, PlacerError
 from placer.executor.bags import BagBatch
 from placer.executor.ranks.channels import Channel, Channels, Unit
-from placer.executor.ranks.comm import Communicator
+from placer.executor.ranks.comm import Collectives
 from placer.executor.ranks.step import Route, ShardedBatch, UnitStep, spans
 from placer.executor.ranks.table_map import TableMap
 from placer.executor.step import FeatureRead, check_batch, check_ids, drop_padding, feature_bounds
@@ -25,14 +25,14 @@ class InputExchange:
     features : tuple of FeatureRead
     maps : mapping of table name to TableMap
     channels : Channels
-    comm : Communicator
+    comm : Collectives
     device : torch.device
     """
 
     features: tuple[FeatureRead, ...]
     maps: Mapping[str, TableMap]
     channels: Channels
-    comm: Communicator
+    comm: Collectives
     device: torch.device
 
     def __call__(self, batch: BagBatch, training: bool) -> ShardedBatch:

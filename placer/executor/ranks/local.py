@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from placer.executor.ranks.division import Target
-from placer.executor.ranks.mapping import holders_of
 from placer.executor.ranks.slices import RowSlice
 from placer.plan.plan import Plan, RowOrder, Shard
 from placer.tables import Feature, OptimizerName, Pooling, Table
@@ -44,13 +43,14 @@ def local_plan(
     plan: Plan,
     targets: Sequence[Target],
     features: Sequence[tuple[Feature, ...]],
-    ranks: Mapping[str, int],
+    shards_of: Mapping[tuple[str, tuple[int, ...]], Sequence[Shard]],
     optimizers: Mapping[str, OptimizerName],
-    rank: int,
+    gpus: Sequence[Gpu],
 ) -> Plan:
     """The plan by which a rank holds `targets`: one GPU and one host.
 
-    Row-wise tables are in the order of their parts. Whole ones keep their row order.
+    Row-wise tables are in the order of their parts. Whole ones keep their row order. `shards_of`
+    says what each set of ranks holds of a table; the rank stands for `gpus`.
     """
     tables, shards = [], []
     orders, hot_ids = {}, {}
@@ -61,14 +61,13 @@ def local_plan(
         tables.append(table)
         shards += [
             piece
-            for shard in plan.shards_by_table[whole.name]
-            if holders_of(shard, dict(ranks)) == target.holders
+            for shard in shards_of[whole.name, target.holders]
             for piece in _pieces(shard, target, plan)
         ]
         if target.by_id and plan.order_of(whole.name).kind == "profile":
             orders[target.name] = RowOrder("profile")
             hot_ids[target.name] = plan.hot_ids[whole.name]
-    topology = _machine(plan.topology, ranks, rank)
+    topology = _machine(plan.topology, gpus)
     return Plan(tuple(tables), topology, tuple(shards), orders, hot_ids, plan.batch_size)
 
 
@@ -101,16 +100,15 @@ def _share(rows: int, share: float, most: int, least: int) -> int:
     return max(least, min(most, int(rows * share)))
 
 
-def _machine(topology: Topology, ranks: Mapping[str, int], rank: int) -> Topology:
+def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
     """One GPU with the memory of all that the rank stands for, and one host.
 
     Ranks of a host share its memory; that all of them fit was checked for the whole plan.
     """
-    gpus = [gpu for gpu in topology.gpus if ranks[gpu.id] == rank]
     model = gpus[0] if gpus else topology.gpus[0]
     hbm_bytes = sum(gpu.memory_bytes for gpu in gpus)
     gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     dram_bytes = sum(host.memory_bytes for host in topology.hosts)
     host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s)
     link = Link(_GPU, _HOST, "pcie", topology.host_link_bytes_per_s(model.id))
-    return Topology(f"rank {rank} of {topology.name}", (gpu,), (host,), (link,))
+    return Topology(f"a rank of {topology.name}", (gpu,), (host,), (link,))

@@ -3,18 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from placer.executor.bags import BagBatch
-from placer.executor.placed import PlacedEmbeddings
 from placer.executor.ranks.channels import Channel, Unit
-from placer.executor.ranks.comm import Communicator
+from placer.executor.ranks.comm import Collectives
 from placer.executor.ranks.local import update_name
 from placer.executor.ranks.row_totals import all_reduce_rows
 from placer.executor.ranks.step import UnitStep
 from placer.executor.rule import row_sums, runs
+
+
+class Held(Protocol):
+    """What ranks need of the `PlacedEmbeddings` that has a unit's rows."""
+
+    device: torch.device
+
+    def __call__(self, batch: Any, /) -> dict[str, Tensor]:
+        """Outputs by feature; their gradients update the rows."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,14 +43,15 @@ class ReplicaUpdates:
     channels : tuple of Channel
         Of the unit.
     module : PlacedEmbeddings
-    comm : Communicator
+        Or what else holds a unit's rows.
+    comm : Collectives
     """
 
     position: int
     unit: Unit
     channels: tuple[Channel, ...]
-    module: PlacedEmbeddings
-    comm: Communicator
+    module: Held
+    comm: Collectives
 
     def update(self, asked: UnitStep, gradients: Sequence[Tensor]) -> None:
         """Update the rows with all holders' gradients; every rank must be here."""
@@ -48,7 +59,7 @@ class ReplicaUpdates:
             self._row_sums(asked, gradients, target) for target in range(len(self.unit.targets))
         ]
         widths = [target.width for target in self.unit.targets]
-        self._apply(all_reduce_rows(self.comm, widths, sums))
+        self._apply(all_reduce_rows(self.comm, self.unit.holders, widths, sums))
 
     def weight_gradients(self, asked: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -132,18 +143,16 @@ class Bystander:
 
     Attributes
     ----------
-    comm : Communicator
-    widths : tuple of int
-        Of the targets.
-    device : torch.device
+    comm : Collectives
+    holders : tuple of int
+    targets : int
+        How many they hold together.
     """
 
-    comm: Communicator
-    widths: tuple[int, ...]
-    device: torch.device
+    comm: Collectives
+    holders: tuple[int, ...]
+    targets: int
 
     def stand_by(self) -> None:
-        """Give nothing to the sums."""
-        rows = torch.empty(0, dtype=torch.int64, device=self.device)
-        nothing = [(rows, torch.empty((0, width), device=self.device)) for width in self.widths]
-        all_reduce_rows(self.comm, self.widths, nothing)
+        """Send nothing, and get nothing."""
+        all_reduce_rows(self.comm, self.holders, [0] * self.targets, ())

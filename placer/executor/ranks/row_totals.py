@@ -1,7 +1,7 @@
-"""Sums of row gradients over all ranks: a sparse all-reduce.
+"""Sums of row gradients over the ranks that hold the rows: a sparse all-reduce.
 
-Each row has a rank that adds it up: everyone sends that rank its sums, and gets the totals of
-all ranks. So a rank sends about twice what it touches however many ranks there are, as in an
+Each row has a holder that adds it up: all holders send it their sums, and it sends them the
+totals. So a rank sends about twice what it touches however many ranks there are, as in an
 all-reduce of these rows, and only rows that were touched are sent.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.ranks.comm import Communicator
+from placer.executor.ranks.comm import Collectives
 from placer.executor.rule import row_sums, runs
 
 RowSums = tuple[Tensor, Tensor]
@@ -18,85 +18,89 @@ RowSums = tuple[Tensor, Tensor]
 
 
 def all_reduce_rows(
-    comm: Communicator, widths: Sequence[int], sums: Sequence[RowSums]
+    comm: Collectives, holders: Sequence[int], widths: Sequence[int], sums: Sequence[RowSums]
 ) -> list[RowSums]:
-    """Totals over the ranks of each table's row sums; the same bits on every rank.
+    """Totals over the holders of each table's row sums; the same bits on each of them.
 
     Parameters
     ----------
-    comm : Communicator
-        All of its ranks must be here, be it with nothing.
+    comm : Collectives
+        All of its ranks must be here: those that hold none of the rows send and get nothing.
+    holders : sequence of int
+        Ranks that hold the rows.
     widths : sequence of int
         Columns of each table.
     sums : sequence of RowSums
-        This rank's, by table.
+        This rank's, by table; anything on other ranks.
+
+    Returns
+    -------
+    list of RowSums
+        By table; empty on ranks that hold none.
     """
-    tables = len(widths)
-    split = [_split(rows, values, comm.world) for rows, values in sums]
-    sent = [[parts[rank][0].numel() for parts in split] for rank in range(comm.world)]
-    told = torch.tensor(sent, dtype=torch.int64).flatten()
-    each = [tables] * comm.world
-    received = comm.exchange("replicas", told, each, each).view(comm.world, tables).tolist()
-    arrived = comm.exchange(
+    holds = comm.rank in holders
+    split = [_dealt(rows, values, len(holders)) for rows, values in sums] if holds else []
+    parts = [[table[place] for table in split] for place in range(len(holders))]
+    counts = torch.tensor([[rows.numel() for rows, _ in to] for to in parts], dtype=torch.int64)
+    arrived = _exchanged(comm, holders, widths, [part for to in parts for part in to], counts)
+    own = [_added(rows, values) for rows, values in arrived]
+    counts = torch.tensor([[rows.numel() for rows, _ in own]] * len(holders), dtype=torch.int64)
+    return _exchanged(comm, holders, widths, own * len(holders), counts)
+
+
+def _exchanged(
+    comm: Collectives,
+    holders: Sequence[int],
+    widths: Sequence[int],
+    parts: Sequence[RowSums],
+    counts: Tensor,
+) -> list[RowSums]:
+    """What the holders sent here, by table and then by holder: first how much, then that.
+
+    `parts` are by holder and table; so are their numbers of rows, shape (holders, tables).
+    """
+    tables, holds = len(widths), comm.rank in holders
+    each = [tables if holds and rank in holders else 0 for rank in range(comm.world)]
+    told = comm.exchange("replica counts", counts.flatten(), each, each)
+    came, width = told.cpu().view(-1, tables), torch.tensor(widths)
+
+    def sizes(numbers: Tensor) -> list[int]:
+        by_holder = iter(numbers.sum(-1).tolist())
+        return [next(by_holder) if size else 0 for size in each]
+
+    rows = comm.exchange(
         "replicas",
-        _packed([parts[rank] for rank in range(comm.world) for parts in split]),
-        [_size(counts, widths) for counts in sent],
-        [_size(counts, widths) for counts in received],
+        torch.cat([told[:0], *(rows for rows, _ in parts)]),
+        sizes(counts),
+        sizes(came),
     )
-    own = [_added(parts) for parts in _unpacked(arrived, received, widths)]
-    counts = comm.gather("replicas", torch.tensor([rows.numel() for rows, _ in own])).tolist()
-    longest = max(_size(theirs, widths) for theirs in counts)
-    flat = _packed(own)
-    # Gathered vectors must be of one length.
-    flat = torch.nn.functional.pad(flat, (0, longest - flat.numel()))
-    gathered = comm.gather("replicas", flat)
-    kept = [gathered[rank, : _size(theirs, widths)] for rank, theirs in enumerate(counts)]
+    values = comm.exchange(
+        "replicas",
+        torch.cat([told[:0].float(), *(sums.reshape(-1) for _, sums in parts)]),
+        sizes(counts * width if holds else counts),
+        sizes(came * width),
+    )
+    rows_of = torch.split(rows, came.flatten().tolist())
+    values_of = torch.split(values, (came * width).flatten().tolist())
     return [
-        (torch.cat([rows for rows, _ in parts]), torch.cat([values for _, values in parts]))
-        for parts in _unpacked(torch.cat(kept), counts, widths)
+        (torch.cat(rows_of[table::tables]), torch.cat(values_of[table::tables]).view(-1, columns))
+        for table, columns in enumerate(widths if holds else ())
     ]
 
 
-def _split(rows: Tensor, values: Tensor, world: int) -> list[RowSums]:
-    """Sums by the rank that adds them up: rows are dealt out in turn."""
-    owner = rows % world
+def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
+    """Sums by the holder that adds them up: rows are dealt out in turn."""
+    owner = rows % holders
     order = torch.sort(owner, stable=True).indices
-    counts = torch.bincount(owner, minlength=world).tolist()
+    counts = torch.bincount(owner, minlength=holders).tolist()
     return list(
         zip(torch.split(rows[order], counts), torch.split(values[order], counts), strict=True)
     )
 
 
-def _added(parts: Sequence[RowSums]) -> RowSums:
-    """One sum a row, added in the order of ranks."""
-    rows, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+def _added(rows: Tensor, values: Tensor) -> RowSums:
+    """One sum a row, added in the order of the holders."""
     if not rows.numel():
         return rows, values
     order, distinct, starts = runs(rows)
     return distinct, row_sums(values, order, None, starts)
-
-
-def _size(counts: Sequence[int], widths: Sequence[int]) -> int:
-    """float32 numbers that so many rows of each table are packed in."""
-    return sum(count * (2 + width) for count, width in zip(counts, widths, strict=True))
-
-
-def _packed(parts: Sequence[RowSums]) -> Tensor:
-    """Rows and sums as one float32 vector: a row's int64 is the bits of two numbers."""
-    flat = [part.reshape(-1) for rows, sums in parts for part in (rows.view(torch.float32), sums)]
-    return torch.cat(flat)
-
-
-def _unpacked(
-    flat: Tensor, counts: Sequence[Sequence[int]], widths: Sequence[int]
-) -> list[list[RowSums]]:
-    """The parts of each table, rank by rank; `counts` are by rank and table."""
-    found: list[list[RowSums]] = [[] for _ in widths]
-    first = 0
-    for theirs in counts:
-        for table, (count, width) in enumerate(zip(theirs, widths, strict=True)):
-            middle, last = first + 2 * count, first + (2 + width) * count
-            rows = flat[first:middle].clone().view(torch.int64)  # Aligned to 8 bytes.
-            found[table].append((rows, flat[middle:last].view(count, width)))
-            first = last
-    return found

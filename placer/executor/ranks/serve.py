@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.placed import PlacedEmbeddings
 from placer.executor.ranks.channels import Channels, Unit
-from placer.executor.ranks.comm import Communicator
+from placer.executor.ranks.comm import Collectives
 from placer.executor.ranks.local import channel_name
-from placer.executor.ranks.replicas import Bystander, ReplicaUpdates
+from placer.executor.ranks.replicas import Bystander, Held, ReplicaUpdates
 from placer.executor.ranks.step import ShardedBatch, UnitStep
 from placer.executor.ranks.whole_rows import RowTotals
 from placer.executor.step import FeatureRead
@@ -33,12 +32,12 @@ class Served:
     features : tuple of FeatureRead
     channels : Channels
     modules : tuple of PlacedEmbeddings
-        Of `channels.units`.
+        Or what else holds rows. Of `channels.units`.
     replicas : tuple of ReplicaUpdates or Bystander
         One for each set of ranks that hold rows together, in an order that all ranks share.
     totals : RowTotals or None
         Where tables under row-wise Adagrad are cut by columns, on any rank.
-    comm : Communicator
+    comm : Collectives
     device : torch.device
     gradient_scale : float
         What gradients are multiplied by: 1/world where ranks average their losses.
@@ -46,10 +45,10 @@ class Served:
 
     features: tuple[FeatureRead, ...]
     channels: Channels
-    modules: tuple[PlacedEmbeddings, ...]
+    modules: tuple[Held, ...]
     replicas: tuple[ReplicaUpdates | Bystander, ...]
     totals: RowTotals | None
-    comm: Communicator
+    comm: Collectives
     device: torch.device
     gradient_scale: float
 

@@ -20,10 +20,13 @@ from placer.executor.checkpointing import (
     weights_to_load,
 )
 from placer.executor.hit_rates import HitRates
+from placer.executor.id_order import IdOrder, OwnTables
 from placer.executor.layout import check_plan
 from placer.executor.placed import PlacedEmbeddings
 from placer.executor.pool import PoolStats
+from placer.executor.ranks.ahead import InputsAhead, SentBatch
 from placer.executor.ranks.assembly import Assembly, assemble
+from placer.executor.ranks.canonical import SpreadTables
 from placer.executor.ranks.combine import combine
 from placer.executor.ranks.comm import Communicator, Kind, Volume
 from placer.executor.ranks.pieces import LocalPiece, pieces_of
@@ -44,8 +47,8 @@ class ShardedEmbeddings(nn.Module):
     order, and training goes as in one process that has it whole.
 
     All ranks must call it, and run backward, equally often; their batches may differ in size, or
-    be empty. Its collectives run in a process group of its own. With one rank it is
-    `PlacedEmbeddings`, and exchanges nothing.
+    be empty. Its collectives run in a process group of its own, those of batches sent ahead in
+    another one. With one rank it is `PlacedEmbeddings`, and exchanges nothing.
 
     GPU i of the plan's N is rank ``i · world // N``, in the order of the topology; replicas that
     meet on one rank are one. Rows in DRAM are in the memory of the host that the rank runs on.
@@ -107,22 +110,28 @@ class ShardedEmbeddings(nn.Module):
             )
             self._alone = (single,)
             self._held: tuple[PlacedEmbeddings, ...] = self._alone
+            self._optimizers: Mapping[str, OptimizerName] = single.optimizers
             return
         check_plan(plan)
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
         self._optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
+        self._stochastic = options.get("rounding") == "stochastic"
         self._dims = {table.name: table.dim for table in plan.tables}
         given = dict(weights or {})
         check_weights("weights", given, plan.tables)
         features = feature_reads(plan.tables, padding_idx or {})
         self._features = features
         comm = Communicator(process_group, self.device)
+        self._comm = comm
         scale = 1 / comm.world if average_gradients else 1.0
         self._parts: Assembly = assemble(
             plan, features, self._optimizers, comm, self.device, scale, options
         )
-        self._held = self._parts.served.modules
+        self._inputs = InputsAhead(
+            self._parts.inputs, lambda: Communicator(process_group, self.device)
+        )
+        self._held = self._parts.modules
         for name in self._parts.inputs.maps:
             if name in given:
                 self._parts.canonical.scatter(name, "weight", given[name])
@@ -144,12 +153,24 @@ class ShardedEmbeddings(nn.Module):
     @property
     def rank(self) -> int:
         """This rank."""
-        return 0 if self._alone else self._parts.inputs.comm.rank
+        return 0 if self._alone else self._comm.rank
 
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return 1 if self._alone else self._parts.inputs.comm.world
+        return 1 if self._alone else self._comm.world
+
+    @property
+    def optimizers(self) -> Mapping[str, OptimizerName]:
+        """What trains each table, by its name."""
+        return self._optimizers
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
+        if self._alone:
+            return self._alone[0].counts_updates
+        return self._stochastic or "adam" in self._optimizers.values()
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next backward pass on; do so on every rank."""
@@ -157,7 +178,17 @@ class ShardedEmbeddings(nn.Module):
             module.set_lr(lr)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def prefetch(self, batch: BagBatch) -> ShardedBatch | PreparedBatch:
+    def send_ahead(self, batch: BagBatch) -> SentBatch | BagBatch:
+        """Begin to exchange a batch's lookups; `prefetch` takes what this gives.
+
+        The exchange goes on in a thread beside whatever comes next, such as the training of the
+        batches before. All ranks must do it in the same order. An error that the exchange meets
+        comes with `prefetch`. Alone there is nothing to exchange, and the batch comes back.
+        """
+        return batch if self._alone else self._inputs.send(batch)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def prefetch(self, batch: BagBatch | SentBatch) -> ShardedBatch | PreparedBatch:
         """Exchange a batch's lookups and look for its rows, ahead of its forward pass.
 
         All ranks must do it at the same point of their loop; see `PlacedEmbeddings.prefetch` and
@@ -167,11 +198,16 @@ class ShardedEmbeddings(nn.Module):
         ------
         DataError
             On every rank, if one of them has a bad batch.
+        BackendError
+            If a rank is lost.
         """
         if self._alone:
             prefetched: PreparedBatch = self._alone[0].prefetch(batch)
             return prefetched
-        step = self._parts.inputs(batch, training=True)
+        if isinstance(batch, SentBatch):
+            step = self._inputs.arrived(batch)
+        else:
+            step = self._inputs.now(batch, training=True)
         units = []
         for module, asked in zip(self._held, step.units, strict=True):
             prepared = module.prefetch(asked.batch)
@@ -194,7 +230,7 @@ class ShardedEmbeddings(nn.Module):
             return self._alone[0](batch)  # type: ignore[no-any-return]
         assert not isinstance(batch, PreparedBatch), "made by another module"
         training = torch.is_grad_enabled()
-        step = self._parts.inputs(batch, training) if isinstance(batch, BagBatch) else batch
+        step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
             anchor, step.batch.weights, step, self._parts.served, training
@@ -223,12 +259,16 @@ class ShardedEmbeddings(nn.Module):
 
     def comm_stats(self) -> dict[Kind, Volume]:
         """Bytes that this rank sent so far, by kind; empty with one rank."""
-        return {} if self._alone else self._parts.inputs.comm.volumes()
+        total: dict[Kind, Volume] = {}
+        for comm in self._comms:
+            for kind, volume in comm.volumes().items():
+                total[kind] = total.get(kind, Volume()) + volume
+        return total
 
     def reset_comm_stats(self) -> None:
         """Count bytes from here on."""
-        if not self._alone:
-            self._parts.inputs.comm.reset_volumes()
+        for comm in self._comms:
+            comm.reset_volumes()
 
     def routing_bytes(self) -> dict[str, int]:
         """Bytes of the tables by which this rank routes each table's ids."""
@@ -236,9 +276,13 @@ class ShardedEmbeddings(nn.Module):
         return {name: table.nbytes for name, table in maps.items()}
 
     def close(self) -> None:
-        """Let go of the connections to other ranks; nothing can be looked up any more."""
+        """Let go of the connections to other ranks; nothing can be looked up any more.
+
+        Waits for batches that were sent ahead and never trained on: at most for the timeout.
+        """
         if not self._alone:
-            self._parts.inputs.comm.close()
+            self._inputs.close()
+            self._comm.close()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
         """Bytes held here by (``gpu:0`` or ``host:0`` of this rank, purpose).
@@ -267,6 +311,14 @@ class ShardedEmbeddings(nn.Module):
         }
         return pieces_of(self.plan, self._parts.targets, tensors, per_row, self.rank)
 
+    def id_order(self) -> IdOrder:
+        """The tables by id, some rows at a time: what `placer.checkpoint` reads and writes."""
+        if self._alone:
+            return OwnTables(self._alone[0])
+        return SpreadTables(
+            self.plan, self._optimizers, self.counts_updates, self._parts.canonical, self._held
+        )
+
     def update_count(self) -> int:
         """Updates so far: what Adam's bias correction and stochastic rounding depend on."""
         return max((module.update_count() for module in self._held), default=0)
@@ -290,12 +342,8 @@ class ShardedEmbeddings(nn.Module):
                 if table.rows:
                     self._parts.canonical.gather(table.name, name, tensor)
                 state[f"{table.name}.{name}"] = tensor
-        comm = self._parts.inputs.comm
-        counts = comm.gather(
-            "state", torch.tensor([self.update_count(), int(self._counts_updates)])
-        )
-        if counts[:, 1].any():
-            state[UPDATES] = counts[:, 0].max().cpu()
+        if self.counts_updates:
+            state[UPDATES] = torch.tensor(self.id_order().update_count())
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -317,14 +365,17 @@ class ShardedEmbeddings(nn.Module):
         if UPDATES in shapes:
             self.set_update_count(int(state[UPDATES]))
 
+    @property
+    def _comms(self) -> tuple[Communicator, ...]:
+        if self._alone:
+            return ()
+        ahead = self._inputs.comm
+        return (self._comm,) if ahead is None else (self._comm, ahead)
+
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""
         tables, shards = len(self.plan.tables), len(self.plan.shards)
         return f"tables={tables}, shards={shards}, rank={self.rank} of {self.world}"
-
-    @property
-    def _counts_updates(self) -> bool:
-        return any(module.counts_updates for module in self._held)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

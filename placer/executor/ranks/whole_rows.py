@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.ranks.comm import Communicator
+from placer.executor.ranks.comm import Collectives
 from placer.executor.ranks.division import Target
 
 
@@ -56,14 +56,14 @@ class RowTotals:
     groups : tuple of RowGroup
     dims : mapping of table name to int
         Columns of the whole row.
-    comm : Communicator or None
+    comm : Collectives or None
         None where all strips are here.
     device : torch.device
     """
 
     groups: tuple[RowGroup, ...]
     dims: Mapping[str, int]
-    comm: Communicator | None
+    comm: Collectives | None
     device: torch.device
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:

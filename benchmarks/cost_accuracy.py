@@ -1,0 +1,278 @@
+"""Predicted against measured step times, for every cost model, on plans that no fit has seen.
+
+    python benchmarks/cost_accuracy.py measure calibration --backend tiered --budget 9min
+    python benchmarks/cost_accuracy.py measure test --backend tiered --budget 9min
+    python benchmarks/cost_accuracy.py report --backend tiered
+
+`measure` appends to files in benchmarks/results/ and goes on where it ended: call it until it says
+that all is measured. The calibration set is that of `placer calibrate`. The test set is drawn with
+another seed: 6 workloads under 50 random plans each, measured twice, and 100 workloads under one
+plan each. With `--ranks 2` plans are for two GPUs, trained by two processes over gloo.
+
+`report` fits constants to the calibration set alone and predicts the test set. The roofline of this
+machine (`--topology auto`), TorchRec's estimators and HugeCTR's formula (its ρ fitted too) get the
+one scale factor that suits them best on the calibration set, since none of them claims to know this
+machine; TorchRec is asked for the plans that it knows. Errors are relative to the measured time;
+Kendall's τ is of the ranking of one workload's plans, the mean over workloads. The regret is what
+the plan that a model ranks first takes beyond the fastest of the 50: both are chosen by the first
+measurement or by the model, and timed by the second.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from _hugectr import hugectr_units
+from _machine import RESULTS, machine, slug, versions
+
+from cost_models import Calibrated, CostModel, Roofline, cost_model
+from cost_models._calibration_fit import calibrate
+from placer.calibration import Case, Dataset, Measured, Setting, collect, random_cases, repeated
+from placer.calibration.designed import designed_cases
+from placer.calibration.measure import resolved
+from placer.errors import PlacerError
+from placer.files import write_text
+from placer.topology.topology import Topology
+from placer.units import parse_seconds
+
+Float = npt.NDArray[np.float64]
+Predict = Callable[[Case], float]
+"""Step time of a case, or nan where a model does not know its plan."""
+
+TEST_SEED = 1
+RANKED_WORKLOADS, RANKED_PLANS, RANKED_REPEATS = 6, 50, 2
+SINGLE_WORKLOADS = 100
+
+RHOS = np.concatenate(([0.0], np.geomspace(0.01, 1000, 60)))
+
+
+def test_cases(gpus: int) -> Iterator[Case]:
+    """Workloads under many plans each, then many workloads."""
+    yield from random_cases(TEST_SEED, RANKED_WORKLOADS, plans=RANKED_PLANS, gpus=gpus)
+    yield from random_cases(TEST_SEED, SINGLE_WORKLOADS, gpus=gpus, first=1000)
+
+
+def file_of(what: str, setting: Setting) -> Path:
+    """Where measurements are."""
+    ranks = f"-{setting.ranks}-ranks" if setting.ranks > 1 else ""
+    name = f"cost-accuracy-{what}-{slug()}-{setting.backend}{ranks}"
+    return RESULTS / f"{name}.{'jsonl' if what != 'report' else 'json'}"
+
+
+def measure(what: str, setting: Setting, budget_s: float) -> None:
+    """Append measurements to the file of a set."""
+    if what == "calibration":
+        cases, repeats = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks)), 1
+    else:
+        cases, repeats = list(test_cases(setting.ranks)), RANKED_REPEATS
+    path, total = file_of(what, setting), len(cases) * repeats
+
+    def show(done: int) -> None:
+        print(f"\r{done} of {total} measured", end="", file=sys.stderr, flush=True)
+
+    done = collect(cases, path, setting, budget_s=budget_s, repeats=repeats, on_case=show)
+    print(f"\n{path}: {'all is measured' if done else 'call again to go on'}", file=sys.stderr)
+
+
+def by_model(model: CostModel, like: Topology) -> Predict:
+    """A cost model's step times."""
+
+    def predict(case: Case) -> float:
+        try:
+            return model.evaluate(case.problem(like), case.plan(like)).step_time_s
+        except PlacerError:
+            return float("nan")
+
+    return predict
+
+
+def best_scale(predicted: Float, measured: Float) -> float:
+    """The factor of least mean relative error: a weighted median of the ratios."""
+    known = np.isfinite(predicted) & (predicted > 0)
+    ratios, weights = (measured / predicted)[known], (predicted / measured)[known]
+    order = np.argsort(ratios)
+    cumulative = np.cumsum(weights[order])
+    return float(ratios[order][np.searchsorted(cumulative, cumulative[-1] / 2)])
+
+
+def scaled(predict: Predict, cases: Sequence[Case], measured: Float) -> tuple[Predict, float]:
+    """A model with the factor that suits it best on the calibration set."""
+    predicted = np.array([predict(case) for case in cases])
+    scale = best_scale(predicted, measured)
+    error = np.nanmean(np.abs(predicted * scale - measured) / measured)
+    return (lambda case: predict(case) * scale), float(error)
+
+
+def best_hugectr(cases: Sequence[Case], measured: Float) -> tuple[Predict, float]:
+    """HugeCTR's formula with the ρ and the factor of least error on the calibration set."""
+    tried = []
+    for rho in RHOS.tolist():
+        predict, error = scaled(partial(hugectr_units, rho=rho), cases, measured)
+        tried.append((error, rho, predict))
+    _, rho, predict = min(tried, key=lambda found: found[0])
+    return predict, rho
+
+
+def accuracy(
+    predict: Predict, tested: Sequence[tuple[Case, tuple[Measured, ...]]], clock: Any
+) -> dict[str, Any]:
+    """Errors, τ and regret of a model on the test set, and each prediction."""
+    from scipy.stats import kendalltau
+
+    measured = np.array(
+        [float(np.median([m.seconds(clock) for m in times])) for _, times in tested]
+    )
+    predicted = np.array([predict(case) for case, _ in tested])
+    known = np.isfinite(predicted)
+    errors = (np.abs(predicted - measured) / measured)[known]
+    groups: dict[str, list[int]] = defaultdict(list)
+    for number, (case, _) in enumerate(tested):
+        if known[number]:
+            groups[case.workload].append(number)
+    ranked = {name: np.array(group) for name, group in groups.items() if len(group) >= 20}
+    taus = {n: float(kendalltau(predicted[g], measured[g]).statistic) for n, g in ranked.items()}
+    regrets = {}
+    for name, group in ranked.items():
+        first, last = (
+            np.array([tested[number][1][at].seconds(clock) for number in group]) for at in (0, -1)
+        )
+        chosen = int(predicted[group].argmin())
+        regrets[name] = float(last[chosen] / last[int(first.argmin())] - 1)
+    return {
+        "cases": int(known.sum()),
+        "mape": float(errors.mean()) if errors.size else None,
+        "median_error": float(np.median(errors)) if errors.size else None,
+        "p90_error": float(np.quantile(errors, 0.9)) if errors.size else None,
+        "bias": float(np.median(predicted[known] / measured[known]) - 1) if errors.size else None,
+        "tau": float(np.mean(list(taus.values()))) if taus else None,
+        "taus": taus,
+        "regret": float(np.mean(list(regrets.values()))) if regrets else None,
+        "worst_regret": max(regrets.values(), default=None),
+        "regrets": regrets,
+        "predicted_s": [float(f"{value:.5g}") for value in predicted],
+        "measured_s": [float(f"{value:.5g}") for value in measured],
+    }
+
+
+def models(
+    calibration: Dataset, clock: Any, like: Topology, learned: str | None
+) -> tuple[dict[str, Predict], dict[str, Any]]:
+    """Every model, ready to predict, and what was fitted."""
+    pairs = list(repeated(calibration.measurements))
+    cases = [case for case, _ in pairs]
+    measured = np.array([float(np.median([m.seconds(clock) for m in t])) for _, t in pairs])
+    constants = calibrate(calibration, clock)
+    found: dict[str, Predict] = {"calibrated": by_model(Calibrated(constants), like)}
+    if learned:
+        found["learned"] = by_model(cost_model(learned), like)
+    found["roofline"], _ = scaled(by_model(Roofline(), like), cases, measured)
+    try:
+        torchrec, _ = scaled(by_model(cost_model("torchrec"), like), cases, measured)
+        found["torchrec"] = torchrec
+    except (PlacerError, ImportError, IndexError) as error:
+        print(f"left out: torchrec: {error}", file=sys.stderr)
+    found["hugectr"], rho = best_hugectr(cases, measured)
+    fitted = {
+        "hugectr_rho": rho,
+        "calibration": {
+            "cases": constants.cases,
+            "relative_error": constants.relative_error,
+            "p90_error": constants.p90_error,
+            "noise": [constants.noise.spread, constants.noise.drift, constants.noise.wait],
+            "noisy": constants.noisy,
+            "constants": {name: c.value_s for name, c in constants.constants.items()},
+        },
+    }
+    return found, fitted
+
+
+def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Predicted over measured, a panel for each model."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(results), figsize=(3.2 * len(results), 3.5), sharey=True)
+    for axis, (name, result) in zip(np.atleast_1d(axes), results.items(), strict=True):
+        measured, predicted = np.array(result["measured_s"]), np.array(result["predicted_s"])
+        axis.loglog(measured * 1e3, predicted * 1e3, ".", markersize=3, alpha=0.5)
+        ends = np.array([measured.min(), measured.max()]) * 1e3
+        axis.plot(ends, ends, color="black", linewidth=0.8)
+        axis.set_title(f"{name}\nMAPE {result['mape']:.0%}, τ {result['tau'] or float('nan'):.2f}")
+        axis.set_xlabel("measured ms")
+    np.atleast_1d(axes)[0].set_ylabel("predicted ms")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def report(setting: Setting, clock: str, learned: str | None, output: Path | None) -> None:
+    """Fit, predict, print a table, write JSON and a picture."""
+    calibration = Dataset.load(file_of("calibration", setting))
+    test = Dataset.load(file_of("test", setting))
+    tested = list(repeated(test.measurements))
+    like = Topology.parse("auto", hbm="1GiB")
+    found, fitted = models(calibration, clock, like, learned)
+    results = {name: accuracy(predict, tested, clock) for name, predict in found.items()}
+    print(f"{'model':<12}{'cases':>6}{'MAPE':>8}{'median':>8}{'P90':>8}{'tau':>7}"
+          f"{'regret':>9}{'worst':>9}")  # fmt: skip
+    for name, r in results.items():
+        shown = [f"{r[key]:.1%}" if r[key] is not None else "-" for key in
+                 ("mape", "median_error", "p90_error", "regret", "worst_regret")]  # fmt: skip
+        tau = "-" if r["tau"] is None else f"{r['tau']:.3f}"
+        print(f"{name:<12}{r['cases']:>6}{shown[0]:>8}{shown[1]:>8}{shown[2]:>8}{tau:>7}"
+              f"{shown[3]:>9}{shown[4]:>9}")  # fmt: skip
+    path = output or file_of("report", setting)
+    data = {
+        "benchmark": "predicted against measured step times of plans that no fit has seen",
+        "setting": {
+            "backend": setting.backend,
+            "ranks": setting.ranks,
+            "threads": setting.threads,
+            "clock": clock,
+        },
+        "machine": machine(),
+        "measured_on": {"calibration": calibration.machine, "test": test.machine},
+        "versions": versions("torch", "numba", "numpy", "scipy", "torchrec"),
+        "fitted": fitted,
+        "results": results,
+    }
+    write_text(path, json.dumps(data, indent=1) + "\n")
+    plot({n: r for n, r in results.items() if r["mape"] is not None}, path.with_suffix(".png"))
+    print(f"\nraw numbers: {path}")
+
+
+def main() -> None:
+    """Measure, or report."""
+    parser = argparse.ArgumentParser(description="how far cost models are off")
+    parser.add_argument("what", choices=["measure", "report"])
+    parser.add_argument("set", nargs="?", choices=["calibration", "test"])
+    parser.add_argument("--backend", default="tiered")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--budget", default="9min")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--unpinned", action="store_true", help="let processes change cores")
+    parser.add_argument("--learned", help="a learned model: learned:FILE")
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args()
+    setting = resolved(
+        Setting(options.backend, options.device, options.ranks, pinned=not options.unpinned)
+    )
+    if options.what == "report":
+        report(setting, options.clock, options.learned, options.output)
+    elif options.set is None:
+        parser.error("measure what: calibration or test?")
+    else:
+        measure(options.set, setting, parse_seconds(options.budget))
+
+
+if __name__ == "__main__":
+    main()

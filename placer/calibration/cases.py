@@ -1,0 +1,171 @@
+"""A case to measure: tables, how they are looked up, GPUs and a plan; small enough to keep."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from placer.errors import DataError
+from placer.plan.plan import Memory, Plan, Shard
+from placer.problem import Problem
+from placer.profile.profile import Profile, TableProfile
+from placer.tables import Feature, Table
+from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.workloads.published import zipf_cdf
+
+_ROOM_BYTES = 1 << 50
+"""Memory of every device of a case: what fits where is not what is measured."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs.
+
+    Attributes
+    ----------
+    workload : str
+        Cases of one workload differ in their shards alone.
+    tables : tuple of Table
+    exponents : tuple of float
+        Zipf exponent of each table's accesses; ranks are ids.
+    batch_size : int
+        Samples per GPU and step.
+    gpus : int
+    shards : tuple of Shard
+    kind : str
+        What the case was made for, such as ``random``.
+    """
+
+    workload: str
+    tables: tuple[Table, ...]
+    exponents: tuple[float, ...]
+    batch_size: int
+    gpus: int
+    shards: tuple[Shard, ...]
+    kind: str = "random"
+
+    @cached_property
+    def profile(self) -> Profile:
+        """Tables and their accesses."""
+        return Profile(
+            tuple(
+                TableProfile(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
+                for table, exponent in zip(self.tables, self.exponents, strict=True)
+            ),
+            source=f"case {self.workload}",
+        )
+
+    def topology(self, like: Topology | None = None) -> Topology:
+        """One host with the case's GPUs, as fast as those of `like` and with room for anything."""
+        gpu, host = Gpu("gpu:0", "host:0", 0, 1e10), Host("host:0", 0, 1e10)
+        link = 1e10
+        if like is not None:
+            gpu, host = like.gpus[0], like.hosts[0]
+            link = like.host_link_bytes_per_s(gpu.id)
+        ids = [f"gpu:{number}" for number in range(self.gpus)]
+        return Topology(
+            "case",
+            tuple(replace(gpu, id=name, host="host:0", memory_bytes=_ROOM_BYTES) for name in ids),
+            (replace(host, id="host:0", memory_bytes=_ROOM_BYTES),),
+            tuple(Link(name, "host:0", "pcie", link) for name in ids),
+            emulated=True,
+        )
+
+    def problem(self, like: Topology | None = None) -> Problem:
+        """What a cost model is asked."""
+        return Problem(self.profile, self.topology(like), self.batch_size)
+
+    def plan(self, like: Topology | None = None) -> Plan:
+        """What is measured."""
+        return Plan(self.tables, self.topology(like), self.shards, batch_size=self.batch_size)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "workload": self.workload,
+            "kind": self.kind,
+            "batch_size": self.batch_size,
+            "gpus": self.gpus,
+            "tables": [
+                {
+                    "name": table.name,
+                    "rows": table.rows,
+                    "dim": table.dim,
+                    "dtype": table.dtype,
+                    "optimizer": table.optimizer,
+                    "zipf_exponent": exponent,
+                    "features": [
+                        [f.name, f.pooling_factor, f.coverage, f.pooling] for f in table.features
+                    ],
+                }
+                for table, exponent in zip(self.tables, self.exponents, strict=True)
+            ],
+            "shards": [
+                {
+                    "table": shard.table,
+                    "rows": shard.rows,
+                    "cols": shard.cols,
+                    "devices": shard.devices,
+                    "memory": shard.memory,
+                    "lookup": shard.lookup,
+                    "cache_rows": shard.cache_rows,
+                    "staging_rows": shard.staging_rows,
+                    "buffer_bytes": shard.buffer_bytes,
+                }
+                for shard in self.shards
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Case":
+        """What `to_json` gave.
+
+        Raises
+        ------
+        DataError
+            If it is something else.
+        """
+        try:
+            return cls(
+                workload=str(data["workload"]),
+                kind=str(data["kind"]),
+                batch_size=int(data["batch_size"]),
+                gpus=int(data["gpus"]),
+                tables=tuple(
+                    Table(
+                        t["name"],
+                        t["rows"],
+                        t["dim"],
+                        t["dtype"],
+                        t["optimizer"],
+                        tuple(Feature(*feature) for feature in t["features"]),
+                    )
+                    for t in data["tables"]
+                ),
+                exponents=tuple(float(t["zipf_exponent"]) for t in data["tables"]),
+                shards=tuple(
+                    Shard(
+                        s["table"],
+                        _three(s["rows"]),
+                        (int(s["cols"][0]), int(s["cols"][1])),
+                        tuple(s["devices"]),
+                        s["memory"],
+                        s["lookup"],
+                        s["cache_rows"],
+                        s["staging_rows"],
+                        s["buffer_bytes"],
+                    )
+                    for s in data["shards"]
+                ),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise DataError(f"this is no case that was measured: {error!r}") from error
+
+
+def tier_of(lookup: str) -> Memory:
+    """Where rows are that are read in this way."""
+    return "hbm" if lookup == "device" else "dram"
+
+
+def _three(values: Any) -> tuple[int, int, int]:
+    start, stop, step = (int(value) for value in values)
+    return start, stop, step

@@ -1,0 +1,131 @@
+"""`placer reshard`: what stays where it is, and what goes from device to device."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from placer.plan.migration import Migration
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
+
+MOST_ROWS = 20
+"""Pairs of devices that a table shows."""
+
+
+class Transfer(Protocol):
+    """See `placer.shards.Transfer`."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def source(self) -> object: ...
+    @property
+    def target(self) -> object: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def moves(self) -> bool: ...
+
+
+class Transfers(Protocol):
+    """See `placer.shards.Transfers`."""
+
+    @property
+    def transfers(self) -> "Iterable[Transfer]": ...
+    @property
+    def dropped_tables(self) -> tuple[str, ...]: ...
+    @property
+    def kept_bytes(self) -> int: ...
+    @property
+    def moved_bytes(self) -> int: ...
+
+
+class Files(Protocol):
+    """See `placer.shards.Resharded`."""
+
+    @property
+    def kept_files(self) -> int: ...
+    @property
+    def written_files(self) -> int: ...
+    @property
+    def kept_file_bytes(self) -> int: ...
+    @property
+    def written_file_bytes(self) -> int: ...
+
+
+def reshard_report(
+    transfers: Transfers, way: Migration | None, files: Files | None = None
+) -> Report:
+    """Bytes by device, and of files where there are some."""
+    facts: dict[str, Any] = {
+        "kept_bytes": transfers.kept_bytes,
+        "moved_bytes": transfers.moved_bytes,
+        "migration_s": None if way is None else way.seconds,
+        "waits_for": None if way is None else way.waits_for,
+        "dropped_tables": list(transfers.dropped_tables),
+    }
+    headline = [
+        f"{format_bytes(transfers.kept_bytes)} stay in the memory that they are in, "
+        f"{format_bytes(transfers.moved_bytes)} move{_time(way)}"
+    ]
+    if files is not None:
+        facts |= {
+            "kept_files": files.kept_files,
+            "written_files": files.written_files,
+            "kept_file_bytes": files.kept_file_bytes,
+            "written_file_bytes": files.written_file_bytes,
+        }
+        headline.append(
+            f"files: {files.kept_files} kept, {files.written_files} written; "
+            f"{format_bytes(files.written_file_bytes)} written to disk, "
+            f"{format_bytes(files.kept_file_bytes)} not"
+        )
+    if transfers.dropped_tables:
+        headline.append(f"dropped, not in the new plan: {', '.join(transfers.dropped_tables)}")
+    title = "What resharding would move" if files is None else "Resharded"
+    return Report(title, (_by_device(transfers.transfers),), facts, tuple(headline))
+
+
+def _time(way: Migration | None) -> str:
+    if way is None:
+        return ", between hosts that no network link joins"
+    waits = f", waiting for {way.waits_for}" if way.waits_for else ""
+    return f": {format_seconds(way.seconds)} over the machine's links{waits}"
+
+
+def _by_device(transfers: Iterable[Transfer]) -> Section:
+    totals: dict[tuple[str, str, str, bool], list[Any]] = defaultdict(lambda: [set(), 0])
+    for one in transfers:
+        total = totals[str(one.source), str(one.target), one.kind, one.moves]
+        total[0].add(one.table)
+        total[1] += one.size_bytes
+    rows: list[Row] = [
+        {
+            "from": source,
+            "to": target,
+            "kind": kind,
+            "tables": len(names),
+            "kept_bytes": 0 if moves else size_bytes,
+            "moved_bytes": size_bytes if moves else 0,
+        }
+        for (source, target, kind, moves), (names, size_bytes) in totals.items()
+    ]
+    rows.sort(key=lambda row: (-row["moved_bytes"], -row["kept_bytes"], row["from"], row["to"]))
+    return Section(
+        "transfers",
+        "Rows by device",
+        (
+            Column("from", "from"),
+            Column("to", "to"),
+            Column("kind", "kind", spare=True),
+            Column("tables", "tables", form.count),
+            Column("kept_bytes", "kept", form.size),
+            Column("moved_bytes", "moved", form.size),
+        ),
+        tuple(rows),
+        shown=MOST_ROWS,
+        order="most moved bytes first",
+    )

@@ -1,0 +1,173 @@
+"""Which rows go from where to where between two plans: counted ahead, or as they are copied."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from placer.errors import PlanMismatchError, TopologyError
+from placer.plan.diff import (
+    Home,
+    MoveKind,
+    PlanDiff,
+    common_rows,
+    diff,
+    homes_of,
+    shared_columns,
+    steps_to,
+)
+from placer.plan.migration import Migration, migration
+from placer.plan.order import Ranks
+from placer.plan.plan import Plan, Shard
+
+TransferKind = Literal["kept"] | MoveKind
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Rows of a table that a device has, and where it has them from.
+
+    Attributes
+    ----------
+    table : str
+    kind : str
+        ``kept`` where source and target are one, else that of `placer.plan.diff.Move`.
+    source, target : Home
+    size_bytes : int
+        Weights and optimizer state.
+    """
+
+    table: str
+    kind: TransferKind
+    source: Home
+    target: Home
+    size_bytes: int
+
+    @property
+    def moves(self) -> bool:
+        """Whether the bytes are copied to other memory."""
+        return self.kind not in ("kept", "served elsewhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """All of a reshard's.
+
+    Attributes
+    ----------
+    transfers : tuple of Transfer
+        By table, kind, source and target.
+    dropped_tables : tuple of str
+        Tables of the older plan that the newer one lacks.
+    """
+
+    transfers: tuple[Transfer, ...]
+    dropped_tables: tuple[str, ...] = ()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that stay in the memory that they are in."""
+        return sum(one.size_bytes for one in self.transfers if not one.moves)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that are copied to other memory: those of `PlanDiff.moved_bytes`."""
+        return sum(one.size_bytes for one in self.transfers if one.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What resharding would do, from the plans alone.
+
+    Attributes
+    ----------
+    transfers : Transfers
+    migration : Migration or None
+        How long a running machine takes for it over its links; None where rows move between
+        hosts that no link joins, and so by way of files alone.
+    """
+
+    transfers: Transfers
+    migration: Migration | None
+
+
+class Tally:
+    """Adds up rows × columns that pairs of an older and a newer shard share."""
+
+    def __init__(self, old: Plan, new: Plan) -> None:
+        self._old, self._new = old, new
+        self._bytes: dict[tuple[str, TransferKind, Home, Home], int] = defaultdict(int)
+
+    def add(self, source: Shard, target: Shard, rows: int) -> None:
+        """Count rows that a newer shard, on each of its devices, has from an older one."""
+        if not rows:
+            return
+        width = shared_columns(source, target)
+        size_bytes = rows * self._new.tables_by_name[target.table].bytes_per_row(width)
+        for kind, was, now in transfers_of(self._old, self._new, source, target):
+            self._bytes[target.table, kind, was, now] += size_bytes
+
+    def total(self, dropped_tables: tuple[str, ...] = ()) -> Transfers:
+        """What was counted."""
+        found = sorted(self._bytes.items(), key=lambda item: (item[0][0], str(item[0])))
+        return Transfers(
+            tuple(Transfer(*key, size_bytes) for key, size_bytes in found), dropped_tables
+        )
+
+
+def transfers_of(
+    old: Plan, new: Plan, source: Shard, target: Shard
+) -> list[tuple[TransferKind, Home, Home]]:
+    """For each device of a newer shard, which copy of an older one it has its rows from."""
+    was, now = homes_of(source), homes_of(target)
+    found: list[tuple[TransferKind, Home, Home]] = [
+        ("kept", home, home) for home in now if home in was
+    ]
+    for kind, near, home in steps_to(old, new, was, now):
+        if home is not None:
+            found.append((kind, near, home))
+    return found
+
+
+def schedule(old: Plan, new: Plan) -> Schedule:
+    """What resharding from a plan to another would keep and move, without any rows.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table is new, or has another shape, dtype or optimizer; names each.
+    PlanError
+        If one of the plans does not cover a table.
+    """
+    found = diff(old, new)
+    dropped = check_tables(found)
+    tally = Tally(old, new)
+    for table in new.tables:
+        sources, targets = old.shards_by_table[table.name], new.shards_by_table[table.name]
+        orders = Ranks.in_plan(old, table.name), Ranks.in_plan(new, table.name)
+        common = common_rows(table.rows, sources, targets, orders)
+        for i, j in zip(*np.nonzero(common), strict=True):
+            tally.add(sources[i], targets[j], int(common[i, j]))
+    try:
+        way = migration(found)
+    except TopologyError:
+        way = None
+    return Schedule(tally.total(dropped), way)
+
+
+def check_tables(found: PlanDiff) -> tuple[str, ...]:
+    """Names of the tables that go; raises `PlanMismatchError` for those that rows lack for."""
+    faults = [
+        f"table {one.table!r} is new"
+        if one.status == "added"
+        else f"table {one.table!r} has another shape: {one.detail}"
+        for one in found.tables
+        if one.status in ("added", "reshaped")
+    ]
+    if faults:
+        raise PlanMismatchError(
+            f"there are no rows for the newer plan: {'; '.join(faults)}; train on from a "
+            "checkpoint with these tables, and write shards from it"
+        )
+    return tuple(one.table for one in found.tables if one.status == "removed")

@@ -1,0 +1,179 @@
+"""What the simulator counts in a step, part by part."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Int = npt.NDArray[np.int64]
+
+ExchangeKind = Literal[
+    "lengths", "ids", "outputs", "gradients", "replica counts", "replicas", "rows"
+]
+"""What processes send each other: lengths of bags; ids; pooled rows; their gradients; how many
+replicated rows follow, and their summed gradients; Σ g² of rows that are cut by columns."""
+
+EXCHANGE_KINDS: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartCounts:
+    """Counts of one step, or of many; int64 arrays of shape (parts,).
+
+    Attributes
+    ----------
+    lookups, rows : Int
+        Lookups, and the distinct rows among them.
+    hit_lookups, hit_rows : Int
+        Those whose row had a copy in HBM before the step; of staged and cached parts alone.
+    staged_rows : Int
+        Rows that were copied to HBM.
+    in_place_lookups, in_place_rows : Int
+        Of staged and cached parts: those that found no entry and were read where they are.
+    written_back_rows : Int
+        Updated copies that had to make room.
+    vectors : Int
+        Of parts that the host pools: vectors that it returns.
+    update_rows, update_hit_rows : Int
+        Of replicated parts: rows whose gradients, summed over all holders, are applied in one
+        more pass, and those of them that had a copy in HBM.
+    """
+
+    lookups: Int
+    rows: Int
+    hit_lookups: Int
+    hit_rows: Int
+    staged_rows: Int
+    in_place_lookups: Int
+    in_place_rows: Int
+    written_back_rows: Int
+    vectors: Int
+    update_rows: Int
+    update_hit_rows: Int
+
+    @classmethod
+    def zeros(cls, parts: int) -> "PartCounts":
+        """Nothing yet."""
+        return cls(*(np.zeros(parts, dtype=np.int64) for _ in fields(cls)))
+
+    def __add__(self, other: "PartCounts") -> "PartCounts":
+        """Both together."""
+        return PartCounts(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolUse:
+    """HBM entries for copies of rows in a step; int64 arrays of shape (pools,).
+
+    Attributes
+    ----------
+    held : Int
+        Entries that hold a row once the step's rows are there.
+    needed : Int
+        Distinct pooled rows of the steps in flight: with fewer entries, some stay in place.
+    """
+
+    held: Int
+    needed: Int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What processes return for each table; int64 arrays of shape (tables, processes).
+
+    Attributes
+    ----------
+    output_vectors, output_bytes : Int
+        Pooled rows, or single ones, that leave for the samples' own process, itself included.
+    asked_bytes : Int
+        Ids and lengths of bags that come from other processes, before a step.
+    returned_bytes : Int
+        Pooled rows that go to other processes and gradients that come from there; summed
+        gradients of replicated rows, and Σ g², that go to others: within a step.
+    """
+
+    output_vectors: Int
+    output_bytes: Int
+    asked_bytes: Int
+    returned_bytes: Int
+
+    @classmethod
+    def zeros(cls, tables: int, processes: int) -> "Served":
+        """Nothing yet."""
+        return cls(*(np.zeros((tables, processes), dtype=np.int64) for _ in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepCounts:
+    """What one batch does under a plan.
+
+    Attributes
+    ----------
+    samples : int
+        Of all processes together.
+    parts : PartCounts
+    pools : PoolUse
+        In the order of `Arrangement.pools`.
+    served : Served
+    sent : mapping of kind to int64 array, shape (processes, processes)
+        Bytes that each process sends to each, itself included.
+    """
+
+    samples: int
+    parts: PartCounts
+    pools: PoolUse
+    served: Served
+    sent: Mapping[ExchangeKind, Int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Totals:
+    """The sum over steps, and the most that any of them held.
+
+    Attributes
+    ----------
+    steps, samples : int
+    parts : PartCounts
+    most_held, most_needed : int64, shape (pools,)
+    sent : mapping of kind to int64 array, shape (processes, processes)
+    """
+
+    steps: int
+    samples: int
+    parts: PartCounts
+    most_held: Int
+    most_needed: Int
+    sent: Mapping[ExchangeKind, Int]
+
+    @classmethod
+    def zeros(cls, parts: int, pools: int, processes: int) -> "Totals":
+        """Before the first step."""
+        none = np.zeros(pools, dtype=np.int64)
+        sent = {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
+        return cls(0, 0, PartCounts.zeros(parts), none, none, sent)
+
+    def __add__(self, step: StepCounts) -> "Totals":
+        """The same with one step more."""
+        return Totals(
+            self.steps + 1,
+            self.samples + step.samples,
+            self.parts + step.parts,
+            np.maximum(self.most_held, step.pools.held),
+            np.maximum(self.most_needed, step.pools.needed),
+            {kind: self.sent[kind] + step.sent[kind] for kind in EXCHANGE_KINDS},
+        )
+
+    def joined(self, other: "Totals") -> "Totals":
+        """These steps and others after them."""
+        return Totals(
+            self.steps + other.steps,
+            self.samples + other.samples,
+            self.parts + other.parts,
+            np.maximum(self.most_held, other.most_held),
+            np.maximum(self.most_needed, other.most_needed),
+            {kind: self.sent[kind] + other.sent[kind] for kind in EXCHANGE_KINDS},
+        )

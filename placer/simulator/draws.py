@@ -1,0 +1,108 @@
+"""Batches drawn from a profile: as many independent samples as are asked for."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.log import Bags, Chunk
+from placer.errors import ProfileError
+from placer.plan.order import Ranks
+from placer.profile.profile import Profile, TableProfile
+from placer.tables import Feature
+
+Int = npt.NDArray[np.int64]
+
+
+def drawn_batches(
+    profile: Profile, batch_size: int, batches: int, *, seed: int = 0
+) -> Iterator[Chunk]:
+    """Batches whose lookups are independent draws from a profile's accesses.
+
+    Each sample has a bag with the probability that its feature's `coverage` says, of as many
+    lookups as its `pooling_factor`: where that is no whole number, of the one above it or below
+    it, so that the mean is kept. Each lookup reads a row as often as the profile's CDF says, the
+    rows of one of its segments alike.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples of a batch, of all GPUs together.
+    batches : int
+    seed : int
+        The same seed gives the same batches.
+
+    Raises
+    ------
+    ProfileError
+        If the batch size or their number is not positive, or no table has a feature.
+    """
+    if batch_size < 1 or batches < 1:
+        raise ProfileError(
+            f"{batches} batches of {batch_size} samples: draw at least 1 batch of 1 sample"
+        )
+    drawers = [
+        (feature, _Rows(table), np.random.default_rng([seed, number, place]))
+        for number, table in enumerate(profile)
+        for place, feature in enumerate(table.table.features)
+    ]
+    if not drawers:
+        raise ProfileError("no table of the profile has a feature whose lookups could be drawn")
+    dense = np.zeros((batch_size, 0), dtype=np.float32)
+    for _ in range(batches):
+        features = {
+            feature.name: _bags(feature, rows, batch_size, rng) for feature, rows, rng in drawers
+        }
+        yield Chunk(batch_size, features, dense)
+
+
+class _Rows:
+    """Draws rows of a table."""
+
+    def __init__(self, profile: TableProfile) -> None:
+        cdf = profile.cdf
+        self._shares, self._ranks = cdf.shares, cdf.ranks
+        self._empty = not cdf.rows or cdf.shares[-1] == 0
+        self._listed = None if profile.counts is None else Ranks.of(profile.counts.hottest())
+        self._widths = np.diff(cdf.ranks)
+        self._heights = np.diff(cdf.shares)
+
+    def draw(self, rng: np.random.Generator, size: int) -> Int:
+        """Ids of `size` lookups."""
+        if self._empty:
+            return np.zeros(0, dtype=np.int64)
+        quantiles = rng.random(size)
+        segment = np.searchsorted(self._shares, quantiles, side="right") - 1
+        np.minimum(segment, self._widths.size - 1, out=segment)
+        within = (quantiles - self._shares[segment]) / self._heights[segment]
+        offset = (within * self._widths[segment]).astype(np.int64)
+        ranks: Int = self._ranks[segment] + np.minimum(offset, self._widths[segment] - 1)
+        if self._listed is None:
+            return ranks
+        listed = self._listed
+        hot = ranks < listed.listed.size
+        ids = np.empty_like(ranks)
+        ids[hot] = listed.listed[ranks[hot]]
+        ids[~hot] = listed.unlisted_ids(ranks[~hot])
+        return ids
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody reads the table."""
+        return bool(self._empty)
+
+
+def _bags(feature: Feature, rows: _Rows, samples: int, rng: np.random.Generator) -> Bags:
+    if rows.is_empty:
+        return Bags(np.zeros(0, np.int64), np.zeros(samples + 1, np.int64))
+    whole = int(feature.pooling_factor)
+    rest = feature.pooling_factor - whole
+    if feature.coverage == 1 and whole == 1 and not rest:
+        return Bags(rows.draw(rng, samples))
+    lengths = np.full(samples, whole, dtype=np.int64)
+    if rest:
+        lengths += rng.random(samples) < rest
+    if feature.coverage < 1:
+        lengths *= rng.random(samples) < feature.coverage
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return Bags(rows.draw(rng, int(offsets[-1])), offsets)

@@ -1,0 +1,60 @@
+"""Which rows a cache keeps: the executor's own policies, and caches of others."""
+
+from collections.abc import Callable
+from typing import Literal, Protocol, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import PlacerError
+
+PoolPolicy = Literal["lfu", "rank"]
+"""Policies of the executor's pool; see `placer.executor.pool`."""
+
+CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
+CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
+
+
+class BatchCache(Protocol):
+    """A cache of the rows of one part, asked batch by batch."""
+
+    def step(
+        self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which rows were there before this batch's rows enter.
+
+        Parameters
+        ----------
+        rows : int64, shape (n,)
+            Distinct, ascending, from 0 on.
+        counts : int64, shape (n,)
+            Lookups of each.
+
+        Returns
+        -------
+        bool array, shape (n,)
+        """
+        ...
+
+
+CacheFactory = Callable[[int, int], BatchCache]
+"""Makes the cache of a part from its entries and its rows."""
+
+
+def cache_factory(policy: CachePolicy) -> CacheFactory | None:
+    """How the caches of a policy are made; None for those of the executor's pool.
+
+    Raises
+    ------
+    PlacerError
+        If there is no such policy.
+    """
+    if policy in get_args(PoolPolicy):
+        return None
+    if policy not in CACHE_POLICIES:
+        raise PlacerError(
+            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
+        )
+    from placer.simulator import caches
+
+    return caches.FACTORIES[policy]

@@ -1,0 +1,305 @@
+"""Batches through a plan: what each of them makes every process do.
+
+Steps are those of the executor's training loop. With look-ahead, batch t + 1 gets its HBM
+entries while batch t is open, so that rows of the one and of the other stay; without it, one
+step is over before the next begins.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from typing import cast
+
+import numpy as np
+
+from placer.data.log import Bags, Chunk
+from placer.errors import PlanMismatchError
+from placer.plan.plan import Plan
+from placer.simulator.counts import (
+    ExchangeKind,
+    Int,
+    PartCounts,
+    PoolUse,
+    Served,
+    StepCounts,
+    Totals,
+)
+from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
+from placer.simulator.parts import Arrangement, arrange
+from placer.simulator.policy import CachePolicy, PoolPolicy, cache_factory
+from placer.simulator.pools import ArenaPool, OpenSteps
+from placer.simulator.tables import PartRead, TableRead, TableReader
+from placer.tables import OptimizerName
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How batches are replayed.
+
+    Attributes
+    ----------
+    processes : int or None
+        Processes that share the plan's GPUs, by default one for each.
+    cache_policy : str
+        Which rows cached shards keep; see `placer.simulator.policy`.
+    look_ahead : bool
+        Whether a batch's rows are brought while the batch before it trains.
+    optimizer : str or None
+        Of all tables; None takes each table's own.
+    threads : int
+        Tables that are counted at a time.
+    """
+
+    processes: int | None = None
+    cache_policy: CachePolicy = "lfu"
+    look_ahead: bool = True
+    optimizer: OptimizerName | None = None
+    threads: int = 2
+
+
+class Simulator:
+    """A plan that batches are replayed through.
+
+    It remembers which rows have copies in HBM, so that one log may follow another.
+
+    Parameters
+    ----------
+    plan : Plan
+    options : ReplayOptions, optional
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan is unsound, memory aside: that a plan fits is `placer.plan.verify`'s to say.
+    PlacerError
+        If there is no such cache policy.
+    """
+
+    def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
+        self.options = options or ReplayOptions()
+        self.arrangement: Arrangement = arrange(
+            plan, self.options.processes, self.options.optimizer
+        )
+        found = self.arrangement
+        self._readers = [TableReader(found, number) for number in range(len(plan.tables))]
+        self._exchanges = [TableExchange(found, reader) for reader in self._readers]
+        self._replicas = ReplicaExchange(found)
+        make_cache = cache_factory(self.options.cache_policy)
+        policy: PoolPolicy = "lfu"
+        if make_cache is None:
+            policy = cast(PoolPolicy, self.options.cache_policy)
+        self._pools = {
+            arena: ArenaPool([found.parts[at] for at in members], policy, make_cache)
+            for arena, members in found.pools.items()
+        }
+        self._open = [OpenSteps() for _ in found.modules]
+        self._module_of = {part.arena: part.module for part in found.parts}
+        self._members: dict[int, list[int]] = {}
+        for at, part in enumerate(found.parts):
+            self._members.setdefault(part.arena, []).append(at)
+
+    @property
+    def pool_entries(self) -> Int:
+        """Entries of HBM for copies of rows; int64, shape (pools,)."""
+        return np.array([pool.entries for pool in self._pools.values()], dtype=np.int64)
+
+    def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
+        """The counts of each batch, in order; at most two batches are held at a time.
+
+        Raises
+        ------
+        PlanMismatchError
+            If a batch lacks a feature that the plan reads.
+        DataError
+            If an id is no row of its table.
+        """
+        ahead = self.options.look_ahead
+        waiting: _Step | None = None
+        with ThreadPoolExecutor(max(1, self.options.threads)) as threads:
+            for chunk in batches:
+                step = self._begin(chunk, threads)
+                if waiting is not None:
+                    yield self._finish(waiting)
+                    waiting = None
+                if ahead:
+                    waiting = step
+                else:
+                    yield self._finish(step)
+        if waiting is not None:
+            yield self._finish(waiting)
+
+    def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
+        """Count a batch's lookups, and bring its rows to HBM."""
+        plan = self.arrangement.plan
+        bags = [_bags_of(chunk, [f.name for f in table.features]) for table in plan.tables]
+
+        def read(number: int) -> TableRead | None:
+            if not bags[number] or not plan.tables[number].rows:
+                return None
+            return self._readers[number].read(bags[number], chunk.samples)
+
+        reads = list(threads.map(read, range(len(plan.tables))))
+        counts = PartCounts.zeros(len(self.arrangement.parts))
+        asked: dict[int, PartRead] = {}
+        for found in reads:
+            for one in () if found is None else found.parts:
+                counts.lookups[one.part], counts.rows[one.part] = one.lookups, one.rows
+                counts.vectors[one.part] = one.vectors
+                asked[one.part] = one
+        tickets = [steps.open() for steps in self._open]
+        needed = np.zeros(len(self._pools), dtype=np.int64)
+        ahead = self.options.look_ahead
+
+        def updates(module: int) -> bool:
+            # Copies of replicated rows are updated in a pass of their own; looking ahead, the
+            # executor takes every prepared batch for one that trains.
+            return ahead or not self.arrangement.modules[module].replicated
+
+        self._resolve(asked, counts, tickets, needed, updates, threads)
+        by_name = {
+            table.name: found
+            for table, found in zip(plan.tables, reads, strict=True)
+            if found is not None
+        }
+        sent = nothing_sent(self.arrangement.processes)
+        served = Served.zeros(len(plan.tables), self.arrangement.processes)
+        for number, found in enumerate(reads):
+            if found is not None:
+                self._exchanges[number].add(sent, served, bags[number], chunk.samples, found)
+        self._replicas.add(sent, served, by_name)
+        held = np.array([pool.held for pool in self._pools.values()], dtype=np.int64)
+        return _Step(chunk.samples, counts, tickets, held, needed, served, sent, by_name)
+
+    def _finish(self, step: "_Step") -> StepCounts:
+        """Update the rows of a batch, after which they may move."""
+        replicated = [m for m, module in enumerate(self.arrangement.modules) if module.replicated]
+        for module, ticket in enumerate(step.tickets):
+            self._close(module, ticket)
+        if replicated:
+            self._update_replicas(step, replicated)
+        pools = PoolUse(step.held, step.needed)
+        return StepCounts(step.samples, step.counts, pools, step.served, step.sent)
+
+    def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
+        asked = {
+            one.part: one
+            for reader in self._readers
+            if reader.table.name in step.reads
+            for one in reader.updates(step.reads[reader.table.name])
+        }
+        own = PartCounts.zeros(len(self.arrangement.parts))
+        for at, one in asked.items():
+            step.counts.update_rows[at] += one.rows
+            own.lookups[at] = one.rows
+        tickets = {module: self._open[module].open() for module in replicated}
+        needed = np.zeros_like(step.needed)
+        with ThreadPoolExecutor(1) as threads:
+            self._resolve(asked, own, tickets, needed, lambda module: True, threads)
+        step.counts.update_hit_rows[:] = own.hit_rows
+        for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
+            getattr(step.counts, name)[:] += getattr(own, name)
+        for module, ticket in tickets.items():
+            self._close(module, ticket)
+
+    def _close(self, module: int, ticket: int) -> None:
+        self._open[module].close(ticket)
+        for arena, pool in self._pools.items():
+            if self._module_of[arena] == module:
+                pool.close(ticket)
+
+    def _resolve(
+        self,
+        asked: Mapping[int, PartRead],
+        counts: PartCounts,
+        tickets: Mapping[int, int] | Sequence[int],
+        needed: Int,
+        updates: Callable[[int], bool],
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        """Give entries to the rows that were asked for, pool by pool."""
+
+        def resolve(number: int, arena: int, pool: ArenaPool) -> None:
+            module = self._module_of[arena]
+            if isinstance(tickets, dict) and module not in tickets:
+                return
+            # An arena of which nothing is read leaves its pool alone.
+            if not any(counts.lookups[at] for at in self._members[arena]):
+                return
+            members = np.array(self.arrangement.pools[arena])
+            reads = [asked[at] for at in members if at in asked]
+            slots = np.concatenate([_NONE, *(r.slots for r in reads if r.slots is not None)])
+            times = np.concatenate([_NONE, *(r.counts for r in reads if r.counts is not None)])
+            found = pool.resolve(
+                slots,
+                times,
+                tickets[module],
+                self._open[module].oldest,
+                updates=updates(module),
+            )
+            needed[number] = found.needed
+            for field in fields(PartCounts):
+                if hasattr(found, field.name):
+                    getattr(counts, field.name)[members] = getattr(found, field.name)
+
+        waiting = [
+            threads.submit(resolve, number, arena, pool)
+            for number, (arena, pool) in enumerate(self._pools.items())
+        ]
+        for one in waiting:
+            one.result()
+
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """A batch whose rows are there and are not updated yet."""
+
+    samples: int
+    counts: PartCounts
+    tickets: list[int]
+    held: Int
+    needed: Int
+    served: Served
+    sent: dict[ExchangeKind, Int]
+    reads: dict[str, TableRead]
+
+
+def replay(
+    plan: Plan, batches: Iterable[Chunk], options: ReplayOptions | None = None
+) -> tuple[Arrangement, Totals]:
+    """The counts of all batches together.
+
+    Parameters
+    ----------
+    plan : Plan
+    batches : iterable of Chunk
+        Samples of all processes; process p of n has the p-th n-th of each batch.
+    options : ReplayOptions, optional
+
+    Returns
+    -------
+    Arrangement, Totals
+        Who holds which part, and what was counted for it.
+
+    Raises
+    ------
+    PlanMismatchError, DataError, PlacerError
+        See `Simulator`.
+    """
+    simulator = Simulator(plan, options)
+    found = simulator.arrangement
+    total = Totals.zeros(len(found.parts), len(found.pools), found.processes)
+    for step in simulator.run(batches):
+        total += step
+    return found, total
+
+
+def _bags_of(chunk: Chunk, features: Sequence[str]) -> list[Bags]:
+    missing = [name for name in features if name not in chunk.features]
+    if missing:
+        raise PlanMismatchError(
+            f"the log lacks features {missing}; it has {', '.join(chunk.features)}"
+        )
+    return [chunk.features[name] for name in features]

@@ -1,0 +1,203 @@
+"""Counts by device: what each GPU and host looked up, copied, exchanged and held."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.plan.memory import POOL_ENTRY_BYTES, device_memory
+from placer.simulator.counts import Int, PartCounts, Totals
+from placer.simulator.parts import Arrangement
+
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """What one device did over all steps.
+
+    Attributes
+    ----------
+    device : str
+    lookups, rows : int
+        Lookups that it served, and distinct rows among them, summed over steps. A row that is
+        cut into strips of columns counts once for each.
+    hbm_lookups : int
+        Of rows that the plan keeps in HBM, or whose copy was there before the step.
+    staged_rows, in_place_rows, written_back_rows : int
+        Rows copied to HBM; rows of DRAM that were read and updated there over the link; and
+        updated copies that went back.
+    hbm_read_bytes, hbm_written_bytes : int
+        Weights and optimizer state read from and written to HBM: by lookups, gradients' rows by
+        updates, and copies.
+    link_in_bytes, link_out_bytes : int
+        Over the link from its host, and to it.
+    sent_bytes, received_bytes : int
+        To and from other processes.
+    dram_read_bytes, dram_written_bytes : int
+        Of a host: weights and optimizer state of its rows.
+    pool_entries, most_held, most_needed : int
+        HBM entries for copies of rows; how many held one at most; and how many rows the steps
+        in flight wanted there at most.
+    hbm_bytes, most_hbm_bytes : int
+        What the plan takes of its HBM with every entry in use, and the most that was.
+    """
+
+    device: str
+    lookups: int = 0
+    rows: int = 0
+    hbm_lookups: int = 0
+    staged_rows: int = 0
+    in_place_rows: int = 0
+    written_back_rows: int = 0
+    hbm_read_bytes: int = 0
+    hbm_written_bytes: int = 0
+    link_in_bytes: int = 0
+    link_out_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    dram_read_bytes: int = 0
+    dram_written_bytes: int = 0
+    pool_entries: int = 0
+    most_held: int = 0
+    most_needed: int = 0
+    hbm_bytes: int = 0
+    most_hbm_bytes: int = 0
+
+    @property
+    def hbm_share(self) -> float | None:
+        """Share of its lookups that HBM served; None without any."""
+        return self.hbm_lookups / self.lookups if self.lookups else None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Lookups and rows of some steps by what served them.
+
+    Attributes
+    ----------
+    lookups, hbm_lookups : int
+    slow_rows : int
+        Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or
+        pooled by the host.
+    """
+
+    lookups: int
+    hbm_lookups: int
+    slow_rows: int
+
+    @property
+    def slow_lookups(self) -> int:
+        """Lookups whose row was not in HBM."""
+        return self.lookups - self.hbm_lookups
+
+
+def served(arrangement: Arrangement, counts: PartCounts) -> Served:
+    """Lookups by tier over all parts."""
+    home = _is(arrangement, "device")
+    hbm = np.where(home, counts.lookups, counts.hit_lookups)
+    slow = np.where(home, 0, counts.rows - counts.hit_rows)
+    return Served(int(counts.lookups.sum()), int(hbm.sum()), int(slow.sum()))
+
+
+def device_totals(
+    arrangement: Arrangement, totals: Totals, pool_entries: Int
+) -> tuple[DeviceTotals, ...]:
+    """All GPUs, then all hosts, of the plan's topology, in order.
+
+    Parameters
+    ----------
+    pool_entries : int64, shape (pools,)
+        See `placer.simulator.replay.Simulator.pool_entries`.
+    """
+    plan, counts = arrangement.plan, totals.parts
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for at, part in enumerate(arrangement.parts):
+        one = {name: int(getattr(counts, name)[at]) for name in _COUNTS}
+        server = found[part.device]
+        gpu = plan.topology.gpus_by_id.get(part.device)
+        home = part.device if gpu is None else gpu.host
+        server["lookups"] += one["lookups"]
+        server["rows"] += one["rows"]
+        for name in ("staged_rows", "written_back_rows"):
+            server[name] += one[name]
+        updated = one["update_rows"] if part.replicated else one["rows"]
+        weights, whole = part.weight_bytes, part.row_bytes
+        if part.lookup == "device":
+            server["hbm_lookups"] += one["lookups"]
+            server["hbm_read_bytes"] += one["lookups"] * weights + updated * whole
+            server["hbm_written_bytes"] += updated * whole
+        elif part.lookup == "host":
+            read = one["lookups"] * weights + updated * whole
+            found[home]["dram_read_bytes"] += read
+            found[home]["dram_written_bytes"] += updated * whole
+            returned = one["vectors"] * 4 * (part.cols[1] - part.cols[0])
+            if gpu is not None:
+                server["link_in_bytes"] += returned
+                server["link_out_bytes"] += returned
+        else:
+            left_lookups, left = one["in_place_lookups"], one["in_place_rows"]
+            if part.lookup == "uva":
+                left_lookups, left = one["lookups"], updated
+            in_place = left_lookups * weights + left * whole
+            copied, back = one["staged_rows"] * whole, one["written_back_rows"] * whole
+            here = one["lookups"] - left_lookups, max(updated - left, 0)
+            server["in_place_rows"] += left
+            server["hbm_lookups"] += one["hit_lookups"]
+            server["hbm_read_bytes"] += here[0] * weights + here[1] * whole + back
+            server["hbm_written_bytes"] += here[1] * whole + copied
+            server["link_in_bytes"] += copied + in_place
+            server["link_out_bytes"] += back + left * whole
+            found[home]["dram_read_bytes"] += copied + in_place
+            found[home]["dram_written_bytes"] += back + left * whole
+    _add_exchange(found, arrangement, totals)
+    _add_pools(found, arrangement, totals, pool_entries)
+    devices = [*plan.topology.gpus_by_id, *plan.topology.hosts_by_id]
+    return tuple(DeviceTotals(device, **found[device]) for device in devices)
+
+
+_COUNTS = (
+    "lookups", "rows", "hit_lookups", "staged_rows", "in_place_lookups", "in_place_rows",
+    "written_back_rows", "vectors", "update_rows",
+)  # fmt: skip
+
+
+def _is(arrangement: Arrangement, lookup: str) -> Bool:
+    return np.array([part.lookup == lookup for part in arrangement.parts], dtype=bool)
+
+
+def _first_gpus(arrangement: Arrangement) -> list[str]:
+    """The GPU that stands for each process: the first of its own."""
+    gpus = arrangement.plan.topology.gpus
+    world = arrangement.processes
+    return [gpus[-(-process * len(gpus) // world)].id for process in range(world)]
+
+
+def _add_exchange(
+    found: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals
+) -> None:
+    every = sum(totals.sent.values(), np.zeros((arrangement.processes,) * 2, np.int64))
+    kept = np.diag(every)
+    for process, gpu in enumerate(_first_gpus(arrangement)):
+        found[gpu]["sent_bytes"] += int(every[process].sum() - kept[process])
+        found[gpu]["received_bytes"] += int(every[:, process].sum() - kept[process])
+
+
+def _add_pools(
+    found: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals, entries: Int
+) -> None:
+    memory = device_memory(arrangement.plan)
+    spare: dict[str, int] = defaultdict(int)
+    for number, members in enumerate(arrangement.pools.values()):
+        gpu = arrangement.parts[members[0]].device
+        held = int(totals.most_held[number])
+        entry_bytes = arrangement.parts[members[0]].row_bytes + POOL_ENTRY_BYTES
+        spare[gpu] += (int(entries[number]) - held) * entry_bytes
+        found[gpu]["pool_entries"] += int(entries[number])
+        found[gpu]["most_held"] += held
+        found[gpu]["most_needed"] += int(totals.most_needed[number])
+    for gpu_id in arrangement.plan.topology.gpus_by_id:
+        found[gpu_id]["hbm_bytes"] = memory[gpu_id].total_bytes
+        found[gpu_id]["most_hbm_bytes"] = memory[gpu_id].total_bytes - spare[gpu_id]

@@ -1,0 +1,181 @@
+"""The models that `placer sweep` trains on paper: one setting of every axis at a time."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cost_models.dense import DenseModel
+from placer.errors import ProblemError
+from placer.profile.profile import Profile, TableProfile
+from placer.tables import Feature, Table
+from placer.workloads.published import zipf_cdf
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A DLRM whose tables are all alike, and its batch.
+
+    The defaults are those of the test suite of Acun et al. (section V), as far as they are
+    recalled; `dim`, `skew` and the batch being that of one GPU are assumptions. docs/sweep.md.
+
+    Attributes
+    ----------
+    dense, sparse : int
+        Features of the two kinds.
+    rows : int
+        Of each table: the hash size.
+    width, depth : int
+        Columns of the hidden layers, and their number, in the bottom and in the top MLP.
+    batch : int
+        Samples per GPU and step. Trainers on CPUs have batches of their own.
+    pooling : int
+        Lookups per sparse feature and sample.
+    dim : int
+        Columns of the tables.
+    skew : float
+        Zipf exponent of the accesses; 0 is uniform.
+
+    Raises
+    ------
+    ProblemError
+        If a value is less than 1, or the skew less than 0.
+    """
+
+    dense: int = 512
+    sparse: int = 64
+    rows: int = 100_000
+    width: int = 512
+    depth: int = 3
+    batch: int = 1600
+    pooling: int = 32
+    dim: int = 64
+    skew: float = 1.05
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name == "skew" else 1
+            if value < least:
+                raise ProblemError(f"{name} must be at least {least}, not {value:g}")
+
+    @property
+    def dense_model(self) -> DenseModel:
+        """What does not depend on the tables' rows."""
+        return DenseModel(self.dense, self.sparse, self.dim, self.width, self.depth)
+
+    @property
+    def embedding_key(self) -> tuple[float, ...]:
+        """All that the cost of the embeddings depends on."""
+        return (self.sparse, self.rows, self.pooling, self.dim, self.skew)
+
+    def profile(self, tables: int | None = None) -> Profile:
+        """The tables, or the first few of them, with accesses by Zipf's law; ids are ranks."""
+        cdf = zipf_cdf(self.rows, self.skew)
+        return Profile(
+            tuple(
+                TableProfile(
+                    Table(
+                        f"t{number + 1}",
+                        self.rows,
+                        self.dim,
+                        features=(Feature(f"t{number + 1}", float(self.pooling)),),
+                    ),
+                    cdf,
+                    zipf_exponent=self.skew,
+                )
+                for number in range(self.sparse if tables is None else tables)
+            ),
+            source=f"sweep: {self.sparse} tables alike, Zipf exponent {self.skew:g} assumed",
+        )
+
+    def with_values(self, values: Mapping[str, float]) -> "Setting":
+        """The same with other values on some axes."""
+        changes: dict[str, Any] = {
+            axis: value if axis == "skew" else int(value) for axis, value in values.items()
+        }
+        return replace(self, **changes)
+
+
+AXES: dict[str, tuple[float, ...]] = {
+    "dense": (64, 128, 256, 512, 1024, 2048, 4096),
+    "sparse": (4, 8, 16, 32, 64, 128),
+    "rows": (10_000, 100_000, 1_000_000, 5_000_000, 10_000_000, 20_000_000),
+    "width": (64, 128, 256, 512, 1024, 2048),
+    "depth": (1, 2, 3, 4, 5),
+    "batch": (200, 400, 800, 1600, 3200, 6400),
+    "pooling": (1, 4, 16, 32, 64, 128),
+    "dim": (16, 32, 64, 128, 256),
+    "skew": (0.0, 0.6, 0.8, 1.05, 1.3),
+}
+"""Values of each axis that are swept where nobody says which."""
+
+DEFAULT_AXES = ("dense", "sparse", "rows", "width", "depth", "batch", "pooling", "dim")
+
+MODELS: dict[str, Setting] = {
+    "suite": Setting(),
+    "m1": Setting(dense=800, sparse=30, rows=5_000_000, pooling=28),
+    "m2": Setting(dense=504, sparse=13, rows=10_000_000, pooling=17, width=1024),
+    "m3": Setting(dense=809, sparse=127, rows=10_000_000, pooling=49),
+}
+"""The test suite, and the production models of the paper's table II with tables of tens (M1,
+M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and what assumed."""
+
+
+def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
+    """What ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
+
+    Raises
+    ------
+    ProblemError
+        If there is no such axis, or a value is no number that it can have.
+    """
+    axis, _, listed = (part.strip() for part in text.partition("="))
+    if axis not in AXES:
+        raise ProblemError(f"nothing called {axis!r} can be varied; choose from {', '.join(AXES)}")
+    if not listed:
+        return axis, AXES[axis]
+    values: list[float] = []
+    for word in listed.split(","):
+        try:
+            value = float(word)
+        except ValueError:
+            raise ProblemError(f"{text!r}: {word.strip()!r} is no number") from None
+        if axis != "skew" and not value.is_integer():
+            raise ProblemError(f"{text!r}: {axis} must be a whole number, not {word.strip()}")
+        Setting().with_values({axis: value})
+        values.append(value)
+    return axis, tuple(dict.fromkeys(values))
+
+
+def cases(
+    base: Setting, axes: Mapping[str, Sequence[float]], *, grid: bool = False
+) -> list[tuple[dict[str, float], Setting]]:
+    """The settings to look at, each with the values that were changed for it.
+
+    One axis at a time, the others as in `base`; or all combinations, as a grid.
+    """
+    if grid:
+        combined = itertools.product(*axes.values())
+        changes = [dict(zip(axes, values, strict=True)) for values in combined]
+    else:
+        changes = [{axis: value} for axis, values in axes.items() for value in values]
+    return [(change, base.with_values(change)) for change in changes]
+
+
+def with_overrides(model: str, changes: Sequence[str]) -> Setting:
+    """One of `MODELS` with single values changed: ``["rows=1000000"]``.
+
+    Raises
+    ------
+    ProblemError
+        If there is no such model or axis, or an axis is given several values.
+    """
+    if model not in MODELS:
+        raise ProblemError(f"no model is called {model!r}; choose from {', '.join(MODELS)}")
+    setting = MODELS[model]
+    for text in changes:
+        axis, values = axis_values(text)
+        if "=" not in text or len(values) != 1:
+            raise ProblemError(f"{text!r}: a model has one value of {axis}, such as {axis}=8")
+        setting = setting.with_values({axis: values[0]})
+    return setting

@@ -1,0 +1,117 @@
+"""Checkpoints in memory, pairs of plans of the same tables, and what their shards should be."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from plan_cases import covers, machine, tables
+from safetensors.torch import load_file
+
+from placer import Plan, Table
+from placer.plan.plan import RowOrder, Shard
+from placer.shards import form
+from placer.topology.topology import Topology
+from placer.training.checkpoint import Checkpoint, Position
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+STATE = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder; in it, tables take several chunks. Waiting for the disk would show nothing."""
+    small = mock.patch.object(form, "CHUNK_BYTES", 64)
+    with tempfile.TemporaryDirectory() as name, mock.patch("os.fsync"), small:
+        yield Path(name)
+
+
+def checkpoint_of(plan: Plan, seed: int = 0) -> Checkpoint:
+    """A checkpoint of a plan's tables, with random weights and optimizer state."""
+    generator = torch.Generator().manual_seed(seed)
+    weights, states = {}, {}
+    for table in plan.tables:
+        shape = (table.rows, table.dim)
+        drawn = torch.randn(shape, generator=generator).to(DTYPES[table.dtype])
+        weights[f"{table.name}.weight"] = drawn
+        for name in STATE[table.optimizer]:
+            held = shape[:1] if table.optimizer == "rowwise_adagrad" else shape
+            states[f"{table.name}.{name}"] = torch.rand(held, generator=generator)
+    if any(table.optimizer == "adam" for table in plan.tables):
+        states["updates"] = torch.tensor(7)
+    return Checkpoint(
+        Position(7, 1, 64), {}, {"embeddings": weights, "embedding_optimizer": states}
+    )
+
+
+def ids_of(plan: Plan, shard: Shard) -> list[int]:
+    """Ids of a shard's rows, by listing all of the table's."""
+    rows = plan.tables_by_name[shard.table].rows
+    ordered = plan.order_of(shard.table).kind == "profile"
+    listed = plan.hot_ids[shard.table].tolist() if ordered else []
+    known = set(listed)
+    return [*listed, *(row for row in range(rows) if row not in known)][slice(*shard.rows)]
+
+
+def expected_tensors(plan: Plan, checkpoint: Checkpoint, shard: Shard) -> dict[str, torch.Tensor]:
+    """What the file of a shard should hold."""
+    ids, cols = torch.tensor(ids_of(plan, shard), dtype=torch.int64), slice(*shard.cols)
+    found = {"weight": checkpoint.tensors["embeddings"][f"{shard.table}.weight"][ids, cols]}
+    for name in STATE[plan.tables_by_name[shard.table].optimizer]:
+        state = checkpoint.tensors["embedding_optimizer"][f"{shard.table}.{name}"][ids]
+        found[name] = state if state.dim() == 1 else state[:, cols]
+    return found
+
+
+def check_file(path: Path, expected: dict[str, torch.Tensor]) -> None:
+    found = load_file(path)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+@st.composite
+def placed(draw: st.DrawFn, chosen: tuple[Table, ...], topology: Topology) -> Plan:
+    """A sound plan of some tables, with row orders of its own."""
+    hot_ids = {
+        table.name: np.array(
+            draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))], np.int64
+        )
+        for table in chosen
+        if draw(st.booleans())
+    }
+    return Plan(
+        chosen,
+        topology,
+        tuple(shard for table in chosen for shard in draw(covers(table, topology))),
+        {name: RowOrder("profile") for name in hot_ids},
+        hot_ids,
+    )
+
+
+@st.composite
+def successive_plans(draw: st.DrawFn) -> tuple[Plan, Plan]:
+    """Two sound placements of the same tables; the second may keep some as they were."""
+    chosen = tuple(draw(tables(name)) for name in draw(st.sampled_from([("a",), ("a", "b/ä")])))
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    old, new = draw(placed(chosen, topology)), draw(placed(chosen, topology))
+    stays = [table.name for table in chosen if draw(st.booleans())]
+    shards = [shard for shard in new.shards if shard.table not in stays]
+    shards += [shard for shard in old.shards if shard.table in stays]
+    orders = {
+        table.name: (old if table.name in stays else new).row_order[table.name]
+        for table in chosen
+        if table.name in (old if table.name in stays else new).row_order
+    }
+    hot_ids = {name: (old if name in stays else new).hot_ids[name] for name in orders}
+    return old, Plan(chosen, topology, tuple(shards), orders, hot_ids)

@@ -1,0 +1,365 @@
+"""Measuring plans, files of measurements, and what constants are made of them."""
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calibration_cases import SECONDS, calibration, dataset, first, saved
+from cli_cases import invoke, succeed
+
+from cost_models import Calibrated, Roofline, cost_model
+from cost_models._calibration import TERMS, Calibration
+from cost_models._calibration_fit import LEAST_CASES, amounts, calibrate, noise_of, observations
+from placer.calibration import (
+    QUICK,
+    Case,
+    Dataset,
+    Measured,
+    Measurement,
+    Measurer,
+    Setting,
+    collect,
+    measure_plan,
+    random_cases,
+    repeated,
+)
+from placer.calibration.batches import drawn_batches
+from placer.calibration.designed import designed_cases
+from placer.errors import DataError, PlacerError
+from placer.plan.plan import RowOrder
+from placer.plan.verify import violations
+
+TIERED = Setting("tiered", pinned=False)
+
+
+def small_case(**changes: object) -> Case:
+    """Of one small table, in HBM."""
+    case = next(random_cases(3, 1))
+    table = replace(case.tables[0], rows=500, dim=8)
+    shard = replace(case.shards[0], rows=(0, 500, 1), cols=(0, 8), memory="hbm", lookup="device",
+                    table=table.name, cache_rows=0, staging_rows=0)  # fmt: skip
+    return replace(case, tables=(table,), exponents=(0.7,), shards=(shard,), batch_size=32,
+                   **changes)  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_random_cases_are_sound_plans_that_files_keep(gpus: int) -> None:
+    kinds = set()
+    for case in random_cases(11, 12, plans=3, gpus=gpus):
+        assert violations(case.plan()) == []
+        assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
+        assert case.problem().sha256
+        kinds |= {shard.lookup for shard in case.shards}
+        assert {device for shard in case.shards for device in shard.devices} <= {
+            f"gpu:{number}" for number in range(gpus)
+        }
+    assert kinds == {"device", "staged", "uva", "host", "cached"}
+
+
+def test_a_random_workload_is_the_same_however_many_are_asked_for() -> None:
+    many = list(random_cases(5, 4, plans=2))
+    assert list(random_cases(5, 2, plans=2, first=2)) == many[4:]
+    assert many[0].tables == many[1].tables != many[2].tables
+    assert many[0].shards != many[1].shards
+    assert next(random_cases(6, 1)) != many[0]
+
+
+@pytest.mark.parametrize(("tiers", "gpus"), [(True, 1), (False, 1), (True, 2)])
+def test_designed_cases_meet_every_constant_early(tiers: bool, gpus: int) -> None:
+    cases = list(designed_cases(tiers=tiers, gpus=gpus))
+    assert all(violations(case.plan()) == [] for case in cases[:80])
+    met = sum(amounts(case, tiers=tiers).sum(0) for case in cases[:80]) > 0
+    missing = {term for term, seen in zip(TERMS, met, strict=True) if not seen}
+    of_tiers = {term for term in TERMS if term.partition(".")[0] in
+                ("staged", "hit", "miss", "uva", "host", "cache_row")}  # fmt: skip
+    assert missing == (set() if tiers else of_tiers) | (set() if gpus > 1 else {"exchange_byte"})
+    assert sum(case.kind == "reference" for case in cases) >= 5
+
+
+def test_batches_are_drawn_as_the_profile_says() -> None:
+    case = replace(next(random_cases(2, 1)), batch_size=4000)
+    plan = case.plan()
+    batches = list(itertools.islice(drawn_batches(plan, case.profile, 4000, 0), 3))
+    assert not (batches[0].ids[:50] == batches[1].ids[:50]).all()
+    again = next(drawn_batches(plan, case.profile, 4000, 0))
+    assert (again.ids == batches[0].ids).all()
+    for number, table in enumerate(case.profile):
+        bounds = batches[0].bounds
+        assert bounds is not None
+        ids = batches[0].ids[bounds[number] : bounds[number + 1]].numpy()
+        assert ids.size == pytest.approx(4000 * table.table.lookups_per_sample, rel=0.1)
+        hot = table.cdf.hot_rows_for(0.5)
+        assert (ids < hot).mean() == pytest.approx(float(table.cdf.share(hot)), abs=0.05)
+        assert 0 <= ids.min() <= ids.max() < table.table.rows
+
+
+def test_batches_follow_the_row_order_of_the_plan() -> None:
+    case = small_case()
+    name = case.tables[0].name
+    plan = replace(
+        case.plan(),
+        row_order={name: RowOrder("profile")},
+        hot_ids={name: np.arange(500)[::-1].copy()},
+    )
+    straight, turned = (next(drawn_batches(p, case.profile, 32, 0)) for p in (case.plan(), plan))
+    assert (turned.ids == 499 - straight.ids).all()
+
+
+@pytest.mark.parametrize("backend", ["numba", "tiered"])
+def test_steps_of_a_plan_are_timed(backend: str) -> None:
+    case = small_case()
+    found = measure_plan(case.plan(), case.profile, backend=backend, effort=QUICK)
+    assert QUICK.least_steps <= len(found.wall_s) == len(found.cpu_s) <= QUICK.most_steps
+    assert all(time > 0 for time in found.wall_s)
+    assert min(found.wall_s) <= found.seconds() <= max(found.wall_s)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_timed_together() -> None:
+    case = next(random_cases(9, 1, gpus=2))
+    small = replace(case, batch_size=8)
+    with Measurer(Setting("numba", ranks=2, pinned=False)) as measurer:
+        one = measurer.measure(small.plan(), small.profile, effort=QUICK)
+        two = measurer.measure(small.plan(), small.profile, effort=QUICK)
+    assert len(one.wall_s) == len(two.wall_s) == 2 * QUICK.least_steps
+
+
+def test_noise_is_told() -> None:
+    steady = Measured((1.0,) * 8, (0.99,) * 8)
+    assert not steady.noisy
+    assert Measured((1.0,) * 8, (0.5,) * 8).noisy
+    assert Measured((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0), (1.0,) * 8).noisy
+    assert Measured((3.0, 1.0, 9.0), (1.0,) * 3).seconds() == 1.0
+
+
+def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
+    path, cases = tmp_path / "m.jsonl", [small_case(workload=f"w{n}") for n in range(3)]
+    told: list[int] = []
+    stop_after_two = lambda: len(told) >= 2  # noqa: E731
+    assert not collect(cases, path, TIERED, effort=QUICK, on_case=told.append, stop=stop_after_two)
+    assert told == [1, 2]
+    with path.open("a") as file:
+        file.write('{"case": {"half')
+    assert len(Dataset.load(path).measurements) == 2
+    assert collect(cases, path, TIERED, effort=QUICK, on_case=told.append, repeats=2)
+    assert told == [1, 2, 3, 4, 5, 6]
+    loaded = Dataset.load(path)
+    assert loaded.setting == TIERED
+    assert [(m.case.workload, m.repeat) for m in loaded.measurements] == [
+        (case.workload, repeat) for repeat in range(2) for case in cases
+    ]
+    assert [len(times) for _, times in repeated(loaded.measurements)] == [2, 2, 2]
+    assert collect(cases, path, TIERED, budget_s=0, repeats=2)
+
+
+def test_measurements_of_another_setting_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    collect([], path, TIERED)
+    with pytest.raises(DataError, match="write to another file"):
+        collect([], path, replace(TIERED, backend="numba"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no file of measurements"),
+        ('{"format": "other", "version": 1}\n', "'other' of version 1"),
+        ('{"format": "placer-measurements", "version": 2}\n', "of version 2"),
+    ],
+)
+def test_other_files_are_no_measurements(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=words):
+        Dataset.load(path)
+    with pytest.raises(DataError, match="cannot read"):
+        Dataset.load(tmp_path / "none")
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    collect([], path, TIERED)
+    with path.open("a") as file:
+        file.write('{"case": {}}\n')
+    with pytest.raises(DataError, match="line 2"):
+        Dataset.load(path)
+
+
+def test_constants_are_found_again() -> None:
+    """From times that follow them exactly: all that the cases can tell apart."""
+    cases = first(designed_cases(tiers=True), 200)
+    found = calibrate(dataset(cases, TIERED))
+    assert found.relative_error < 1e-3
+    assert not found.noisy
+    assert "exchange_byte" not in found.constants
+    for term, constant in found.constants.items():
+        assert constant.low_s <= constant.value_s * (1 + 1e-6)
+        assert constant.value_s <= constant.high_s * (1 + 1e-6)
+        assert constant.value_s == pytest.approx(SECONDS[term], rel=0.05), term
+
+
+def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
+    cases = first(designed_cases(tiers=True), 120)
+    model = Calibrated(calibrate(dataset(cases, TIERED, noise=0.1)))
+    unseen = list(random_cases(77, 30))
+    errors = []
+    for case, measurement in zip(unseen, dataset(unseen, TIERED).measurements, strict=True):
+        predicted = model.evaluate(case.problem(), case.plan()).step_time_s
+        errors.append(abs(predicted / measurement.measured.seconds() - 1))
+    assert np.mean(errors) < 0.1
+    assert 0 < model.calibration.relative_error < 0.2
+
+
+def test_the_model_says_what_was_fitted() -> None:
+    """`evaluate` and the rows of the fit are two ways to the same sum."""
+    model = Calibrated(calibration())
+    constants = np.array([SECONDS[term] for term in TERMS])
+    for gpus in (1, 2):
+        for case in random_cases(4, 8, plans=2, gpus=gpus):
+            report = model.evaluate(case.problem(), case.plan())
+            expected = amounts(case, tiers=True) @ constants
+            assert [gpu.total_s for gpu in report.gpus] == pytest.approx(expected.tolist())
+
+
+def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
+    setting = Setting("numba", pinned=False)
+    cases = first(designed_cases(tiers=False), 60)
+    flat = {**SECONDS, **{t: 0.0 for t in TERMS if t.startswith(("staged", "host", "uva"))}}
+    found = calibrate(dataset(cases, setting, seconds=flat))
+    assert not found.tiers
+    model = Calibrated(found)
+    case = next(random_cases(21, 1))
+    problem, plan = case.problem(), case.plan()
+    in_hbm = replace(plan, shards=tuple(replace(s, memory="hbm", lookup="device", cache_rows=0,
+                                                staging_rows=0) for s in plan.shards))  # fmt: skip
+    here, there = (model.evaluate(problem, p).step_time_s for p in (plan, in_hbm))
+    assert here == pytest.approx(there)
+
+
+def test_outliers_move_constants_little() -> None:
+    cases = first(designed_cases(tiers=True), 120)
+    clean = dataset(cases, TIERED)
+    slow = tuple(
+        replace(m, measured=Measured(*(tuple(4 * t for t in times)
+                                       for times in (m.measured.wall_s, m.measured.cpu_s))))
+        if number % 12 == 0 else m
+        for number, m in enumerate(clean.measurements)
+    )  # fmt: skip
+    found = calibrate(replace(clean, measurements=slow))
+    assert found.constants["lookup"].value_s == pytest.approx(SECONDS["lookup"], rel=0.25)
+
+
+def test_an_unsteady_machine_is_told() -> None:
+    cases = first(designed_cases(tiers=True), 45)
+    data = dataset(cases, TIERED)
+
+    def slower(m: Measurement, factor: float) -> Measurement:
+        times = tuple(t * factor for t in m.measured.wall_s)
+        return replace(m, measured=Measured(times, times))
+
+    drifted = tuple(slower(m, 1 + 0.01 * n) for n, m in enumerate(data.measurements))
+    assert noise_of(data).drift == 0
+    assert noise_of(replace(data, measurements=drifted)).drift > 0.15
+    assert calibrate(replace(data, measurements=drifted)).noisy
+    waited = tuple(
+        replace(m, measured=Measured(tuple(2 * t for t in m.measured.wall_s), m.measured.cpu_s))
+        for m in data.measurements
+    )
+    assert noise_of(replace(data, measurements=waited)).wait == pytest.approx(1)
+
+
+def test_too_few_cases_are_refused() -> None:
+    few = dataset(first(designed_cases(tiers=True), LEAST_CASES - 1), TIERED)
+    with pytest.raises(PlacerError, match="larger budget"):
+        calibrate(few)
+    assert len(observations(few)) == LEAST_CASES - 1
+
+
+def test_constants_are_kept_in_a_file(tmp_path: Path) -> None:
+    made = replace(calibration(), noisy=True)
+    made.save(tmp_path / "m.json")
+    assert Calibration.load(tmp_path / "m.json") == made
+    assert made.seconds("row_byte.adam") == SECONDS["row_byte.adam"]
+    fewer = replace(made, constants={t: c for t, c in made.constants.items() if "adam" not in t})
+    assert fewer.seconds("row_byte.adam") == SECONDS["row_byte.adagrad"]
+    assert fewer.seconds("cache_row") == SECONDS["cache_row"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": "x"}, "'x' of version 1"),
+        ({"version": 9}, "of version 9"),
+        ({"constants": {"magic": {"value_s": 1, "low_s": 1, "high_s": 1}}}, "magic"),
+        ({"constants": {"row": {"value_s": -1, "low_s": 1, "high_s": 1}}}, "row"),
+        ({"constants": {"row": {"value_s": float("nan"), "low_s": 1, "high_s": 1}}}, "row"),
+        ({"constants": {"row": 3}}, "damaged"),
+        ({"surplus": 1}, "damaged"),
+    ],
+)
+def test_damaged_constants_are_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "m.json"
+    calibration().save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(PlacerError, match=words):
+        Calibration.load(path)
+
+
+def test_a_calibrated_model_is_named_by_its_file(tmp_path: Path) -> None:
+    name = saved(tmp_path / "m.json")
+    model = cost_model(name)
+    assert model.name == name
+    with pytest.raises(PlacerError, match="calibrate"):
+        cost_model(f"calibrated:{tmp_path / 'none.json'}")
+    with pytest.raises(PlacerError, match="calibrated:FILE"):
+        cost_model("calibrated:")
+
+
+def test_reports_say_how_sure_a_calibrated_time_is() -> None:
+    case = next(random_cases(4, 1))
+    report = Calibrated(calibration()).evaluate(case.problem(), case.plan())
+    assert report.relative_error == 0.12
+    assert Roofline().evaluate(case.problem(), case.plan()).relative_error is None
+
+
+def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On so few cases and steps that nothing but the way through is tested."""
+    monkeypatch.chdir(tmp_path)
+    cases = [small_case(workload=f"w{n}", kind="designed") for n in range(LEAST_CASES)]
+    monkeypatch.setattr("placer.calibration.designed.designed_cases", lambda **_: iter(cases))
+    monkeypatch.setattr("placer.calibration.measure.Effort", lambda: QUICK)
+    options = ("--backend", "tiered", "--clock", "cpu", "-o", "machine.json")
+    short = invoke("calibrate", "--budget", "0s", *options)
+    assert short.exit_code == 1
+    assert "larger budget" in short.stderr
+    assert not Path("machine.json").exists()
+    shown = succeed("calibrate", "--budget", "1min", "--format", "json", *options)
+    facts = json.loads(shown.stdout)
+    assert facts["cases"] == LEAST_CASES
+    assert "machine.measurements.jsonl" in shown.stderr
+    before = Path("machine.measurements.jsonl").read_text()
+    succeed("calibrate", "--budget", "1min", *options)
+    assert Path("machine.measurements.jsonl").read_text() == before
+    made = Calibration.load("machine.json")
+    assert made.noisy == facts["noisy"]
+    assert made.setting["backend"] == "tiered"
+    fresh = invoke("calibrate", "--fresh", "--budget", "0s", *options)
+    assert fresh.exit_code == 1
+    assert len(Dataset.load("machine.measurements.jsonl").measurements) == 0
+    assert invoke("calibrate", "--budget", "soon", *options).exit_code == 1
+
+
+def test_the_cost_model_stays_quick_to_import() -> None:
+    import subprocess
+
+    code = (
+        "import sys, cost_models; "
+        "assert not {'torch', 'scipy', 'scipy.optimize', 'placer.calibration'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

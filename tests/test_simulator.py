@@ -1,0 +1,74 @@
+"""The simulator counts what the executor counts, and what a plain reference counts."""
+
+from collections import defaultdict
+
+import simulator_reference
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from plan_cases import plans
+from simulator_cases import chunks, executor_rates, simulated_rates
+
+from placer.errors import PlanMismatchError
+from placer.simulator.replay import ReplayOptions, replay
+from placer.tables import OPTIMIZERS
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    batches = data.draw(chunks(plan))
+    policy = data.draw(st.sampled_from(["lfu", "rank"]))
+    ahead = data.draw(st.booleans())
+    optimizer = data.draw(st.sampled_from([None, *OPTIMIZERS]))
+    options = ReplayOptions(1, policy, ahead, optimizer)
+    found, totals = replay(plan, batches, options)
+    expected = executor_rates(plan, batches, policy=policy, ahead=ahead, optimizer=optimizer)
+    assert simulated_rates(found, totals) == expected
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    batches = data.draw(chunks(plan))
+    policy, ahead = data.draw(st.sampled_from(["lfu", "rank"])), data.draw(st.booleans())
+    found, totals = replay(plan, batches, ReplayOptions(1, policy, ahead))
+    expected = simulator_reference.count(plan, batches, policy, ahead)
+    counted = set()
+    for at, part in enumerate(found.parts):
+        key = plan.tables[part.table].name, part.shard, part.cols
+        counted.add(key)
+        words = ["lookups", "rows"]
+        if part.is_pooled:
+            words += ["hit_lookups", "hit_rows", "staged_rows", "written_back_rows"]
+            words += ["in_place_lookups", "in_place_rows"]
+        for word in words:
+            assert getattr(totals.parts, word)[at] == expected[key][word], (key, word)
+    assert not any(sum(counts.values()) for key, counts in expected.items() if key not in counted)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_every_gpu_serves_what_a_plain_reference_says(data: st.DataObject) -> None:
+    plan = data.draw(plans())
+    (chunk,) = data.draw(chunks(plan, most=1))
+    try:
+        found, totals = replay(plan, [chunk])
+    except PlanMismatchError:
+        # Some columns of a row are replicated and some are not: no one can train it.
+        optimizers = {table.optimizer for table in plan.tables}
+        assume("rowwise_adagrad" not in optimizers)
+        raise
+    expected = simulator_reference.lookups_by_device(plan, chunk)
+    columns: dict[tuple[int, str], int] = defaultdict(int)
+    weighted: dict[tuple[int, str], int] = defaultdict(int)
+    for at, part in enumerate(found.parts):
+        width = part.cols[1] - part.cols[0]
+        columns[part.shard, part.device] += width * int(totals.parts.lookups[at])
+        weighted[part.shard, part.device] += width * int(totals.parts.rows[at])
+    for number, shard in enumerate(plan.shards):
+        for device in shard.devices:
+            reads = expected[number, shard.cols, device]
+            assert columns[number, device] == shard.width * sum(reads.values())
+            assert weighted[number, device] == shard.width * len(reads)

@@ -1,0 +1,280 @@
+"""Step times: those that a roofline expects where batches are drawn from its profile."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import machine
+from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
+from simulator_cases import one_id_chunk
+
+from cost_models import Roofline, TorchRec
+from cost_models.replay import (
+    Replayed,
+    StepTimer,
+    StepTimes,
+    TimeSummary,
+    replayed,
+    step_equation,
+)
+from placer import Feature, Plan, Problem, Shard, Table
+from placer.data.log import Chunk
+from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
+from placer.plan.buffers import with_buffers
+from placer.plan.plan import Lookup
+from placer.simulator.draws import drawn_batches
+from placer.simulator.replay import ReplayOptions, Simulator
+from placer.simulator.summary import device_totals, served
+from placer.simulator.windows import StepRecord, Window, cut, drifted
+
+BATCHES = 12
+
+
+def run(plan: Plan, batches: list[Chunk], problem: Problem | None = None, **options) -> Replayed:
+    simulator = Simulator(plan, ReplayOptions(**options))
+    profile = None if problem is None else problem.profile
+    return replayed(simulator, StepTimer(simulator.arrangement, Roofline(), profile), batches)
+
+
+def two_tables() -> Problem:
+    """A small table and a large one, of which two batches hardly share a row."""
+    return problem_of(
+        zipf_table("a", 1000, 16, lookups=3),
+        zipf_table("b", 400_000, 8, lookups=2.5, exponent=0.2),
+        topology=machine(2),
+        batch_size=256,
+    )
+
+
+def sharded(problem: Problem, lookup: Lookup, tables: dict[int, tuple[str, ...]]) -> Plan:
+    shards = []
+    for table, devices in tables.items():
+        shard = whole(problem, lookup, *devices, table=table)
+        samples = problem.global_batch_size // len(devices)
+        profile = problem.profile.tables[table]
+        shards.append(with_buffers(profile, shard, samples=samples, returns_bags=True))
+    return plan_for(problem, *shards)
+
+
+@pytest.mark.parametrize("lookup", ["device", "uva", "host"])
+def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup) -> None:
+    problem = two_tables()
+    plan = sharded(problem, lookup, {0: ("gpu:0",), 1: ("gpu:1",)})
+    expected = Roofline().evaluate(problem, plan)
+    simulator = Simulator(plan)
+    timer = StepTimer(simulator.arrangement, Roofline(), problem.profile)
+    drawn = drawn_batches(problem.profile, problem.global_batch_size, BATCHES, seed=3)
+    times = [timer.times(counts) for counts in simulator.run(drawn)]
+    for number, gpu in enumerate(expected.gpus):
+        for name, cost in (
+            ("hbm_s", gpu.hbm_s),
+            ("link_s", gpu.link_s),
+            ("communication_s", gpu.communication_s),
+            ("launch_s", gpu.launch_s),
+        ):
+            mean = np.mean([getattr(one, name)[number] for one in times])
+            assert mean == pytest.approx(cost, rel=0.01), (gpu.device, name)
+    dram_s = np.mean([one.dram_s[0] for one in times])
+    assert dram_s == pytest.approx(expected.hosts[0].dram_s, rel=0.01)
+    total = np.mean([one.sum_s for one in times])
+    assert total == pytest.approx(expected.step_time_s, rel=0.01)
+
+
+def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
+    problem = two_tables()
+    shard = whole(problem, "staged", "gpu:1", table=1)
+    profile = problem.profile.tables[1]
+    shard = with_buffers(profile, shard, samples=problem.global_batch_size, returns_bags=True)
+    plan = plan_for(problem, whole(problem, "device", "gpu:0"), shard)
+    expected = Roofline().evaluate(problem, plan)
+    drawn = drawn_batches(problem.profile, problem.global_batch_size, 20, seed=3)
+    simulator = Simulator(plan)
+    timer = StepTimer(simulator.arrangement, Roofline(), problem.profile)
+    times = [timer.times(counts) for counts in simulator.run(drawn)][4:]  # Rows go back from then.
+    link_s = np.mean([one.link_s[1] for one in times])
+    assert link_s == pytest.approx(expected.gpus[1].link_s, rel=0.02)
+    assert np.mean([one.ahead_s[1] for one in times]) > link_s
+    overlap = [one.overlapped_s(one) for one in times]
+    assert max(overlap) < min(one.sum_s for one in times)
+
+
+def test_a_cache_that_keeps_its_rows_takes_what_the_roofline_expects() -> None:
+    """By rank, a cache of the hottest rows holds what the model takes it to hold."""
+    table = zipf_table("t", 300_000, 8, lookups=4, exponent=1.1)
+    problem = problem_of(table, topology=machine(1), batch_size=512)
+    shard = replace(whole(problem, "cached"), cache_rows=2000)
+    shard = with_buffers(table, shard, samples=512, returns_bags=True)
+    plan = plan_for(problem, shard)
+    expected = Roofline().evaluate(problem, plan)
+    found = run(plan, list(drawn_batches(problem.profile, 512, 20)), problem, cache_policy="rank")
+    hits = found.totals.parts
+    share = hits.hit_lookups.sum() / hits.lookups.sum()
+    # Rows that are staged still from the batches before hit too.
+    assert expected.hbm_lookup_share <= share < expected.hbm_lookup_share + 0.03
+    assert found.gpu_s[0] == pytest.approx(expected.gpus[0].total_s, rel=0.05)
+
+
+def test_replicas_update_what_all_of_them_read() -> None:
+    problem = problem_of(zipf_table("a", 50, 16, lookups=2), topology=machine(2), batch_size=64)
+    plan = sharded(problem, "device", {0: ("gpu:0", "gpu:1")})
+    (batch,) = drawn_batches(problem.profile, 128, 1)
+    (counts,) = Simulator(plan).run([batch])
+    distinct = np.unique(batch.features["a"].ids).size
+    assert counts.parts.update_rows.tolist() == [distinct, distinct]
+    assert (counts.parts.rows <= distinct).all()
+    # Of each row all but one of its holders send 64 bytes and an id, and it comes back once.
+    own = [np.unique(part).size for part in np.split(batch.features["a"].ids, 2)]
+    crossing = counts.sent["replicas"].sum() - np.diag(counts.sent["replicas"]).sum()
+    assert crossing <= 72 * (sum(own) + distinct)
+
+
+def times_of(ahead: float, within: float) -> StepTimes:
+    one = np.array([ahead + within])
+    none = np.zeros(1)
+    return StepTimes(one, none, none, none, np.array([ahead]), none, none)
+
+
+def test_copies_run_beside_the_step_before() -> None:
+    first, second = times_of(3, 10), times_of(12, 5)
+    assert first.sum_s == 13
+    assert first.overlapped_s(second) == 12  # The second one's copies take longer.
+    assert second.overlapped_s(first) == 5
+    assert second.overlapped_s(None) == 5
+
+
+def test_without_look_ahead_steps_take_the_sum() -> None:
+    problem = two_tables()
+    plan = sharded(problem, "staged", {0: ("gpu:0",), 1: ("gpu:1",)})
+    batches = list(drawn_batches(problem.profile, 64, 4))
+    found = run(plan, batches, problem, look_ahead=False)
+    assert all(one.step_s == one.sum_s for one in found.records)
+    beside = run(plan, batches, problem)
+    assert all(one.step_s < one.sum_s for one in beside.records[:-1])
+
+
+def test_draws_follow_the_profile() -> None:
+    counts = [1, 50, 0, 9, 40]
+    table = counted_table("t", counts, lookups=2.5)
+    cold = replace(table.table, features=(Feature("t", 2.5, 0.4),))
+    problem = problem_of(replace(table, table=cold))
+    ids, samples, bags = [], 0, 0
+    for chunk in drawn_batches(problem.profile, 5000, 4, seed=1):
+        found = chunk.features["t"]
+        assert found.offsets is not None
+        samples, bags = samples + chunk.samples, bags + np.count_nonzero(np.diff(found.offsets))
+        ids.append(found.ids)
+    drawn = np.bincount(np.concatenate(ids), minlength=5)
+    assert drawn[2] == 0
+    assert drawn.sum() == pytest.approx(samples, rel=0.05)  # 2.5 lookups in 0.4 of them.
+    assert bags == pytest.approx(0.4 * samples, rel=0.05)
+    assert drawn / drawn.sum() == pytest.approx(np.array(counts) / 100, abs=0.01)
+    again = next(drawn_batches(problem.profile, 5000, 1, seed=1)).features["t"].ids
+    assert np.array_equal(ids[0], again)
+    with pytest.raises(ProfileError, match="0 batches of 5 samples"):
+        next(drawn_batches(problem.profile, 5, 0))
+
+
+def cached_plan(rows: int, entries: int, staging: int = 0) -> Plan:
+    table = Table("t", rows, 4, features=(Feature("f"),), optimizer="sgd")
+    shard = Shard("t", (0, rows, 1), (0, 4), ("gpu:0",), "dram", "cached", entries, staging)
+    return Plan((table,), machine(1), (shard,))
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["lru", "fbgemm-lru", "fbgemm-lfu"]))
+@settings(max_examples=15)
+def test_other_caches_are_asked_batch_by_batch(seed: int, policy: str) -> None:
+    from placer.simulator.policy import cache_factory
+
+    rng = np.random.default_rng(seed)
+    batches = [rng.integers(0, 200, 30) for _ in range(8)]
+    plan = cached_plan(200, 64)
+    found = run(plan, [one_id_chunk(ids) for ids in batches], cache_policy=policy)
+    make = cache_factory(policy)  # type: ignore[arg-type]
+    assert make is not None
+    cache, hit_lookups, hit_rows = make(64, 200), 0, 0
+    for ids in batches:
+        rows, counts = np.unique(ids, return_counts=True)
+        hit = cache.step(rows, counts)
+        hit_lookups, hit_rows = hit_lookups + int(counts[hit].sum()), hit_rows + int(hit.sum())
+    parts = found.totals.parts
+    assert (parts.hit_lookups[0], parts.hit_rows[0]) == (hit_lookups, hit_rows)
+    assert parts.staged_rows[0] == parts.rows[0] - hit_rows
+    # What came and is not there any more has gone back.
+    assert parts.staged_rows[0] - parts.written_back_rows[0] <= 64
+
+
+def test_an_unknown_policy_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(PlacerError, match=r"'clock'.*lfu, rank, lru"):
+        Simulator(cached_plan(9, 3), ReplayOptions(cache_policy="clock"))  # type: ignore[arg-type]
+
+
+def test_bytes_of_a_small_case_by_hand() -> None:
+    """Four rows of 16 bytes; two entries, of which the warm-up takes one."""
+    plan = cached_plan(4, 1, 1)
+    simulator = Simulator(plan, ReplayOptions(look_ahead=False))
+    batches = [one_id_chunk(np.array(ids)) for ids in ([0, 0, 1], [1, 2, 3], [1, 1])]
+    found = replayed(simulator, StepTimer(simulator.arrangement, Roofline()), batches)
+    # Step 1: 0 hits twice, 1 takes the free entry. Step 2: 1 hits, 2 takes 0's entry, which was
+    # updated and goes back, 3 stays in place. Step 3: 1 hits.
+    gpu, host = device_totals(simulator.arrangement, found.totals, simulator.pool_entries)
+    assert (gpu.lookups, gpu.rows, gpu.hbm_lookups) == (8, 6, 5)
+    assert (gpu.staged_rows, gpu.in_place_rows, gpu.written_back_rows) == (2, 1, 1)
+    assert (gpu.link_in_bytes, gpu.link_out_bytes) == (2 * 16 + 2 * 16, 16 + 16)
+    assert (host.dram_read_bytes, host.dram_written_bytes) == (64, 32)
+    assert gpu.hbm_read_bytes == 7 * 16 + 5 * 16 + 16
+    assert gpu.hbm_written_bytes == 5 * 16 + 2 * 16
+    assert (gpu.pool_entries, gpu.most_held, gpu.most_needed) == (2, 2, 3)
+    assert served(simulator.arrangement, found.totals.parts).slow_rows == 3
+
+
+@given(st.integers(0, 2**32), st.booleans())
+@settings(max_examples=15)
+def test_more_entries_never_ask_for_more_and_hold_no_less(seed: int, ahead: bool) -> None:
+    rng = np.random.default_rng(seed)
+    batches = [one_id_chunk((60 * rng.random(40) ** 2).astype(np.int64)) for _ in range(6)]
+    few, many = (run(cached_plan(60, entries, 5), batches, look_ahead=ahead) for entries in (5, 60))
+    assert few.totals.most_needed == many.totals.most_needed
+    assert (few.totals.parts.in_place_rows >= many.totals.parts.in_place_rows).all()
+    assert many.totals.parts.in_place_rows.sum() == 0
+
+
+def test_windows_tell_what_was_lost_and_when_another_plan_pays() -> None:
+    def record(hits: int, step_s: float) -> StepRecord:
+        return StepRecord(100, hits, 100 - hits, 0, 0, step_s, step_s)
+
+    day = [record(90, 1.0)] * 3 + [record(60, 3.0)] * 4
+    first, second = cut("day", day, 2)
+    assert (first.steps, second.steps) == (3, 4)
+    assert (first.hbm_share, second.hbm_share) == (0.9, 0.6)
+    assert second.slow_lookups == second.slow_rows == 40
+    other = [Window.of("day", [record(85, 1.5)] * 3)] * 2
+    before, after = drifted((first, second), other, 30.0)
+    assert (before.lost_share, before.break_even_steps) == (0.0, None)  # It is slower there.
+    assert after.lost_share == pytest.approx(0.3)
+    assert after.break_even_steps == pytest.approx(20.0)  # 30 s over 1.5 s a step.
+    assert drifted((second,), other, 0.0)[0].break_even_steps == 0
+    assert drifted((second,), None, None)[0].break_even_steps is None
+    with pytest.raises(DataError, match="7 steps, which do not make 8 windows"):
+        cut("day", day, 8)
+
+
+def test_what_cannot_be_timed_is_refused() -> None:
+    problem = two_tables()
+    plan = sharded(problem, "device", {0: ("gpu:0",), 1: ("gpu:1",)})
+    alone = Simulator(plan, ReplayOptions(1))
+    with pytest.raises(PlanMismatchError, match="one process for each of the 2 GPUs"):
+        StepTimer(alone.arrangement, Roofline())
+    with pytest.raises(PlanMismatchError, match="3 processes cannot share 2 GPUs"):
+        Simulator(plan, ReplayOptions(3))
+    with pytest.raises(PlacerError, match="'torchrec' has no constants"):
+        step_equation(TorchRec())
+    with pytest.raises(DataError, match="no batch"):
+        run(plan, [], problem)
+    with pytest.raises(PlanMismatchError, match=r"lacks features \['a'\]"):
+        run(plan, [one_id_chunk(np.zeros(3, np.int64))], problem)
+    with pytest.raises(DataError, match="id 9 is not a row of table 't'"):
+        run(cached_plan(9, 3), [one_id_chunk(np.array([9]))])
+    summary = TimeSummary.of([1.0, 2.0, 6.0])
+    assert (summary.mean_s, summary.p50_s) == (3.0, 2.0)
