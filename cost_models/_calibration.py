@@ -16,8 +16,9 @@ VERSION = 1
 TERMS = (
     "lookup",
     "lookup_byte",
-    "row",
+    *(f"row.{optimizer}" for optimizer in OPTIMIZERS),
     *(f"row_byte.{optimizer}" for optimizer in OPTIMIZERS),
+    "row_byte.large",
     "staged.row",
     "staged.row_byte",
     "hit.row",
@@ -35,6 +36,7 @@ TERMS = (
     "host.vector_byte",
     "output_vector",
     "output_byte",
+    "output_byte.large",
     "exchange_byte",
     "step",
     "arena",
@@ -42,7 +44,8 @@ TERMS = (
 )
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself. An *arena* is the tables of one width,
-dtype and optimizer, which kernels handle at once."""
+dtype and optimizer, which kernels handle at once; ``large`` comes on top where an arena's bytes of
+a step are too many for memory that is used again (see `cost_models.calibrated.largeness`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,10 @@ class Calibration:
         The state of an optimizer that was not measured costs what the dearest one's does.
         """
         found = self.constants.get(term)
-        if found is None and term.startswith("row_byte."):
-            return max((self.seconds(f"row_byte.{o}") for o in OPTIMIZERS
-                        if f"row_byte.{o}" in self.constants), default=0.0)  # fmt: skip
+        unit, _, optimizer = term.partition(".")
+        if found is None and optimizer in OPTIMIZERS:
+            others = (self.constants.get(f"{unit}.{other}") for other in OPTIMIZERS)
+            return max((other.value_s for other in others if other is not None), default=0.0)
         return 0.0 if found is None else found.value_s
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cost_models._base import Float
 from cost_models._calibration import TERMS, Calibration, Constant, Noise
 from cost_models._work import work_of
-from cost_models.calibrated import piece_shares
+from cost_models.calibrated import largeness, piece_shares
 from placer.calibration.cases import Case
 from placer.calibration.dataset import Dataset, case_sha256
 from placer.calibration.measure import NOISY_SPREAD, NOISY_WAIT, Clock, Measured
@@ -62,6 +62,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
     problem = case.problem()
     found = np.zeros((case.gpus, len(TERMS)))
     arena_shares, step_share = piece_shares(problem)
+    large = largeness(problem)
     for work in work_of(problem, case.plan()):
         assert work.gpu is not None, "cases have no shards of hosts"
         gpu = found[work.gpu]
@@ -81,8 +82,9 @@ def amounts(case: Case, *, tiers: bool) -> Float:
             optimizer = problem.profile.tables[work.table].table.optimizer
             add("lookup", work.lookups)
             add("lookup_byte", work.lookups * work.weight_bytes)
-            add("row", work.rows)
+            add(f"row.{optimizer}", work.rows)
             add(f"row_byte.{optimizer}", work.rows * work.row_bytes)
+            add("row_byte.large", work.rows * work.row_bytes * large[work.table][0])
             if kind == "uva":
                 add("uva.lookup", work.lookups)
             if kind in ("hit", "miss"):
@@ -94,6 +96,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
                 add("cache_row", work.cache_rows)
         add("output_vector", work.output_vectors)
         add("output_byte", work.output_bytes)
+        add("output_byte.large", work.output_bytes * large[work.table][1])
         if case.gpus > 1:
             add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
         add("arena", work.pieces * arena_shares[work.table])

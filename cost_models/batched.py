@@ -233,4 +233,5 @@ def _members(ranks: Int, slices: Int) -> Float:
     """How many members of each slice lie in each segment of ranks, shape (slices, segments)."""
     start, stop, step = slices.T[:, :, None]
     below = -(-(np.clip(ranks, start, stop) - start) // step)
-    return np.diff(below, axis=1).astype(np.float64)
+    inside: Float = np.diff(below, axis=1).astype(np.float64)
+    return inside

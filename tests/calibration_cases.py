@@ -11,13 +11,16 @@ from cost_models._calibration_fit import amounts
 from placer.calibration import Case, Dataset, Measured, Measurement, Setting
 
 SECONDS = {
-    "lookup": 3e-8, "lookup_byte": 3e-10, "row": 2e-7,
+    "lookup": 3e-8, "lookup_byte": 3e-10,
+    "row.sgd": 1e-7, "row.adagrad": 2e-7, "row.rowwise_adagrad": 2.5e-7, "row.adam": 3e-7,
     "row_byte.sgd": 8e-10, "row_byte.adagrad": 1.5e-9, "row_byte.rowwise_adagrad": 1e-9,
-    "row_byte.adam": 1.2e-9, "staged.row": 3e-7, "staged.row_byte": 1e-9, "hit.row": 1e-7,
+    "row_byte.adam": 1.2e-9, "row_byte.large": 4e-9,
+    "staged.row": 3e-7, "staged.row_byte": 1e-9, "hit.row": 1e-7,
     "miss.row": 4e-7, "miss.row_byte": 1e-9, "cache_row": 3e-8, "uva.lookup": 1e-9,
     "uva.row": 2e-8, "uva.row_byte": 2e-10, "host.lookup": 2e-8, "host.lookup_byte": 2e-10,
     "host.row": 1e-7, "host.row_byte": 3e-10, "host.vector": 3e-8, "host.vector_byte": 3e-10,
-    "output_vector": 5e-8, "output_byte": 2e-10, "exchange_byte": 1e-9, "step": 1e-3,
+    "output_vector": 5e-8, "output_byte": 2e-10, "output_byte.large": 1e-9,
+    "exchange_byte": 1e-9, "step": 1e-3,
     "arena": 5e-4, "shard": 5e-5,
 }  # fmt: skip
 """About what one core of a CPU takes with tiers of its own."""

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calibration_cases import SECONDS, calibration
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from problem_cases import problem_of, problems, zipf_table
@@ -16,8 +18,8 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 from test_cost_models import CostModelContract, examples
 
+from cli import main
 from cost_models import Calibrated, CostModel, Roofline, _learned_shipped, cost_model
-from cost_models._calibration import Calibration, Constant
 from cost_models._learned_features import FREE_FEATURES, MONOTONE_FEATURES, features
 from cost_models._learned_file import LearnedFile
 from cost_models._learned_fit import examples as examples_of
@@ -32,7 +34,7 @@ from cost_models.batched import BatchedCosts, ShardBatch
 from cost_models.learned import Learned
 from placer import Problem
 from placer.calibration import Case, Measured, Setting, random_cases
-from placer.calibration.dataset import Dataset, Measurement, machine
+from placer.calibration.dataset import FORMAT, VERSION, Dataset, Measurement, machine
 from placer.calibration.measure import resolved
 from placer.errors import DataError, PlacerError
 from placer.plan.verify import violations
@@ -61,39 +63,7 @@ def no_change(members: int = 2) -> Networks:
     return Networks(**{name: values.astype(np.float32) for name, values in found.items()})
 
 
-VALUES = {
-    "lookup": 3e-8,
-    "lookup_byte": 2e-10,
-    "row": 5e-8,
-    "row_byte.sgd": 5e-10,
-    "row_byte.adagrad": 6e-10,
-    "row_byte.rowwise_adagrad": 7e-10,
-    "row_byte.adam": 8e-10,
-    "staged.row": 2e-7,
-    "staged.row_byte": 4e-10,
-    "hit.row": 1e-8,
-    "miss.row": 3e-7,
-    "miss.row_byte": 4e-10,
-    "cache_row": 2e-8,
-    "uva.lookup": 6e-8,
-    "uva.row": 1e-7,
-    "uva.row_byte": 2e-10,
-    "host.lookup": 5e-8,
-    "host.lookup_byte": 3e-10,
-    "host.row": 1e-7,
-    "host.row_byte": 6e-10,
-    "host.vector": 5e-8,
-    "host.vector_byte": 2e-10,
-    "output_vector": 2e-8,
-    "output_byte": 3e-10,
-    "exchange_byte": 2e-10,
-    "step": 1e-4,
-    "arena": 1e-4,
-    "shard": 3e-5,
-}
-"""Seconds of every constant, of the size that a CPU has."""
-
-CALIBRATION = Calibration({name: Constant(v, v, v) for name, v in VALUES.items()})
+CALIBRATION = replace(calibration(), setting={"backend": "torch"})
 
 
 def learned(networks: Networks, residual: float = 0.1) -> Learned:
@@ -110,7 +80,7 @@ def at_random(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestLearned(CostModelContract):
     """With networks at random: the contract must not hang on what training finds."""
 
-    upkeep_s = VALUES["cache_row"] * float(np.exp(random_networks(1).level.max() + BOUND))
+    upkeep_s = SECONDS["cache_row"] * float(np.exp(random_networks(1).level.max() + BOUND))
 
     @pytest.fixture(autouse=True)
     def _file(self, at_random: Path) -> None:
@@ -554,3 +524,37 @@ def test_it_learns_of_one_executor_alone() -> None:
         learn([dataset_of(cases)], tiered)
     with pytest.raises(DataError, match="no data set"):
         learn([], CALIBRATION)
+
+
+def test_the_command_trains_on_what_was_measured_before(tmp_path: Path) -> None:
+    """All plans that it would measure are in its file already, so it measures none."""
+    data = dataset_of(random_cases(5, 10, plans=2))
+    setting = resolved(Setting("torch"))
+    header = {"format": FORMAT, "version": VERSION, "setting": asdict(setting), "machine": {}}
+    lines = [header] + [
+        {
+            "case": one.case.to_json(),
+            "repeat": one.repeat,
+            "seconds": 0.0,
+            "wall_s": one.measured.wall_s,
+            "cpu_s": one.measured.cpu_s,
+        }
+        for one in data.measurements
+    ]
+    measured, model = tmp_path / "model.measurements.jsonl", tmp_path / "model.safetensors"
+    measured.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = measured.read_bytes()
+    asked = ["calibrate", "--backend", "torch", "--clock", "cpu", "--format", "json"]
+    run = CliRunner().invoke(
+        main, [*asked, "--learn", "--seed", "5", "--workloads", "10", "-o", str(model)]
+    )
+    assert run.exit_code == 0, run.output
+    assert measured.read_bytes() == before
+    assert json.loads(run.stdout)["workloads"] == 10
+    case = next(random_cases(6, 1))
+    assert cost_model(f"learned:{model}").evaluate(case.problem(), case.plan()).step_time_s > 0
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps(line) + "\n" for line in lines[:16]))
+    refused = CliRunner().invoke(main, [*asked, "--learn-only", str(few), "-o", str(model)])
+    assert refused.exit_code == 1
+    assert "are too few to" in refused.stderr

@@ -120,8 +120,13 @@ def test_replicas_update_what_all_of_them_read() -> None:
     problem = problem_of(zipf_table("a", 50, 16, lookups=2), topology=machine(2), batch_size=64)
     plan = sharded(problem, "device", {0: ("gpu:0", "gpu:1")})
     (batch,) = drawn_batches(problem.profile, 128, 1)
-    (counts,) = Simulator(plan).run([batch])
+    simulator = Simulator(plan)
+    (counts,) = simulator.run([batch])
     distinct = np.unique(batch.features["a"].ids).size
+    work = counts.parts.lookups * (8 + 112 + 2 * 64) + 2 * distinct * 68
+    work += 2 * counts.served.output_bytes[0]
+    times = StepTimer(simulator.arrangement, Roofline(), problem.profile).times(counts)
+    assert times.hbm_s == pytest.approx(work / 1e12)
     assert counts.parts.update_rows.tolist() == [distinct, distinct]
     assert (counts.parts.rows <= distinct).all()
     # Of each row all but one of its holders send 64 bytes and an id, and it comes back once.
@@ -193,16 +198,18 @@ def test_other_caches_are_asked_batch_by_batch(seed: int, policy: str) -> None:
     found = run(plan, [one_id_chunk(ids) for ids in batches], cache_policy=policy)
     make = cache_factory(policy)  # type: ignore[arg-type]
     assert make is not None
-    cache, hit_lookups, hit_rows = make(64, 200), 0, 0
+    cache, hit_lookups, hit_rows, entered, left = make(64, 200), 0, 0, 0, 0
     for ids in batches:
         rows, counts = np.unique(ids, return_counts=True)
+        before = {row for row in range(200) if cache.holds(np.array([row]))[0]}
         hit = cache.step(rows, counts)
         hit_lookups, hit_rows = hit_lookups + int(counts[hit].sum()), hit_rows + int(hit.sum())
+        after = {row for row in range(200) if cache.holds(np.array([row]))[0]}
+        entered, left = entered + len(after - before), left + len(before - after)
     parts = found.totals.parts
     assert (parts.hit_lookups[0], parts.hit_rows[0]) == (hit_lookups, hit_rows)
-    assert parts.staged_rows[0] == parts.rows[0] - hit_rows
-    # What came and is not there any more has gone back.
-    assert parts.staged_rows[0] - parts.written_back_rows[0] <= 64
+    assert (parts.staged_rows[0], parts.written_back_rows[0]) == (entered, left)
+    assert parts.in_place_rows[0] == parts.rows[0] - hit_rows - entered
 
 
 def test_an_unknown_policy_is_told_with_those_that_there_are() -> None:

@@ -28,7 +28,7 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
         lengths: list[Int] = []
         for table in plan.tables:
             for feature in table.features:
-                bags = _lengths(rng, feature, samples if table.rows else 0, samples)
+                bags = _lengths(rng, feature, table.rows > 0, samples)
                 ranks = _ranks(rng, profile[table.name].cdf, int(bags.sum()))
                 order = ids_by_rank[table.name]
                 ids.append(ranks if order is None else order[ranks])
@@ -38,19 +38,21 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
         yield BagBatch(torch.from_numpy(joined), torch.from_numpy(offsets), samples)
 
 
-def _lengths(rng: np.random.Generator, feature: Feature, filled: int, samples: int) -> Int:
-    """Lookups of each sample's bag, shape (samples,)."""
-    if not filled:
+def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
+    """Lookups of each sample's bag, shape (samples,); all 0 where there is no row to look up."""
+    if not has_rows:
         return np.zeros(samples, np.int64)
-    least = min(1.0, feature.pooling_factor)
-    lengths: Int = int(least) + rng.poisson(feature.pooling_factor - int(least), samples)
-    return lengths * (rng.random(samples) < feature.coverage)
+    least = int(min(1.0, feature.pooling_factor))
+    drawn = least + rng.poisson(feature.pooling_factor - least, samples)
+    lengths: Int = drawn * (rng.random(samples) < feature.coverage)
+    return lengths
 
 
 def _ranks(rng: np.random.Generator, cdf: AccessCdf, size: int) -> Int:
     quantiles = rng.random(size) * cdf.shares[-1]
-    ranks = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
-    return np.minimum(ranks, cdf.rows - 1)
+    ranks: Int = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
+    last: Int = np.minimum(ranks, cdf.rows - 1)
+    return last
 
 
 def _ids_by_rank(plan: Plan, table: str) -> Int | None:

@@ -57,11 +57,11 @@ class Effort:
         Batches that the steps cycle through.
     """
 
-    least_steps: int = 10
-    most_steps: int = 200
-    least_s: float = 0.3
-    most_s: float = 3.0
-    batches: int = 24
+    least_steps: int = 8
+    most_steps: int = 100
+    least_s: float = 0.25
+    most_s: float = 2.0
+    batches: int = 12
 
 
 QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)

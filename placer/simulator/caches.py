@@ -141,6 +141,11 @@ class LruBatchCache:
         self._step += 1
         return hit
 
+    def holds(self, rows: Int) -> Bool:
+        """See `placer.simulator.policy.BatchCache`."""
+        found: Bool = self._last_step[rows] != _EMPTY
+        return found
+
     def _evict(self, number: int) -> None:
         """Let the rows of the oldest steps go."""
         while number:
@@ -225,6 +230,11 @@ class SetAssociativeCache:
         self._admit(rows[~hit], sets[~hit])
         self._step += 1
         return hit
+
+    def holds(self, rows: Int) -> Bool:
+        """See `placer.simulator.policy.BatchCache`."""
+        found: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
+        return found
 
     def _admit(self, rows: Int, sets: Int) -> None:
         """Let rows in that are not held, as far as their sets give up places."""

@@ -16,7 +16,16 @@ CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
 
 
 class BatchCache(Protocol):
-    """A cache of the rows of one part, asked batch by batch."""
+    """A cache of the rows of one part, asked batch by batch.
+
+    Attributes
+    ----------
+    capacity, held : int
+        Rows that it has room for, and those that it holds.
+    """
+
+    capacity: int
+    held: int
 
     def step(
         self, rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
@@ -34,6 +43,10 @@ class BatchCache(Protocol):
         -------
         bool array, shape (n,)
         """
+        ...
+
+    def holds(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which rows are there now: bool, shape (n,)."""
         ...
 
 

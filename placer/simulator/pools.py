@@ -78,12 +78,12 @@ class ArenaPool:
         self, parts: list[Part], policy: PoolPolicy, make_cache: CacheFactory | None
     ) -> None:
         self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
-        self._caches: dict[int, _PartCache] = {}
+        self._caches: dict[int, BatchCache] = {}
         pooled = len(parts)
         if make_cache is not None:
             pooled = sum(part.lookup == "staged" for part in parts)
             self._caches = {
-                at: _PartCache(make_cache(part.cache_rows, part.row_count), part.cache_rows)
+                at: make_cache(part.cache_rows, part.row_count)
                 for at, part in enumerate(parts)
                 if part.lookup == "cached"
             }
@@ -95,7 +95,7 @@ class ArenaPool:
         self._pool = HbmPool(ranges, 0, "cpu", policy) if ranges else None
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
         self.entries = 0 if self._pool is None else self._pool.entries
-        self.entries += sum(cache.entries for cache in self._caches.values())
+        self.entries += sum(cache.capacity for cache in self._caches.values())
         self._in_pool = sum(
             min(part.cache_rows, part.row_count) for part in parts[:pooled] if part.cache_rows
         )
@@ -144,8 +144,13 @@ class ArenaPool:
                 self._pool.mark_dirty(self._last_entries)
         for at, cache in self._caches.items():
             here = slice(int(edges[at]), int(edges[at + 1]))
-            hit[here] = cache.step(slots[here] - self._starts[at], counts[here])
-            written[at] = cache.evicted
+            asked, held = slots[here] - self._starts[at], cache.held
+            hit[here] = cache.step(asked, counts[here])
+            # A row may have come and gone within the step: then it was read in place.
+            in_place[here] = ~hit[here] & ~cache.holds(asked)
+            entered = asked.size - np.count_nonzero(hit[here] | in_place[here])
+            # All that a cache holds has been updated, so that whatever leaves is written back.
+            written[at] = held + entered - cache.held
         self._open[ticket] = slots, slots[in_place]
         rows = np.diff(edges)
         hit_rows, in_place_rows = _sums(hit, edges), _sums(in_place, edges)
@@ -182,24 +187,6 @@ class ArenaPool:
         outgoing = found.moves.outgoing.numpy()
         in_place = (found.entries < 0).numpy()
         return hit, in_place, int(found.moves.count), outgoing[outgoing >= 0]
-
-
-class _PartCache:
-    """A cache of one part, and how many of its entries hold a row."""
-
-    def __init__(self, cache: BatchCache, entries: int) -> None:
-        self.entries, self.held, self.evicted = entries, 0, 0
-        self._cache = cache
-
-    def step(self, rows: Int, counts: Int) -> npt.NDArray[np.bool_]:
-        """Which rows were there; what has to leave for the others is counted."""
-        hit = self._cache.step(rows, counts)
-        missed = int(rows.size - np.count_nonzero(hit))
-        held = min(self.entries, self.held + missed)
-        # All that a cache holds has been updated, so that whatever leaves is written back.
-        self.evicted = self.held + missed - held
-        self.held = held
-        return hit
 
 
 def _end(part: Part) -> int:
