@@ -1008,33 +1008,76 @@ def train(
 
 @main.command()
 @click.argument("path", type=_PATH)
-@click.option("--data", "logs", type=_PATH, multiple=True,
-              help="Log files to replay; may be given more than once.")
-@click.option("--then", "later", type=_PATH, multiple=True,
-              help="A log that follows, as a window of its own; may be given more than once.")
-@click.option("--data-format", type=click.Choice(FORMATS),
-              help="By default what the file's suffix says.")
-@click.option("--profile", "profile_path", type=_PATH,
-              help="Whose id mapping to use, and what to draw from without --data; by default "
-              "the profile that the plan names.")
-@click.option("--batch-size", type=click.IntRange(1),
-              help="Samples per GPU and step; by default the plan's.")
-@click.option("--batches", type=click.IntRange(1),
-              help="At most so many of each log; without --data, so many are drawn.")
+@click.option(
+    "--data",
+    "logs",
+    type=_PATH,
+    multiple=True,
+    help="Log files to replay; may be given more than once.",
+)
+@click.option(
+    "--then",
+    "later",
+    type=_PATH,
+    multiple=True,
+    help="A log that follows, as a window of its own; may be given more than once.",
+)
+@click.option(
+    "--data-format", type=click.Choice(FORMATS), help="By default what the file's suffix says."
+)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=_PATH,
+    help="Whose id mapping to use, and what to draw from without --data; by default "
+    "the profile that the plan names.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="Samples per GPU and step; by default the plan's."
+)
+@click.option(
+    "--batches",
+    type=click.IntRange(1),
+    help="At most so many of each log; without --data, so many are drawn.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of drawn batches.")
-@click.option("--cache-policy", type=click.Choice(CACHE_POLICIES), default="lfu",
-              show_default=True, help="Which rows cached shards keep: lfu and rank as the "
-              "executor does, the others as other systems do.")
-@click.option("--look-ahead/--no-look-ahead", default=True, show_default=True,
-              help="Whether rows are brought while the batch before trains.")
-@click.option("--windows", type=click.IntRange(1), default=1, show_default=True,
-              help="Equal parts of each log to tell apart.")
-@click.option("--against", "other_path", type=_PATH,
-              help="Another plan for the same batches, such as one made for today's: when does "
-              "going over to it pay?")
+@click.option(
+    "--cache-policy",
+    type=click.Choice(CACHE_POLICIES),
+    default="lfu",
+    show_default=True,
+    help="Which rows cached shards keep: lfu and rank as the "
+    "executor does, the others as other systems do.",
+)
+@click.option(
+    "--look-ahead/--no-look-ahead",
+    default=True,
+    show_default=True,
+    help="Whether rows are brought while the batch before trains.",
+)
+@click.option(
+    "--windows",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Equal parts of each log to tell apart.",
+)
+@click.option(
+    "--against",
+    "other_path",
+    type=_PATH,
+    help="Another plan for the same batches, such as one made for today's: when does "
+    "going over to it pay?",
+)
 @_model_option
-@click.option("--format", "output", type=click.Choice(["table", "json"]), default="table",
-              show_default=True, help="How the result is printed; json has every step.")
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How the result is printed; json has every step.",
+)
 def simulate(
     path: Path,
     logs: tuple[Path, ...],
@@ -1530,19 +1573,46 @@ placer sweep --model m3 --platform big-basin,16xcpu --vary rows --set pooling=20
 placer sweep --vary pooling --vary rows=1e5,1e6,1e7 --grid --format csv
 """
 )
-@click.option("--platform", "names", default="big-basin,zion,8xh200,16xcpu", show_default=True,
-              help="Comma-separated: presets of topologies, 16xcpu for CPU servers, auto.")
-@click.option("--vary", "varied", multiple=True, metavar="AXIS[=VALUES]",
-              help=f"Such as sparse=4,16,64; repeatable. By default {', '.join(DEFAULT_AXES)}.")
+@click.option(
+    "--platform",
+    "names",
+    default="big-basin,zion,8xh200,16xcpu",
+    show_default=True,
+    help="Comma-separated: presets of topologies, 16xcpu for CPU servers, auto.",
+)
+@click.option(
+    "--vary",
+    "varied",
+    multiple=True,
+    metavar="AXIS[=VALUES]",
+    help=f"Such as sparse=4,16,64; repeatable. By default {', '.join(DEFAULT_AXES)}.",
+)
 @click.option("--grid", is_flag=True, help="All combinations, not one axis at a time.")
-@click.option("--model", "preset", type=click.Choice(list(MODELS)), default="suite",
-              show_default=True, help="What is not varied: the test suite, or models of its paper.")
-@click.option("--set", "overrides", multiple=True, metavar="AXIS=VALUE",
-              help="Another value of the model; repeatable.")
-@click.option("--placements", default=",".join(PLACEMENTS), show_default=True,
-              help="Comma-separated.")
-@click.option("--parameter-servers", type=click.IntRange(1), default=PARAMETER_SERVERS,
-              show_default=True, help="CPU servers of placement remote.")
+@click.option(
+    "--model",
+    "preset",
+    type=click.Choice(list(MODELS)),
+    default="suite",
+    show_default=True,
+    help="What is not varied: the test suite, or models of its paper.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="AXIS=VALUE",
+    help="Another value of the model; repeatable.",
+)
+@click.option(
+    "--placements", default=",".join(PLACEMENTS), show_default=True, help="Comma-separated."
+)
+@click.option(
+    "--parameter-servers",
+    type=click.IntRange(1),
+    default=PARAMETER_SERVERS,
+    show_default=True,
+    help="CPU servers of placement remote.",
+)
 @click.option("--hbm", help="Memory budget of each GPU, such as 8GiB.")
 @click.option("--dram", help="DRAM budget of each host, such as 512GiB.")
 @_model_option

@@ -1,6 +1,8 @@
 """Batches drawn from a profile: as many independent samples as are asked for."""
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,8 @@ from placer.profile.profile import Profile, TableProfile
 from placer.tables import Feature
 
 Int = npt.NDArray[np.int64]
+
+_MOST_THREADS = 8
 
 
 def drawn_batches(
@@ -49,11 +53,15 @@ def drawn_batches(
     if not drawers:
         raise ProfileError("no table of the profile has a feature whose lookups could be drawn")
     dense = np.zeros((batch_size, 0), dtype=np.float32)
-    for _ in range(batches):
-        features = {
-            feature.name: _bags(feature, rows, batch_size, rng) for feature, rows, rng in drawers
-        }
-        yield Chunk(batch_size, features, dense)
+    # Each feature has a generator of its own: threads draw what one after the other would.
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+        for _ in range(batches):
+            bags = threads.map(
+                lambda drawer: _bags(drawer[0], drawer[1], batch_size, drawer[2]), drawers
+            )
+            yield Chunk(
+                batch_size, {d[0].name: b for d, b in zip(drawers, bags, strict=True)}, dense
+            )
 
 
 class _Rows:
