@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 # Triton's kernels run in its interpreter, for which it looks when a kernel's module is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Processes of ranks are forked from one that has imported what they need: that takes seconds.
+multiprocessing.set_forkserver_preload(["placer.checkpoint", "placer.training"])
 
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
 # looks at new ones. No test fails because the machine was slow.

@@ -34,7 +34,8 @@ def on_ranks(
     """What `target(rank, *args)` returns on each of `world` processes, `local` of them a host."""
     store = folder / "store"
     store.unlink(missing_ok=True)
-    mp.spawn(_entry, (world, local or world, target, folder, args), nprocs=world)
+    arguments = (world, local or world, target, folder, args)
+    mp.start_processes(_entry, arguments, nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
 

@@ -46,7 +46,8 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
     ("placement", "kind"), [("staged", "adam"), ("columns", "rowwise_adagrad")]
 )
 def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -> None:
-    mp.spawn(work, (str(tmp_path), placement, kind), WORLD)
+    arguments = (str(tmp_path), placement, kind)
+    mp.start_processes(work, arguments, WORLD, start_method="forkserver")
     whole = clicks(sparse=kind == "adam")
     trainers = optimizers(whole, kind)
     for step in range(STEPS):

@@ -39,7 +39,7 @@ def run(world: int, jobs: Sequence[Job], timeout_s: float = 60) -> Outcomes:
     """
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(
-            _rank, (world, folder, list(jobs), timeout_s), nprocs=world, start_method="spawn"
+            _rank, (world, folder, list(jobs), timeout_s), nprocs=world, start_method="forkserver"
         )
         results = [
             torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import threading
 from collections.abc import Iterator
 
@@ -170,7 +171,8 @@ def test_a_loop_that_ends_early_does_not_hang_the_others() -> None:
     # The longer loop waits for batch 3 before it trains on batch 2, and so does the other then.
     assert short[0] >= 2
     assert long[0] >= 2
-    assert "rank 1 of 2: exchanging header failed" in long[1]
+    # What it is doing when it finds out is a matter of time.
+    assert re.search(r"rank 1 of 2: exchanging (header|outputs|gradients) failed", long[1])
 
 
 class Sends:

@@ -44,7 +44,7 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
 
 @pytest.mark.parametrize("dies", ["killed", "stuck"])
 def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
         ranks = [context.Process(target=_train, args=(r, 2, folder, dies)) for r in range(2)]
         for process in ranks:
