@@ -7,12 +7,13 @@ READY := $(VENV)/.ready
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo test lint format bench bench-gpu clean
+.PHONY: help setup demo test coverage lint format bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
 	@echo "make demo DATA=path  the same on a log of your own"
 	@echo "make test            lint, types, layers and all tests"
+	@echo "make coverage        the tests once more, with the lines that they run counted"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
 	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
 	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
@@ -36,8 +37,14 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(PYTEST)
+
+# Tracing every line makes the tests slower: for whoever changes them, not for every change.
+coverage: setup
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 format: setup
 	$(BIN)/ruff format .

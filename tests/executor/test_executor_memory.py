@@ -18,7 +18,7 @@ from placer.plan.plan import Lookup, RowOrder, Shard
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Gpu, Host, Link, Topology
 
-ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 256, 8
+ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 128, 8
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

@@ -5,4 +5,4 @@ from executor_contract import BackendContract
 
 class TestTriton(BackendContract):
     backend = "triton"
-    thread_samples = 40  # The interpreter has one thread.
+    thread_samples = 12  # The interpreter has one thread.
