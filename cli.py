@@ -223,6 +223,15 @@ _PATH = click.Path(path_type=Path)
 _OUTPUTS = click.Choice(["table", "json", "csv"])
 _output_option = click.option("--format", "output", type=_OUTPUTS, default="table",
                               show_default=True, help="How the result is printed.")  # fmt: skip
+
+
+def _detailed_output(what: str) -> Callable[[Any], Any]:
+    """`--format` of a command whose JSON has more than its table, and no rows for CSV."""
+    return click.option("--format", "output", type=click.Choice(["table", "json"]), default="table",
+                        show_default=True,
+                        help=f"How the result is printed; json has {what}.")  # fmt: skip
+
+
 _constraints_option = click.option(
     "--constraints", "constraints_path", type=_PATH, metavar="FILE",
     help="Pins, tiers and groups of tables, memory to keep free: YAML or TOML.")  # fmt: skip
@@ -864,14 +873,7 @@ class _Backend(click.ParamType):  # type: ignore[type-arg]  # Generic in the new
 @click.option("--checkpoints", type=_PATH, help="Folder to save checkpoints to.")
 @click.option("--every", type=click.IntRange(1), help="Steps between checkpoints.")
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the result is printed; json has every loss.",
-)
+@_detailed_output("every loss")
 def train(
     plan_path: Path,
     logs: tuple[Path, ...],
@@ -1070,14 +1072,7 @@ def train(
     "going over to it pay?",
 )
 @_model_option
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="How the result is printed; json has every step.",
-)
+@_detailed_output("every step")
 def simulate(
     path: Path,
     logs: tuple[Path, ...],
