@@ -912,6 +912,7 @@ def train(
         raise click.UsageError("--trace-steps needs --trace: the file to write to")
     # Else the profiler's library tells on stderr when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from placer.executor import keep_freed_memory
     from placer.training import CheckpointPolicy, TraceRequest, TrainConfig
     from placer.training import train as train_dlrm
     from placer.training.checkpoint import exist
@@ -920,6 +921,7 @@ def train(
     speaks, world = rank_of_launcher() == 0, world_of_launcher()
     if resume and checkpoints is None:
         raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
+    keep_freed_memory()
     loaded = placer.Plan.load(plan_path)
     log = _training_log(loaded, plan_path, profile_path, logs, data_format)
     eval_log = (
@@ -1199,7 +1201,8 @@ def _training_log(
                  help="Processes that train together over gloo: exchanges are measured too."),
     click.option("--threads", type=click.IntRange(1), default=1, show_default=True,
                  help="Of each process."),
-    click.option("--budget", default="3min", show_default=True, help="Time to measure."),
+    click.option("--budget", default="5min", show_default=True,
+                 help="Time to measure: cases once, then again while there is time."),
     click.option("--clock", type=click.Choice(["wall", "cpu"]), default="wall", show_default=True,
                  help="cpu takes the processor's time, where others use the machine too."),
     click.option("--resume/--fresh", default=True, show_default=True,
@@ -1256,15 +1259,15 @@ def calibrate(
         return
     if not resume:
         measured.unlink(missing_ok=True)
-    limit_s = parse_seconds(budget)
+    limit_s, passes = parse_seconds(budget), 2
     cases = (
         list(random_cases(seed, workloads, plans=2, gpus=ranks))
         if learn
         else list(designed_cases(tiers=setting.tiers, gpus=ranks))
     )
     with _stoppable() as stop, _bar("cases") as update:
-        collect(cases, measured, setting, budget_s=limit_s, stop=stop,
-                on_case=lambda done: update(done, len(cases)))  # fmt: skip
+        collect(cases, measured, setting, budget_s=limit_s, repeats=passes, stop=stop,
+                on_case=lambda done: update(done, passes * len(cases)))  # fmt: skip
     if learn:
         _train_model((measured,), calibration, clock, seed, output, file)
         return

@@ -18,7 +18,6 @@ TERMS = (
     "lookup_byte",
     *(f"row.{optimizer}" for optimizer in OPTIMIZERS),
     *(f"row_byte.{optimizer}" for optimizer in OPTIMIZERS),
-    "row_byte.large",
     "staged.row",
     "staged.row_byte",
     "hit.row",
@@ -36,7 +35,6 @@ TERMS = (
     "host.vector_byte",
     "output_vector",
     "output_byte",
-    "output_byte.large",
     "exchange_byte",
     "step",
     "arena",
@@ -44,8 +42,7 @@ TERMS = (
 )
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself. An *arena* is the tables of one width,
-dtype and optimizer, which kernels handle at once; ``large`` comes on top where an arena's bytes of
-a step are too many for memory that is used again (see `cost_models.calibrated.largeness`)."""
+dtype and optimizer, which kernels handle at once."""
 
 
 @dataclass(frozen=True, slots=True)

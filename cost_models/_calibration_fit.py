@@ -19,10 +19,10 @@ import numpy.typing as npt
 from cost_models._base import Float
 from cost_models._calibration import TERMS, Calibration, Constant, Noise
 from cost_models._work import work_of
-from cost_models.calibrated import largeness, piece_shares
+from cost_models.calibrated import piece_shares
 from placer.calibration.cases import Case
-from placer.calibration.dataset import Dataset, case_sha256
-from placer.calibration.measure import NOISY_SPREAD, NOISY_WAIT, Clock, Measured
+from placer.calibration.dataset import Dataset, repeated
+from placer.calibration.measure import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.errors import PlacerError
 
 LEAST_CASES = 12
@@ -62,7 +62,6 @@ def amounts(case: Case, *, tiers: bool) -> Float:
     problem = case.problem()
     found = np.zeros((case.gpus, len(TERMS)))
     arena_shares, step_share = piece_shares(problem)
-    large = largeness(problem)
     for work in work_of(problem, case.plan()):
         assert work.gpu is not None, "cases have no shards of hosts"
         gpu = found[work.gpu]
@@ -84,7 +83,6 @@ def amounts(case: Case, *, tiers: bool) -> Float:
             add("lookup_byte", work.lookups * work.weight_bytes)
             add(f"row.{optimizer}", work.rows)
             add(f"row_byte.{optimizer}", work.rows * work.row_bytes)
-            add("row_byte.large", work.rows * work.row_bytes * large[work.table][0])
             if kind == "uva":
                 add("uva.lookup", work.lookups)
             if kind in ("hit", "miss"):
@@ -96,7 +94,6 @@ def amounts(case: Case, *, tiers: bool) -> Float:
                 add("cache_row", work.cache_rows)
         add("output_vector", work.output_vectors)
         add("output_byte", work.output_bytes)
-        add("output_byte.large", work.output_bytes * large[work.table][1])
         if case.gpus > 1:
             add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
         add("arena", work.pieces * arena_shares[work.table])
@@ -106,18 +103,11 @@ def amounts(case: Case, *, tiers: bool) -> Float:
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
-    """What a data set says of each of its cases: the median of the medians."""
+    """What a data set says of each of its cases."""
     tiers = dataset.setting.tiers
-    times: dict[str, tuple[Case, list[Measured]]] = {}
-    for found in dataset.measurements:
-        times.setdefault(case_sha256(found.case), (found.case, []))[1].append(found.measured)
     return [
-        Observation(
-            case,
-            amounts(case, tiers=tiers),
-            statistics.median(measured.seconds(clock) for measured in measurements),
-        )
-        for case, measurements in times.values()
+        Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
+        for case, measured in repeated(dataset.measurements)
     ]
 
 

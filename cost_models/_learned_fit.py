@@ -15,7 +15,7 @@ from cost_models._learned_training import Example, train
 from cost_models.calibrated import Calibrated
 from placer.calibration import Dataset
 from placer.calibration.dataset import repeated
-from placer.calibration.measure import Clock
+from placer.calibration.measure import Clock, step_s
 from placer.errors import DataError
 
 _SAME = ("backend", "device", "threads")
@@ -74,7 +74,7 @@ def learn(
 def examples(
     datasets: Sequence[Dataset], calibration: Calibration, clock: Clock = "wall"
 ) -> list[Example]:
-    """The measured plans of data sets, as the networks see them; repeats by their median."""
+    """The measured plans of data sets, as the networks see them."""
     model = Calibrated(calibration)
     found = []
     for dataset in datasets:
@@ -82,8 +82,8 @@ def examples(
             problem = case.problem()
             free, monotone = features(problem)
             parts_s = contributions(model, problem, case.plan())
-            step_s = float(np.median([times.seconds(clock) for times in measured]))
-            found.append(Example(case.workload, free, monotone, parts_s, step_s))
+            seconds = step_s(measured, clock)
+            found.append(Example(case.workload, free, monotone, parts_s, seconds))
     return found
 
 

@@ -32,6 +32,9 @@ _LEVEL_PENALTY = 1e-3
 _FACTOR_PENALTY = 1e-3
 """Of squared logarithms: constants stay as calibrated where measurements say nothing of them."""
 
+_OUTLIER = 0.15
+"""Log errors beyond this count less than their square."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
@@ -82,7 +85,10 @@ def train(
     epochs: int = _EPOCHS,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> Fit:
-    """Fit an ensemble to measured plans: least squares of log(predicted / measured), by Adam.
+    """Fit an ensemble to measured plans: robust squares of log(predicted / measured), by Adam.
+
+    Outliers count little (Cauchy's loss, as in the fit of constants): other load makes some times
+    too long.
 
     The workloads are dealt into as many parts as there are members. Each member starts from its
     own weights, and keeps those with which it was best on its own part, which it is not fitted
@@ -113,7 +119,7 @@ def train(
     for epoch in range(epochs + 1):
         error, penalty = data.log_errors(parameters)
         with torch.no_grad():
-            loss = (error.square() * held_out).sum(1) / held_out.sum(1)
+            loss = (_robust(error) * held_out).sum(1) / held_out.sum(1)
             better = loss < least * (1 - 1e-4)
             if better.any():
                 best_epoch = epoch
@@ -126,7 +132,7 @@ def train(
         if epoch - best_epoch > _PATIENCE:
             break
         # Members have no weight in common, so their sum trains each by itself.
-        total = ((error.square() * fitted).sum(1) / fitted.sum(1) + penalty).sum()
+        total = ((_robust(error) * fitted).sum(1) / fitted.sum(1) + penalty).sum()
         optimizer.zero_grad()
         total.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -139,6 +145,11 @@ def train(
         base = data.base_log_errors()
     unseen = errors[held_out.int().argmax(0), torch.arange(len(examples))]
     return Fit(networks, unseen.numpy(), base.numpy(), epoch)
+
+
+def _robust(log_errors: Tensor) -> Tensor:
+    """As the square where errors are small, and ever less beyond `_OUTLIER`."""
+    return _OUTLIER**2 * torch.log1p((log_errors / _OUTLIER).square())
 
 
 def _check(examples: Sequence[Example]) -> None:

@@ -12,17 +12,10 @@ from collections import Counter
 from functools import cached_property
 
 from cost_models._calibration import Calibration
-from cost_models._exchange import output_bytes
 from cost_models._step import StepEquation
 from cost_models._unit_costs import NOTHING, Rates, ReadCosts, UnitCosts
-from placer.plan.buffers import output_vectors
 from placer.problem import Problem
 from placer.tables import OptimizerName, Table
-
-LARGE_BYTES = 24 << 20, 48 << 20
-"""Temporary arrays of up to so many bytes are all used again, and of so many all are new. Beyond
-32 MiB glibc's allocator asks the system for fresh pages each time, which cost more than what is
-written into them (M_MMAP_THRESHOLD in mallopt(3)). In between some of a step's arrays are."""
 
 LEAST_SHARD_S = 1e-7
 """A shard takes at least a few calls; a fit may find no more than its pieces take."""
@@ -44,7 +37,6 @@ class Calibrated(StepEquation):
         # Of the last problem that was asked about: costs by table and by exchange.
         self._problem: weakref.ref[Problem] | None = None
         self._pieces: list[float] = []
-        self._large: list[tuple[float, float]] = []
         self._costs: dict[tuple[int, float], UnitCosts] = {}
 
     @classmethod
@@ -68,14 +60,11 @@ class Calibrated(StepEquation):
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
             self._pieces = piece_costs(self.calibration, problem)
-            self._large = largeness(problem)
         key = table, self._exchange_byte_s(problem, gpu)
         costs = self._costs.get(key)
         if costs is None:
             spec = problem.profile.tables[table].table
-            costs = self._costs[key] = self._costs_of(
-                spec, self._pieces[table], key[1], *self._large[table]
-            )
+            costs = self._costs[key] = self._costs_of(spec, self._pieces[table], key[1])
         return costs
 
     def extra_cut_s(self, problem: Problem) -> float | None:
@@ -108,20 +97,12 @@ class Calibrated(StepEquation):
             for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam")
         }
 
-    def _costs_of(
-        self,
-        table: Table,
-        piece_s: float,
-        exchange_byte_s: float,
-        large_rows: float,
-        large_outputs: float,
-    ) -> UnitCosts:
+    def _costs_of(self, table: Table, piece_s: float, exchange_byte_s: float) -> UnitCosts:
         of, own = self.calibration.seconds, self._in_hbm[table.optimizer]
-        own += Rates(row_byte_s=large_rows * of("row_byte.large"))
         device = ReadCosts(own)
         fixed = {
             "output_vector_s": of("output_vector"),
-            "output_byte_s": of("output_byte") + large_outputs * of("output_byte.large"),
+            "output_byte_s": of("output_byte"),
             "exchange_byte_s": exchange_byte_s,
             "piece_s": piece_s,
             "shard_s": self._shard_s,
@@ -158,31 +139,6 @@ class Calibrated(StepEquation):
             cache_row_s=of("cache_row"),
             **fixed,
         )
-
-
-def largeness(problem: Problem) -> list[tuple[float, float]]:
-    """How far each table's arena outgrows memory that is used again, from 0 to 1.
-
-    By the rows that a step touches in all its tables, and by the vectors that it returns.
-    """
-    samples = problem.batch_size  # As if tables were spread evenly over the GPUs.
-    touched: Counter[tuple[int, str, str]] = Counter()
-    returned: Counter[tuple[int, str, str]] = Counter()
-    for profile in problem.profile:
-        spec, gpus = profile.table, len(problem.topology.gpus)
-        lookups = problem.global_batch_size * spec.lookups_per_sample
-        unique = profile.cdf.unique(lookups)
-        key = spec.dim, spec.dtype, spec.optimizer
-        touched[key] += int(unique * spec.weight_bytes_per_row() / gpus)
-        vectors = output_vectors(spec, samples, samples * spec.lookups_per_sample)
-        returned[key] += int(output_bytes(vectors, spec.dim))
-    keys = [(p.table.dim, p.table.dtype, p.table.optimizer) for p in problem.profile]
-    return [(_part_of_large(touched[key]), _part_of_large(returned[key])) for key in keys]
-
-
-def _part_of_large(size_bytes: float) -> float:
-    low, high = LARGE_BYTES
-    return min(1.0, max(0.0, (size_bytes - low) / (high - low)))
 
 
 def piece_costs(calibration: Calibration, problem: Problem) -> list[float]:

@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
@@ -19,7 +19,13 @@ from torch import Tensor
 
 from placer.calibration.batches import drawn_batches
 from placer.errors import BackendError
-from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, look_ahead
+from placer.executor import (
+    BagBatch,
+    PlacedEmbeddings,
+    ShardedEmbeddings,
+    keep_freed_memory,
+    look_ahead,
+)
 from placer.executor.backends import make_backend
 from placer.executor.rule import STATE
 from placer.plan.plan import Plan
@@ -100,6 +106,11 @@ class Measured:
         """Whether something else ran on the machine, or the steps differ too much."""
         waited = self.seconds("wall") > (1 + NOISY_WAIT) * self.seconds("cpu")
         return waited or self.spread() > NOISY_SPREAD
+
+
+def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
+    """Step time of what was measured several times: the least, as other load comes in bursts."""
+    return min(times.seconds(clock) for times in measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +353,7 @@ def _quiet(setting: Setting, rank: int) -> Iterator[None]:
     if hasattr(os, "sched_getaffinity"):
         cores = os.sched_getaffinity(0)
     torch.set_num_threads(setting.threads)
+    keep_freed_memory()  # As `placer train` does.
     try:
         if setting.pinned and cores and len(cores) >= setting.ranks * setting.threads:
             first = rank * setting.threads
