@@ -5,11 +5,12 @@
     python benchmarks/cost_accuracy.py report --backend tiered
 
 `measure` appends to files in benchmarks/results/ and goes on where it ended: call it until it says
-that all is measured. The calibration set is that of `placer calibrate`. The test set is drawn with
-another seed: 6 workloads under 50 random plans each, and 100 workloads under one plan each; all are
-measured three times, minutes apart. A step time is the least of a case's measurements, as whatever
-else runs only ever adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs,
-trained by two processes over gloo.
+that all is measured. They may be compressed then (`gzip -9`), as those that are committed are. The
+calibration set is that of `placer calibrate`. The test set is drawn with another seed: 6 workloads
+under 50 random plans each, and 100 workloads under one plan each; all are measured `--repeats`
+times, minutes apart. A step time is the least of a case's measurements, as whatever else runs only ever
+adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs, trained by two processes
+over gloo.
 
 `report` fits constants to the calibration set alone and predicts the test set. The roofline of this
 machine (`--topology auto`), TorchRec's estimators and HugeCTR's formula (its ρ fitted too) get the
@@ -53,7 +54,7 @@ Predict = Callable[[Case], float]
 TEST_SEED = 1
 RANKED_WORKLOADS, RANKED_PLANS = 6, 50
 SINGLE_WORKLOADS = 100
-REPEATS = 3
+LEAST_REPEATS = 2
 
 RHOS = np.concatenate(([0.0], np.geomspace(0.01, 1000, 60)))
 
@@ -71,12 +72,12 @@ def file_of(what: str, setting: Setting) -> Path:
     return RESULTS / f"{name}.{'jsonl' if what != 'report' else 'json'}"
 
 
-def measure(what: str, setting: Setting, budget_s: float) -> None:
+def measure(what: str, setting: Setting, repeats: int, budget_s: float) -> None:
     """Append measurements to the file of a set."""
     if what == "calibration":
-        cases, repeats = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks)), 1
+        cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks))
     else:
-        cases, repeats = list(test_cases(setting.ranks)), REPEATS
+        cases = list(test_cases(setting.ranks))
     path, total = file_of(what, setting), len(cases) * repeats
 
     def show(done: int) -> None:
@@ -84,6 +85,12 @@ def measure(what: str, setting: Setting, budget_s: float) -> None:
 
     done = collect(cases, path, setting, budget_s=budget_s, repeats=repeats, on_case=show)
     print(f"\n{path}: {'all is measured' if done else 'call again to go on'}", file=sys.stderr)
+
+
+def read(what: str, setting: Setting) -> Dataset:
+    """A set that was measured, compressed or not."""
+    path = file_of(what, setting)
+    return Dataset.load(path if path.exists() else path.with_name(f"{path.name}.gz"))
 
 
 def by_model(model: CostModel, like: Topology) -> Predict:
@@ -217,14 +224,13 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 def report(setting: Setting, clock: str, learned: str | None, output: Path | None) -> None:
     """Fit, predict, print a table, write JSON and a picture."""
-    calibration = Dataset.load(file_of("calibration", setting))
-    test = Dataset.load(file_of("test", setting))
+    calibration, test = read("calibration", setting), read("test", setting)
     tested = list(repeated(test.measurements))
     like = Topology.parse("auto", hbm="1GiB")
     found, fitted = models(calibration, clock, like, learned)
-    tested = [(case, times) for case, times in tested if len(times) == REPEATS]
+    tested = [(case, times) for case, times in tested if len(times) >= LEAST_REPEATS]
     if not tested:
-        sys.exit(f"the test set has no case yet that is measured {REPEATS} times; go on measuring")
+        sys.exit(f"nothing in the test set is measured {LEAST_REPEATS} times yet; go on measuring")
     results = {name: accuracy(predict, tested, clock) for name, predict in found.items()}
     first = {case_sha256(case): times[0].seconds(clock) for case, times in tested}
     later = [(case, times[1:]) for case, times in tested]
@@ -266,6 +272,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--budget", default="9min")
+    parser.add_argument("--repeats", type=int, default=2, help="how often each case is measured")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--unpinned", action="store_true", help="let processes change cores")
     parser.add_argument("--learned", help="a learned model: learned:FILE")
@@ -279,7 +286,7 @@ def main() -> None:
     elif options.set is None:
         parser.error("measure what: calibration or test?")
     else:
-        measure(options.set, setting, parse_seconds(options.budget))
+        measure(options.set, setting, options.repeats, parse_seconds(options.budget))
 
 
 if __name__ == "__main__":

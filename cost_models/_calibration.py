@@ -38,11 +38,14 @@ TERMS = (
     "exchange_byte",
     "step",
     "arena",
+    "strip",
+    "row_cut",
     "shard",
 )
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself. An *arena* is the tables of one width,
-dtype and optimizer, which kernels handle at once."""
+dtype and optimizer, which kernels handle at once; a *strip* is the part on a GPU of a table that is
+cut by columns, and ``row_cut`` comes on top under row-wise Adagrad, whose state needs whole rows."""
 
 
 @dataclass(frozen=True, slots=True)

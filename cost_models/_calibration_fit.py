@@ -98,6 +98,9 @@ def amounts(case: Case, *, tiers: bool) -> Float:
             add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
         add("arena", work.pieces * arena_shares[work.table])
         add("step", work.pieces * step_share)
+        add("strip", work.strips)
+        if problem.profile.tables[work.table].table.optimizer == "rowwise_adagrad":
+            add("row_cut", work.strips)
         add("shard", work.shards)
     return found
 

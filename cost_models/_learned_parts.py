@@ -35,6 +35,7 @@ PARTS = (
     "piece",
     "shard",
     "cache_row",
+    "strip",
 )
 """``lookup`` and ``row``: what lookups and distinct rows cost in HBM, wherever they are. Those of
 a kind of read: what they cost besides. ``dram``: time of the host's memory, of all kinds."""
@@ -48,6 +49,7 @@ _OTHER_PARTS = {
     "piece": slice(3, 4),
     "shard": slice(4, 5),
     "cache_row": slice(5, 6),
+    "strip": slice(6, 7),
 }
 _KIND = {kind: number for number, kind in enumerate(READ_KINDS)}
 _PART = {part: number for number, part in enumerate(PARTS)}
@@ -163,5 +165,6 @@ def _amounts(work: Work) -> tuple[Float, Float]:
         work.pieces,
         work.shards,
         work.cache_rows,
+        work.strips,
     ]
     return of_gpu, of_dram

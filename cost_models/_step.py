@@ -211,6 +211,7 @@ class StepEquation(ABC):
         exchanged += row_sum_bytes(spec, float(unique[-1]), strips, len(problem.topology.gpus))
         fixed_s = (
             costs.piece_s
+            + (costs.strip_s if strips > 1 else 0.0)
             + costs.shard_s
             + returned * costs.output_vector_s
             + output * costs.output_byte_s

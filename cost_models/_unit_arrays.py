@@ -18,6 +18,7 @@ OTHERS = (
     "piece_s",
     "shard_s",
     "cache_row_s",
+    "strip_s",
 )
 """The last numbers of a row."""
 

@@ -111,6 +111,8 @@ class UnitCosts:
         For a row that a cache has room for, whether the step reads it or not.
     piece_s : float
         For the shards of a table with the same columns on a GPU, together.
+    strip_s : float
+        On top of that where the table is cut by columns.
     shard_s : float
         For each shard.
     """
@@ -127,6 +129,7 @@ class UnitCosts:
     piece_s: float = 0.0
     shard_s: float = 0.0
     cache_row_s: float = 0.0
+    strip_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:
         """Costs of reading rows in this way."""

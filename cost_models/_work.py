@@ -56,8 +56,8 @@ class Work:
         with the same columns on a GPU.
     exchanged_bytes : float
         All that the GPU sends and receives for the shard, spread evenly over all GPUs.
-    pieces, shards : float
-        1 where `UnitCosts.piece_s`, or `UnitCosts.shard_s`, is due; else 0.
+    pieces, strips, shards : float
+        1 where `UnitCosts.piece_s`, `strip_s` or `shard_s` is due; else 0.
     cache_rows : float
         Rows that the shard's cache has room for.
     """
@@ -75,6 +75,7 @@ class Work:
     output_bytes: float = 0.0
     exchanged_bytes: float = 0.0
     pieces: float = 0.0
+    strips: float = 0.0
     shards: float = 0.0
     cache_rows: float = 0.0
 
@@ -96,7 +97,7 @@ class Work:
             link_s,
             dram_s,
             self.exchanged_bytes * costs.exchange_byte_s,
-            self.pieces * costs.piece_s + self.shards * costs.shard_s,
+            self.pieces * costs.piece_s + self.strips * costs.strip_s + self.shards * costs.shard_s,
         )
 
 
@@ -209,5 +210,6 @@ def _returned(
         output_bytes=output,
         exchanged_bytes=exchanged,
         pieces=float(first),
+        strips=float(first and strips > 1),
         shards=1.0,
     )

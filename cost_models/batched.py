@@ -170,7 +170,8 @@ class BatchedCosts:
         exchanged = lookups * ID_BYTES + self._length_bytes[table] + 2 * output
         exchanged += self._row_sum_bytes[table] * unique * (shards.strips - 1)
         room = np.where(shards.kind == _HIT, shards.cache_rows, 0)
-        amounts = (returned, output, exchanged, 1.0, 1.0, room)  # As in `OTHERS`.
+        cut = shards.strips > 1
+        amounts = (returned, output, exchanged, 1.0, 1.0, room, cut)  # As in `OTHERS`.
         others = self._others[table]
         for number, amount in enumerate(amounts):
             found += amount * others[:, number]

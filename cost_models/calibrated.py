@@ -105,6 +105,8 @@ class Calibrated(StepEquation):
             "output_byte_s": of("output_byte"),
             "exchange_byte_s": exchange_byte_s,
             "piece_s": piece_s,
+            "strip_s": of("strip")
+            + (of("row_cut") if table.optimizer == "rowwise_adagrad" else 0.0),
             "shard_s": self._shard_s,
         }
         if not self.calibration.tiers:

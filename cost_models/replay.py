@@ -123,8 +123,9 @@ class StepTimer:
 
         self._vector_s, self._byte_s = constants("output_vector_s"), constants("output_byte_s")
         self._exchange_s = constants("exchange_byte_s")
-        shard_s, piece_s = constants("shard_s"), constants("piece_s")
+        shard_s, piece_s, strip_s = map(constants, ("shard_s", "piece_s", "strip_s"))
         self._launch_s = np.zeros(self._gpus)
+        whole = {(table.name, (0, table.dim)) for table in plan.tables}
         seen = set()
         for part in arrangement.parts:
             gpu = parts.gpu_number.get(part.device)
@@ -137,6 +138,8 @@ class StepTimer:
             if group not in seen:
                 seen.add(group)
                 self._launch_s[gpu] += piece_s[part.table, gpu]
+                if (shard.table, shard.cols) not in whole:
+                    self._launch_s[gpu] += strip_s[part.table, gpu]
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""

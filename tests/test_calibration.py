@@ -1,5 +1,6 @@
 """Measuring plans, files of measurements, and what constants are made of them."""
 
+import gzip
 import itertools
 import json
 import sys
@@ -178,6 +179,20 @@ def test_other_files_are_no_measurements(tmp_path: Path, text: str, words: str) 
         Dataset.load(path)
     with pytest.raises(DataError, match="cannot read"):
         Dataset.load(tmp_path / "none")
+
+
+def test_compressed_measurements_are_read_but_not_gone_on_with(tmp_path: Path) -> None:
+    path, packed = tmp_path / "m.jsonl", tmp_path / "m.jsonl.gz"
+    collect([small_case()], path, TIERED, effort=QUICK)
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert Dataset.load(packed) == Dataset.load(path)
+    with pytest.raises(DataError, match="gunzip it"):
+        collect([small_case()], packed, TIERED, effort=QUICK)
+    for damaged in (b"no gzip", packed.read_bytes()[:-20], packed.read_bytes()[:30] + b"\0" * 30):
+        packed.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot read"):
+            Dataset.load(packed)
+        packed.write_bytes(gzip.compress(path.read_bytes()))
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 Lines are appended as cases are measured, so that a run that ends early can be taken up again.
 """
 
+import gzip
 import hashlib
 import json
 import os
 import platform
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -51,7 +53,9 @@ class Dataset:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
-        """Read a file. Its last line may be cut short, as an interrupted run leaves it.
+        """Read a file, compressed if its name ends in ``.gz``.
+
+        Its last line may be cut short, as an interrupted run leaves it.
 
         Raises
         ------
@@ -59,20 +63,23 @@ class Dataset:
             If it is none, or of a newer version.
         """
         try:
-            lines = Path(path).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            data = Path(path).read_bytes()
+            if Path(path).suffix == ".gz":
+                data = gzip.decompress(data)
+            lines = data.decode("utf-8").split("\n")
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
             raise DataError(f"cannot read measurements from {path}: {error}") from error
         header = _header(lines[0], path)
         measurements = []
         for number, line in enumerate(lines[1:-1], 2):
             try:
-                data = json.loads(line)
+                found = json.loads(line)
                 measurements.append(
                     Measurement(
-                        Case.from_json(data["case"]),
-                        Measured(tuple(data["wall_s"]), tuple(data["cpu_s"])),
-                        int(data["repeat"]),
-                        float(data["seconds"]),
+                        Case.from_json(found["case"]),
+                        Measured(tuple(found["wall_s"]), tuple(found["cpu_s"])),
+                        int(found["repeat"]),
+                        float(found["seconds"]),
                     )
                 )
             except (ValueError, KeyError, TypeError, DataError) as error:
@@ -107,7 +114,7 @@ def collect(
     ----------
     cases : iterable of Case
     path : path
-        A new file, or one that was begun in the same setting.
+        A new file, or one that was begun in the same setting; not a compressed one.
     budget_s : float
         No case is begun after so many seconds.
     repeats : int
@@ -123,11 +130,13 @@ def collect(
     Raises
     ------
     DataError
-        If the file is of another setting.
+        If the file is of another setting, or compressed.
     """
     started = time.perf_counter()
     target = Path(path)
     done: dict[str, int] = {}
+    if target.suffix == ".gz":
+        raise DataError(f"{target} is compressed; gunzip it to go on measuring")
     if target.exists():
         known = Dataset.load(target)
         if known.setting != setting:
