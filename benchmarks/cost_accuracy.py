@@ -7,10 +7,10 @@
 `measure` appends to files in benchmarks/results/ and goes on where it ended: call it until it says
 that all is measured. They may be compressed then (`gzip -9`), as those that are committed are. The
 calibration set is that of `placer calibrate`. The test set is drawn with another seed: 6 workloads
-under 50 random plans each, and 100 workloads under one plan each; all are measured `--repeats`
-times, minutes apart. A step time is the least of a case's measurements, as whatever else runs only ever
-adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs, trained by two processes
-over gloo.
+under 50 random plans each, and 100 workloads under one plan each. All are measured `--repeats`
+times, minutes apart. A step time is the least of a case's measurements, as whatever else runs only
+ever adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs, trained by two
+processes over gloo.
 
 `report` fits constants to the calibration set alone and predicts the test set. The roofline of this
 machine (`--topology auto`), TorchRec's estimators and HugeCTR's formula (its ρ fitted too) get the

@@ -40,12 +40,20 @@ TERMS = (
     "arena",
     "strip",
     "row_cut",
+    "pool",
+    "split",
+    "split_lookup",
     "shard",
 )
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
-of ``miss`` on top of a hit; ``host`` stands for itself. An *arena* is the tables of one width,
-dtype and optimizer, which kernels handle at once; a *strip* is the part on a GPU of a table that is
-cut by columns, and ``row_cut`` comes on top under row-wise Adagrad, whose state needs whole rows."""
+of ``miss`` on top of a hit; ``host`` stands for itself.
+
+An *arena* is the tables of one width, dtype and optimizer, which kernels handle at once; ``pool``
+comes on top where any of its rows are staged or cached, ``split`` where rows of one table are read
+in several ways on one GPU. A *strip* is the part on a GPU of a table
+that is cut by columns; ``row_cut`` comes on top under row-wise Adagrad, whose state needs whole
+rows.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cost_models._base import Float
 from cost_models._calibration import TERMS, Calibration, Constant, Noise
 from cost_models._work import work_of
-from cost_models.calibrated import piece_shares
+from cost_models.calibrated import piece_shares, pool_share
 from placer.calibration.cases import Case
 from placer.calibration.dataset import Dataset, repeated
 from placer.calibration.measure import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
@@ -90,8 +90,11 @@ def amounts(case: Case, *, tiers: bool) -> Float:
             if kind in ("staged", "miss", "uva"):
                 add(f"{kind}.row", work.rows)
                 add(f"{kind}.row_byte", work.rows * work.row_bytes)
-            if tiers:
-                add("cache_row", work.cache_rows)
+        if tiers:
+            add("cache_row", work.cache_rows)
+            add("pool", work.pools * pool_share(arena_shares[work.table]))
+            add("split", work.splits)
+            add("split_lookup", work.split_lookups)
         add("output_vector", work.output_vectors)
         add("output_byte", work.output_bytes)
         if case.gpus > 1:

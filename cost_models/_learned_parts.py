@@ -36,6 +36,8 @@ PARTS = (
     "shard",
     "cache_row",
     "strip",
+    "pool",
+    "split",
 )
 """``lookup`` and ``row``: what lookups and distinct rows cost in HBM, wherever they are. Those of
 a kind of read: what they cost besides. ``dram``: time of the host's memory, of all kinds."""
@@ -50,6 +52,8 @@ _OTHER_PARTS = {
     "shard": slice(4, 5),
     "cache_row": slice(5, 6),
     "strip": slice(6, 7),
+    "pool": slice(7, 8),
+    "split": slice(8, 10),
 }
 _KIND = {kind: number for number, kind in enumerate(READ_KINDS)}
 _PART = {part: number for number, part in enumerate(PARTS)}
@@ -166,5 +170,8 @@ def _amounts(work: Work) -> tuple[Float, Float]:
         work.shards,
         work.cache_rows,
         work.strips,
+        work.pools,
+        work.splits,
+        work.split_lookups,
     ]
     return of_gpu, of_dram

@@ -157,7 +157,8 @@ class StepEquation(ABC):
         samples = problem.global_batch_size
         step_lookups = samples * spec.lookups_per_sample
         hot, lookups, unique = cumulative_load(profile, rows, step_lookups)
-        if cold in ("host", "cached"):  # Their costs jump beside none and all.
+        pool_s = costs.pool_s if cold in ("staged", "cached") else 0.0
+        if pool_s or cold in ("host", "cached"):  # Their costs jump beside none and all.
             hot, lookups, unique = with_steps_at_ends(hot, lookups, unique)
         cold_lookups, cold_unique = lookups[-1] - lookups, unique[-1] - unique
         members, row_bytes = int(hot[-1]), spec.bytes_per_row(width)
@@ -193,10 +194,14 @@ class StepEquation(ABC):
             gpu_s = gpu_s + cold_gpu.seconds(cold_lookups, cold_unique, 0.0)
             dram_s = dram_s + cold_dram.seconds(cold_lookups, cold_unique, 0.0)
         gpu_s, dram_s = np.array(gpu_s), np.array(dram_s)
+        split_s = costs.shard_s + costs.split_s + float(lookups[-1]) * costs.split_lookup_s
+        if cold == "staged" and members:
+            gpu_s[0] += pool_s
+            split_s += pool_s
         in_dram = ((members - hot) * row_bytes).astype(np.float64)
         if cold == "cached":
             in_dram = np.where(hot < members, float(members * row_bytes), 0.0)
-            gpu_s += hot * costs.cache_row_s
+            gpu_s += hot * costs.cache_row_s + pool_s
             # Ends of a cache's curve are shards without one: in place, or just in HBM.
             ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
             for end, kind in ends:
@@ -228,7 +233,7 @@ class StepEquation(ABC):
             hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
             dram_bytes=in_dram,
             # A cache and the rows behind it are one shard, and know their rows by id.
-            split_s=0.0 if cold == "cached" else costs.shard_s,
+            split_s=0.0 if cold == "cached" else split_s,
             split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
         )
 

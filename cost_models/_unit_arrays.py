@@ -19,6 +19,9 @@ OTHERS = (
     "shard_s",
     "cache_row_s",
     "strip_s",
+    "pool_s",
+    "split_s",
+    "split_lookup_s",
 )
 """The last numbers of a row."""
 

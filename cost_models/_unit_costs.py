@@ -113,6 +113,10 @@ class UnitCosts:
         For the shards of a table with the same columns on a GPU, together.
     strip_s : float
         On top of that where the table is cut by columns.
+    pool_s : float
+        On top of that where any of them is staged or cached.
+    split_s, split_lookup_s : float
+        On top of that, and for each of their lookups, where their rows are read in several ways.
     shard_s : float
         For each shard.
     """
@@ -130,6 +134,9 @@ class UnitCosts:
     shard_s: float = 0.0
     cache_row_s: float = 0.0
     strip_s: float = 0.0
+    pool_s: float = 0.0
+    split_s: float = 0.0
+    split_lookup_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:
         """Costs of reading rows in this way."""

@@ -1,5 +1,6 @@
 """How much work a plan asks of each GPU in a step: what unit costs are multiplied with."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from cost_models._exchange import (
 from cost_models._load import slice_load
 from cost_models._unit_costs import ReadKind, UnitCosts
 from placer.plan.buffers import cache_slices, output_vectors
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Lookup, Plan, Shard
 from placer.problem import Problem
 from placer.tables import Table
 
@@ -56,8 +57,10 @@ class Work:
         with the same columns on a GPU.
     exchanged_bytes : float
         All that the GPU sends and receives for the shard, spread evenly over all GPUs.
-    pieces, strips, shards : float
-        1 where `UnitCosts.piece_s`, `strip_s` or `shard_s` is due; else 0.
+    pieces, strips, pools, splits, shards : float
+        1 where that constant of `UnitCosts` (``piece_s``, ``strip_s``, …) is due; else 0.
+    split_lookups : float
+        Lookups for which `UnitCosts.split_lookup_s` is due.
     cache_rows : float
         Rows that the shard's cache has room for.
     """
@@ -76,7 +79,10 @@ class Work:
     exchanged_bytes: float = 0.0
     pieces: float = 0.0
     strips: float = 0.0
+    pools: float = 0.0
+    splits: float = 0.0
     shards: float = 0.0
+    split_lookups: float = 0.0
     cache_rows: float = 0.0
 
     def seconds(self, costs: UnitCosts) -> Seconds:
@@ -97,8 +103,31 @@ class Work:
             link_s,
             dram_s,
             self.exchanged_bytes * costs.exchange_byte_s,
-            self.pieces * costs.piece_s + self.strips * costs.strip_s + self.shards * costs.shard_s,
+            self.pieces * costs.piece_s
+            + self.strips * costs.strip_s
+            + self.pools * costs.pool_s
+            + self.splits * costs.split_s
+            + self.split_lookups * costs.split_lookup_s
+            + self.shards * costs.shard_s,
         )
+
+
+Group = tuple[str, str, tuple[int, int], tuple[str, ...]]
+"""Shards that pool into one output: a table, a GPU, columns, and all devices that hold them."""
+
+
+def group_of(shard: Shard, device: str) -> Group:
+    """The shards of its table and columns that it shares an output with, replicas aside."""
+    return shard.table, device, shard.cols, shard.devices
+
+
+def ways_of_groups(plan: Plan) -> dict[Group, frozenset[Lookup]]:
+    """How the rows of each group are read."""
+    found: dict[Group, set[Lookup]] = defaultdict(set)
+    for shard in plan.shards:
+        for device in shard.devices:
+            found[group_of(shard, device)] |= {shard.lookup} if shard.row_count else set()
+    return {group: frozenset(ways) for group, ways in found.items()}
 
 
 def work_of(problem: Problem, plan: Plan) -> tuple[Work, ...]:
@@ -111,7 +140,7 @@ def work_of(problem: Problem, plan: Plan) -> tuple[Work, ...]:
     """
     require_match(problem, plan)
     together, strips = rows_together(plan), strip_counts(plan)
-    seen: set[tuple[str, str, tuple[int, int], tuple[str, ...]]] = set()
+    groups: dict[Group, list[int]] = defaultdict(list)
     numbers = {profile.name: number for number, profile in enumerate(problem.profile)}
     gpus = {gpu.id: number for number, gpu in enumerate(problem.topology.gpus)}
     found: list[Work] = []
@@ -124,13 +153,23 @@ def work_of(problem: Problem, plan: Plan) -> tuple[Work, ...]:
             if device not in gpus:
                 found += [replace(part, host=device) for part in parts]
                 continue
-            # Shards of one table and strip of columns pool into one output, replicas aside.
-            group = (shard.table, device, shard.cols, shard.devices)
-            first = group not in seen
-            seen.add(group)
+            group = group_of(shard, device)
+            first = group not in groups
             gpu, host = gpus[device], problem.topology.gpus_by_id[device].host
             served = _returned(problem, table, shard, parts, first, alone, strips[shard.table])
-            found += [replace(part, gpu=gpu, host=host) for part in (served, *parts[1:])]
+            here = [replace(part, gpu=gpu, host=host) for part in (served, *parts[1:])]
+            groups[group] += range(len(found), len(found) + len(here))
+            found += here
+    ways = ways_of_groups(plan)
+    for group, members in groups.items():
+        # What shards are charged together is said of the first of them.
+        splits = float(len(ways[group]) > 1)
+        found[members[0]] = replace(
+            found[members[0]],
+            pools=float(not ways[group].isdisjoint(("staged", "cached"))),
+            splits=splits,
+            split_lookups=splits * sum(found[at].lookups for at in members),
+        )
     return tuple(found)
 
 
@@ -210,6 +249,6 @@ def _returned(
         output_bytes=output,
         exchanged_bytes=exchanged,
         pieces=float(first),
-        strips=float(first and strips > 1),
+        strips=float(first and shard.width < table.dim),
         shards=1.0,
     )

@@ -27,7 +27,7 @@ from placer.problem import Problem
 _CHUNK = 1 << 20
 """Members of strided slices are counted for so many pairs of shard and CDF segment at a time."""
 
-_HIT, _MISS = READ_KINDS.index("hit"), READ_KINDS.index("miss")
+_STAGED, _HIT, _MISS = (READ_KINDS.index(kind) for kind in ("staged", "hit", "miss"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +114,7 @@ class BatchedCosts:
         self._rates, self._others = gpu_rates(costs)
         self._lookups = np.array([p.table.lookups_per_sample for p in profiles]) * samples
         self._rows = np.array([p.table.rows for p in profiles], dtype=np.int64)
+        self._dims = np.array([p.table.dim for p in profiles], dtype=np.int64)
         self._element_bytes = np.array([float(p.table.element_bytes) for p in profiles])
         # Bytes of a row are linear in its columns.
         one = np.array([float(p.table.bytes_per_row(1)) for p in profiles])
@@ -170,8 +171,18 @@ class BatchedCosts:
         exchanged = lookups * ID_BYTES + self._length_bytes[table] + 2 * output
         exchanged += self._row_sum_bytes[table] * unique * (shards.strips - 1)
         room = np.where(shards.kind == _HIT, shards.cache_rows, 0)
-        cut = shards.strips > 1
-        amounts = (returned, output, exchanged, 1.0, 1.0, room, cut)  # As in `OTHERS`.
+        cut = shards.width < self._dims[table]
+        pooled = np.isin(shards.kind, (_STAGED, _HIT)) & (shards.stop > shards.start)
+        amounts = (
+            returned,
+            output,
+            exchanged,
+            1.0,
+            1.0,
+            room,
+            cut,
+            pooled,
+        )  # As in `OTHERS`; none is split.
         others = self._others[table]
         for number, amount in enumerate(amounts):
             found += amount * others[:, number]

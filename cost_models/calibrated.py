@@ -36,7 +36,7 @@ class Calibrated(StepEquation):
         self.calibration = calibration
         # Of the last problem that was asked about: costs by table and by exchange.
         self._problem: weakref.ref[Problem] | None = None
-        self._pieces: list[float] = []
+        self._shares: tuple[list[float], float] = [], 0.0
         self._costs: dict[tuple[int, float], UnitCosts] = {}
 
     @classmethod
@@ -59,17 +59,19 @@ class Calibrated(StepEquation):
         """As measured, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
-            self._pieces = piece_costs(self.calibration, problem)
+            self._shares = piece_shares(problem)
         key = table, self._exchange_byte_s(problem, gpu)
         costs = self._costs.get(key)
         if costs is None:
             spec = problem.profile.tables[table].table
-            costs = self._costs[key] = self._costs_of(spec, self._pieces[table], key[1])
+            costs = self._costs[key] = self._costs_of(spec, self._shares[0][table], key[1])
         return costs
 
     def extra_cut_s(self, problem: Problem) -> float | None:
         """A further piece; what pieces return and sort is never less. See `CostModel`."""
-        return self._shard_s + min(piece_costs(self.calibration, problem))
+        arena_shares, step_share = piece_shares(problem)
+        of = self.calibration.seconds
+        return self._shard_s + min(arena_shares) * of("arena") + step_share * of("step")
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
         """Seconds of a byte that is spread evenly over all GPUs."""
@@ -97,14 +99,14 @@ class Calibrated(StepEquation):
             for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam")
         }
 
-    def _costs_of(self, table: Table, piece_s: float, exchange_byte_s: float) -> UnitCosts:
+    def _costs_of(self, table: Table, arena_share: float, exchange_byte_s: float) -> UnitCosts:
         of, own = self.calibration.seconds, self._in_hbm[table.optimizer]
         device = ReadCosts(own)
         fixed = {
             "output_vector_s": of("output_vector"),
             "output_byte_s": of("output_byte"),
             "exchange_byte_s": exchange_byte_s,
-            "piece_s": piece_s,
+            "piece_s": arena_share * of("arena") + self._shares[1] * of("step"),
             "strip_s": of("strip")
             + (of("row_cut") if table.optimizer == "rowwise_adagrad" else 0.0),
             "shard_s": self._shard_s,
@@ -139,15 +141,11 @@ class Calibrated(StepEquation):
             hit=ReadCosts(hit),
             miss=ReadCosts(hit, miss),
             cache_row_s=of("cache_row"),
+            pool_s=pool_share(arena_share) * of("pool"),
+            split_s=of("split"),
+            split_lookup_s=of("split_lookup"),
             **fixed,
         )
-
-
-def piece_costs(calibration: Calibration, problem: Problem) -> list[float]:
-    """Each table's part of what a step takes however little there is to do, in seconds."""
-    alike, per_step = piece_shares(problem)
-    step_s, arena_s = calibration.seconds("step"), calibration.seconds("arena")
-    return [share * arena_s + per_step * step_s for share in alike]
 
 
 def piece_shares(problem: Problem) -> tuple[list[float], float]:
@@ -160,3 +158,12 @@ def piece_shares(problem: Problem) -> tuple[list[float], float]:
     alike = Counter((spec.dim, spec.dtype, spec.optimizer) for spec in specs)
     shares = [min(1.0, gpus / alike[spec.dim, spec.dtype, spec.optimizer]) for spec in specs]
     return shares, min(1.0, gpus / len(specs))
+
+
+def pool_share(arena_share: float) -> float:
+    """A table's part of what staging any rows of an arena takes, given its part of the arena.
+
+    The arena's pool is paid for once, whether one of its tables needs it or all of them do. The
+    geometric mean of what is right in the one case, 1, and in the other, the table's part.
+    """
+    return float(arena_share**0.5)

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from cost_models._exchange import with_own_part
 from cost_models._step import StepEquation
 from cost_models._unit_costs import PerUnit, Rates, ReadKind
+from cost_models._work import group_of, ways_of_groups
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.plan.plan import Plan
@@ -123,10 +124,11 @@ class StepTimer:
 
         self._vector_s, self._byte_s = constants("output_vector_s"), constants("output_byte_s")
         self._exchange_s = constants("exchange_byte_s")
-        shard_s, piece_s, strip_s = map(constants, ("shard_s", "piece_s", "strip_s"))
+        shard_s, piece_s = constants("shard_s"), constants("piece_s")
+        strip_s, pool_s, split_s = map(constants, ("strip_s", "pool_s", "split_s"))
         self._launch_s = np.zeros(self._gpus)
         whole = {(table.name, (0, table.dim)) for table in plan.tables}
-        seen = set()
+        ways, seen = ways_of_groups(plan), set()
         for part in arrangement.parts:
             gpu = parts.gpu_number.get(part.device)
             if gpu is None:
@@ -134,12 +136,16 @@ class StepTimer:
             if part.leads_shard:
                 self._launch_s[gpu] += shard_s[part.table, gpu]
             shard = plan.shards[part.shard]
-            group = (part.table, gpu, shard.cols, shard.devices)
+            group = group_of(shard, part.device)
             if group not in seen:
                 seen.add(group)
                 self._launch_s[gpu] += piece_s[part.table, gpu]
                 if (shard.table, shard.cols) not in whole:
                     self._launch_s[gpu] += strip_s[part.table, gpu]
+                if not ways[group].isdisjoint(("staged", "cached")):
+                    self._launch_s[gpu] += pool_s[part.table, gpu]
+                if len(ways[group]) > 1:
+                    self._launch_s[gpu] += split_s[part.table, gpu]
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
@@ -262,6 +268,8 @@ class _Rows:
         # Hosts that serve by themselves: their link time is that of all their GPUs.
         self._gpu_shares = np.zeros((len(topology.gpus), len(parts)))
         self._hosts = np.zeros((len(topology.hosts), len(parts)))
+        self._split_lookup_s = np.zeros(len(parts))
+        ways = ways_of_groups(plan)
         rates: list[list[list[PerUnit]]] = [[], [], []]
         for at, part in enumerate(parts):
             gpu = self.gpu_number.get(part.device)
@@ -276,6 +284,10 @@ class _Rows:
             self._hosts[host_number[host], at] = 1.0
             number = gpu if gpu is not None else self.gpu_number[attached[0].id]
             costs = equation.unit_costs(problem, numbers[part.table], number)
+            shard = plan.shards[part.shard]
+            if gpu is not None and len(ways[group_of(shard, part.device)]) > 1:
+                share = (part.cols[1] - part.cols[0]) / shard.width
+                self._split_lookup_s[at] = share * costs.split_lookup_s
             kinds = _KINDS[part.lookup]
             for which, kind in enumerate(kinds):
                 read = costs.read(kind)
@@ -304,6 +316,7 @@ class _Rows:
         moved = np.stack([both, busier, both], 1)
         copies = self._extra[:, :, 0] * missed[:, None] + self._extra[:, :, 1] * moved
         totals = own.sum(2)
+        totals[:, 0] += c.lookups * self._split_lookup_s
         return (
             self._gpu_shares @ totals[:, 0],
             self._gpu_shares @ totals[:, 1],
