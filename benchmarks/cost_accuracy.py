@@ -215,7 +215,8 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
         axis.loglog(measured * 1e3, predicted * 1e3, ".", markersize=3, alpha=0.5)
         ends = np.array([measured.min(), measured.max()]) * 1e3
         axis.plot(ends, ends, color="black", linewidth=0.8)
-        axis.set_title(f"{name}\nMAPE {result['mape']:.0%}, τ {result['tau'] or float('nan'):.2f}")
+        tau = "" if result["tau"] is None else f", τ {result['tau']:.2f}"
+        axis.set_title(f"{name}\nMAPE {result['mape']:.0%}{tau}")
         axis.set_xlabel("measured ms")
     np.atleast_1d(axes)[0].set_ylabel("predicted ms")
     figure.tight_layout()
