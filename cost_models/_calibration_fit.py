@@ -179,7 +179,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 def noise_of(dataset: Dataset) -> Noise:
     """How steady the machine was while it was measured."""
     measured = [one.measured for one in dataset.measurements]
-    again = [one.measured.seconds() for one in dataset.of_kind(REFERENCE).measurements]
+    again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
     # Ranks wait for each other, whoever else is there.
     alone = dataset.setting.ranks == 1 and dataset.setting.device == "cpu"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from placer.calibration.cases import Case
-from placer.calibration.measure import Effort, Measured, Measurer, Setting
+from placer.calibration.measure import QUICK, Effort, Measured, Measurer, Setting
 from placer.errors import DataError, PlacerError
 
 FORMAT = "placer-measurements"
@@ -158,6 +158,7 @@ def collect(
         _append(target, header)
     wanted = list(cases)
     count = sum(done.values())
+    warm = False
     with Measurer(setting) as measurer:
         for repeat in range(repeats):
             for case in wanted:
@@ -165,6 +166,9 @@ def collect(
                     continue
                 if time.perf_counter() - started > budget_s or stop():
                     return False
+                if not warm:  # A process's first steps load and compile code, and ask for memory.
+                    measurer.measure(case.plan(), case.profile, effort=QUICK)
+                    warm = True
                 begun = time.perf_counter()
                 measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
                 _append(
