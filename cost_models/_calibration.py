@@ -50,9 +50,8 @@ of ``miss`` on top of a hit; ``host`` stands for itself.
 
 An *arena* is the tables of one width, dtype and optimizer, which kernels handle at once; ``pool``
 comes on top where any of its rows are staged or cached, ``split`` where rows of one table are read
-in several ways on one GPU. A *strip* is the part on a GPU of a table
-that is cut by columns; ``row_cut`` comes on top under row-wise Adagrad, whose state needs whole
-rows.
+in several ways on one GPU. A *strip* is the part on a GPU of a table that is cut by columns;
+``row_cut`` comes on top under row-wise Adagrad, whose state needs whole rows.
 """
 
 

@@ -195,7 +195,7 @@ class StepEquation(ABC):
             dram_s = dram_s + cold_dram.seconds(cold_lookups, cold_unique, 0.0)
         gpu_s, dram_s = np.array(gpu_s), np.array(dram_s)
         split_s = costs.shard_s + costs.split_s + float(lookups[-1]) * costs.split_lookup_s
-        if cold == "staged" and members:
+        if cold == "staged" and members:  # A pool is needed however few rows are staged.
             gpu_s[0] += pool_s
             split_s += pool_s
         in_dram = ((members - hot) * row_bytes).astype(np.float64)

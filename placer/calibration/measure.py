@@ -187,6 +187,9 @@ def measure_plan(
 class Measurer:
     """Measures plans one after the other, in this process or in ranks that it keeps.
 
+    As `placer train` does, the process that measures keeps memory that it has freed
+    (`placer.executor.keep_freed_memory`).
+
     Parameters
     ----------
     setting : Setting
