@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration_cases import SECONDS, calibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
 from simulator_cases import one_id_chunk
 
-from cost_models import Roofline, TorchRec
+from cost_models import Calibrated, Roofline, TorchRec
+from cost_models._calibration import TERMS
 from cost_models.replay import (
     Replayed,
     StepTimer,
@@ -20,6 +22,7 @@ from cost_models.replay import (
     step_equation,
 )
 from placer import Feature, Plan, Problem, Shard, Table
+from placer.calibration import random_cases
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.plan.buffers import with_buffers
@@ -80,6 +83,45 @@ def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup) -> None:
     assert dram_s == pytest.approx(expected.hosts[0].dram_s, rel=0.01)
     total = np.mean([one.sum_s for one in times])
     assert total == pytest.approx(expected.step_time_s, rel=0.01)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: int) -> None:
+    """Fixed times of calibrated constants: steps, arenas, strips, pools, splits and shards."""
+    fixed = ("step", "arena", "strip", "row_cut", "pool", "split", "shard")
+    constants = {term: SECONDS[term] if term in fixed else 0.0 for term in TERMS}
+    model = Calibrated(calibration(**constants))
+    for case in random_cases(6, 12, gpus=gpus):
+        problem, plan = case.problem(), case.plan()
+        simulator = Simulator(plan)
+        timer = StepTimer(simulator.arrangement, model, problem.profile)
+        (counts,) = simulator.run(drawn_batches(problem.profile, 4, 1, seed=0))
+        found = timer.times(counts)
+        expected = [gpu.launch_s for gpu in model.evaluate(problem, plan).gpus]
+        assert found.launch_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_lookups_of_rows_that_are_read_in_several_ways_cost_more() -> None:
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | {"split_lookup": 1e-6}))
+    problem = problem_of(zipf_table("a", 5000, 8, lookups=4), topology=machine(1), batch_size=512)
+    rows = ((0, 50, 1), (50, 2000, 1), (2000, 5000, 1))
+    ways: tuple[Lookup, ...] = ("device", "uva", "host")
+    for number in (1, 2, 3):
+        cuts = [*rows[: number - 1], (rows[number - 1][0], 5000, 1)]
+        shards = [
+            replace(whole(problem, way, "gpu:0"), rows=cut)
+            for way, cut in zip(ways, cuts, strict=False)
+        ]
+        plan = plan_for(problem, *shards)
+        simulator = Simulator(plan)
+        timer = StepTimer(simulator.arrangement, model, problem.profile)
+        (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
+        expected = 1e-6 * counts.parts.lookups.sum() if number > 1 else 0.0
+        assert timer.times(counts).hbm_s.sum() == pytest.approx(expected)
+        predicted = model.evaluate(problem, plan).gpus[0].total_s
+        assert predicted - model.calibration.seconds("step") == pytest.approx(
+            1e-6 * 4 * 512 if number > 1 else 0.0, abs=1e-6
+        )
 
 
 def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
