@@ -151,7 +151,8 @@ def accuracy(
     regrets = {}
     for name, group in ranked.items():
         first = np.array([tested[number][1][0].seconds(clock) for number in group])
-        again = np.array([step_s(tested[number][1][1:], clock) for number in group])
+        others = [tested[number][1][1:] or tested[number][1] for number in group]
+        again = np.array([step_s(times, clock) for times in others])
         chosen = int(predicted[group].argmin())
         regrets[name] = float(again[chosen] / again[int(first.argmin())] - 1)
     return {
