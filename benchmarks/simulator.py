@@ -47,7 +47,7 @@ CASES = {
 
 def hot_and_cold(gpus: int, cold: str) -> tuple[Problem, Plan]:
     """Tables dealt out over GPUs; of the large ones, the hottest rows in HBM or in a cache."""
-    topology = Topology.parse(f"{gpus}xh100" if gpus > 1 else "h100")
+    topology = Topology.parse(f"{gpus}xh100")
     problem = Problem(named_workload(WORKLOAD), topology, SAMPLES // gpus)
     shards: list[Shard] = []
     for number, profile in enumerate(problem.profile):
