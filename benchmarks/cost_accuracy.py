@@ -10,7 +10,7 @@ calibration set is that of `placer calibrate`. The test set is drawn with anothe
 under 50 random plans each, and 100 workloads under one plan each. All are measured `--repeats`
 times, minutes apart. A step time is the least of a case's measurements, as whatever else runs only
 ever adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs, trained by two
-processes over gloo.
+processes over gloo. `--seed 2 --quick` draws and measures another, smaller test set.
 
 `report` fits constants to the calibration set alone and predicts the test set. The roofline of this
 machine (`--topology auto`), TorchRec's estimators and HugeCTR's formula (its ρ fitted too) get the
@@ -52,33 +52,38 @@ Predict = Callable[[Case], float]
 """Step time of a case, or nan where a model does not know its plan."""
 
 TEST_SEED = 1
-RANKED_WORKLOADS, RANKED_PLANS = 6, 50
+RANKED_WORKLOADS, QUICK_WORKLOADS, RANKED_PLANS = 6, 2, 50
 SINGLE_WORKLOADS = 100
 LEAST_REPEATS = 2
 
 RHOS = np.concatenate(([0.0], np.geomspace(0.01, 1000, 60)))
 
 
-def test_cases(gpus: int) -> Iterator[Case]:
+def unseen_cases(gpus: int, seed: int, *, quick: bool) -> Iterator[Case]:
     """Workloads under many plans each, then many workloads."""
-    yield from random_cases(TEST_SEED, RANKED_WORKLOADS, plans=RANKED_PLANS, gpus=gpus)
-    yield from random_cases(TEST_SEED, SINGLE_WORKLOADS, gpus=gpus, first=1000)
+    if quick:
+        yield from random_cases(seed, QUICK_WORKLOADS, plans=RANKED_PLANS, gpus=gpus)
+        return
+    yield from random_cases(seed, RANKED_WORKLOADS, plans=RANKED_PLANS, gpus=gpus)
+    yield from random_cases(seed, SINGLE_WORKLOADS, gpus=gpus, first=1000)
 
 
-def file_of(what: str, setting: Setting) -> Path:
+def file_of(what: str, setting: Setting, seed: int = TEST_SEED) -> Path:
     """Where measurements are."""
     ranks = f"-{setting.ranks}-ranks" if setting.ranks > 1 else ""
-    name = f"cost-accuracy-{what}-{slug()}-{setting.backend}{ranks}"
+    drawn = f"-seed-{seed}" if seed != TEST_SEED and what != "calibration" else ""
+    name = f"cost-accuracy-{what}-{slug()}-{setting.backend}{ranks}{drawn}"
     return RESULTS / f"{name}.{'jsonl' if what != 'report' else 'json'}"
 
 
-def measure(what: str, setting: Setting, repeats: int, budget_s: float) -> None:
+def measure(what: str, setting: Setting, options: argparse.Namespace) -> None:
     """Append measurements to the file of a set."""
     if what == "calibration":
         cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks))
     else:
-        cases = list(test_cases(setting.ranks))
-    path, total = file_of(what, setting), len(cases) * repeats
+        cases = list(unseen_cases(setting.ranks, options.seed, quick=options.quick))
+    path, repeats = file_of(what, setting, options.seed), options.repeats
+    total, budget_s = len(cases) * repeats, parse_seconds(options.budget)
 
     def show(done: int) -> None:
         print(f"\r{done} of {total} measured", end="", file=sys.stderr, flush=True)
@@ -87,9 +92,9 @@ def measure(what: str, setting: Setting, repeats: int, budget_s: float) -> None:
     print(f"\n{path}: {'all is measured' if done else 'call again to go on'}", file=sys.stderr)
 
 
-def read(what: str, setting: Setting) -> Dataset:
+def read(what: str, setting: Setting, seed: int = TEST_SEED) -> Dataset:
     """A set that was measured, compressed or not."""
-    path = file_of(what, setting)
+    path = file_of(what, setting, seed)
     return Dataset.load(path if path.exists() else path.with_name(f"{path.name}.gz"))
 
 
@@ -224,12 +229,13 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def report(setting: Setting, clock: str, learned: str | None, output: Path | None) -> None:
+def report(setting: Setting, options: argparse.Namespace) -> None:
     """Fit, predict, print a table, write JSON and a picture."""
-    calibration, test = read("calibration", setting), read("test", setting)
+    clock, seed = options.clock, options.seed
+    calibration, test = read("calibration", setting), read("test", setting, seed)
     tested = list(repeated(test.measurements))
     like = Topology.parse("auto", hbm="1GiB")
-    found, fitted = models(calibration, clock, like, learned)
+    found, fitted = models(calibration, clock, like, options.learned)
     tested = [(case, times) for case, times in tested if len(times) >= LEAST_REPEATS]
     if not tested:
         sys.exit(f"nothing in the test set is measured {LEAST_REPEATS} times yet; go on measuring")
@@ -245,7 +251,7 @@ def report(setting: Setting, clock: str, learned: str | None, output: Path | Non
         tau = "-" if r["tau"] is None else f"{r['tau']:.3f}"
         print(f"{name:<12}{r['cases']:>6}{shown[0]:>8}{shown[1]:>8}{shown[2]:>8}{tau:>7}"
               f"{shown[3]:>9}{shown[4]:>9}")  # fmt: skip
-    path = output or file_of("report", setting)
+    path = options.output or file_of("report", setting, seed)
     data = {
         "benchmark": "predicted against measured step times of plans that no fit has seen",
         "setting": {
@@ -275,6 +281,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--budget", default="9min")
     parser.add_argument("--repeats", type=int, default=2, help="how often each case is measured")
+    parser.add_argument("--seed", type=int, default=TEST_SEED, help="of the test set")
+    parser.add_argument("--quick", action="store_true", help="measure two workloads, 50 plans each")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--unpinned", action="store_true", help="let processes change cores")
     parser.add_argument("--learned", help="a learned model: learned:FILE")
@@ -284,11 +292,11 @@ def main() -> None:
         Setting(options.backend, options.device, options.ranks, pinned=not options.unpinned)
     )
     if options.what == "report":
-        report(setting, options.clock, options.learned, options.output)
+        report(setting, options)
     elif options.set is None:
         parser.error("measure what: calibration or test?")
     else:
-        measure(options.set, setting, options.repeats, parse_seconds(options.budget))
+        measure(options.set, setting, options)
 
 
 if __name__ == "__main__":
