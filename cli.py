@@ -250,6 +250,8 @@ class _ModelName(click.ParamType):  # type: ignore[type-arg]
 
 _model_option = click.option("--cost-model", "model", type=_ModelName(), default="roofline",
                              show_default=True, metavar=f"[{model_names()}]")  # fmt: skip
+_data_format_option = click.option("--data-format", type=click.Choice(FORMATS),
+                                   help="By default what the file's suffix says.")  # fmt: skip
 _table_options = _options(
     click.option("--dim", type=click.IntRange(1), help="Columns of every table."),
     click.option("--dtype", type=click.Choice(sorted(DTYPE_BYTES)), help="Of the weights."),
@@ -812,9 +814,7 @@ class _Backend(click.ParamType):  # type: ignore[type-arg]  # Generic in the new
     multiple=True,
     help="Evaluate on these; by default every tenth batch is held out.",
 )
-@click.option(
-    "--data-format", type=click.Choice(FORMATS), help="By default what the file's suffix says."
-)
+@_data_format_option
 @click.option(
     "--profile",
     "profile_path",
@@ -1026,9 +1026,7 @@ def train(
     multiple=True,
     help="A log that follows, as a window of its own; may be given more than once.",
 )
-@click.option(
-    "--data-format", type=click.Choice(FORMATS), help="By default what the file's suffix says."
-)
+@_data_format_option
 @click.option(
     "--profile",
     "profile_path",

@@ -92,18 +92,18 @@ def amounts(case: Case, *, tiers: bool) -> Float:
                 add(f"{kind}.row_byte", work.rows * work.row_bytes)
         if tiers:
             add("cache_row", work.cache_rows)
-            add("pool", work.pools * pool_share(arena_shares[work.table]))
-            add("split", work.splits)
+            add("pool", work.together.pools * pool_share(arena_shares[work.table]))
+            add("split", work.together.splits)
             add("split_lookup", work.split_lookups)
         add("output_vector", work.output_vectors)
         add("output_byte", work.output_bytes)
         if case.gpus > 1:
             add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
-        add("arena", work.pieces * arena_shares[work.table])
-        add("step", work.pieces * step_share)
-        add("strip", work.strips)
+        add("arena", work.together.pieces * arena_shares[work.table])
+        add("step", work.together.pieces * step_share)
+        add("strip", work.together.strips)
         if problem.profile.tables[work.table].table.optimizer == "rowwise_adagrad":
-            add("row_cut", work.strips)
+            add("row_cut", work.together.strips)
         add("shard", work.shards)
     return found
 

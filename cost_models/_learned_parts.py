@@ -166,12 +166,12 @@ def _amounts(work: Work) -> tuple[Float, Float]:
         work.output_vectors,
         work.output_bytes,
         work.exchanged_bytes,
-        work.pieces,
+        work.together.pieces,
         work.shards,
         work.cache_rows,
-        work.strips,
-        work.pools,
-        work.splits,
+        work.together.strips,
+        work.together.pools,
+        work.together.splits,
         work.split_lookups,
     ]
     return of_gpu, of_dram

@@ -35,6 +35,53 @@ class Seconds(NamedTuple):
     launch_s: float
 
 
+Group = tuple[str, str, tuple[int, int], tuple[str, ...]]
+"""Shards that pool into one output: a table, a GPU, columns, and all devices that hold them."""
+
+
+def group_of(shard: Shard, device: str) -> Group:
+    """The shards of its table and columns that it shares an output with, replicas aside."""
+    return shard.table, device, shard.cols, shard.devices
+
+
+class Charges(NamedTuple):
+    """What the shards of a group are charged together: 1 where it is due, else 0."""
+
+    pieces: float
+    strips: float
+    pools: float
+    splits: float
+
+    def seconds(self, costs: UnitCosts) -> float:
+        """Time of the GPU."""
+        time = self.pieces * costs.piece_s + self.strips * costs.strip_s
+        return time + self.pools * costs.pool_s + self.splits * costs.split_s
+
+
+NO_CHARGES = Charges(0.0, 0.0, 0.0, 0.0)
+
+
+def charges_of_groups(plan: Plan) -> dict[Group, Charges]:
+    """The charges of every group of a plan."""
+    ways: dict[Group, set[Lookup]] = defaultdict(set)
+    strips: dict[Group, bool] = {}
+    dims = {table.name: table.dim for table in plan.tables}
+    for shard in plan.shards:
+        for device in shard.devices:
+            group = group_of(shard, device)
+            strips[group] = shard.width < dims[shard.table]
+            ways[group] |= {shard.lookup} if shard.row_count else set()
+    return {
+        group: Charges(
+            1.0,
+            float(strip),
+            float(not ways[group].isdisjoint(("staged", "cached"))),
+            float(len(ways[group]) > 1),
+        )
+        for group, strip in strips.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one shard, or the hits or misses of one, asks of one device in a step.
@@ -57,8 +104,10 @@ class Work:
         with the same columns on a GPU.
     exchanged_bytes : float
         All that the GPU sends and receives for the shard, spread evenly over all GPUs.
-    pieces, strips, pools, splits, shards : float
-        1 where that constant of `UnitCosts` (``piece_s``, ``strip_s``, …) is due; else 0.
+    together : Charges
+        What is charged for all shards of its group; nothing but for the first of them.
+    shards : float
+        1 where `UnitCosts.shard_s` is due; else 0.
     split_lookups : float
         Lookups for which `UnitCosts.split_lookup_s` is due.
     cache_rows : float
@@ -77,10 +126,7 @@ class Work:
     output_vectors: float = 0.0
     output_bytes: float = 0.0
     exchanged_bytes: float = 0.0
-    pieces: float = 0.0
-    strips: float = 0.0
-    pools: float = 0.0
-    splits: float = 0.0
+    together: Charges = NO_CHARGES
     shards: float = 0.0
     split_lookups: float = 0.0
     cache_rows: float = 0.0
@@ -103,31 +149,10 @@ class Work:
             link_s,
             dram_s,
             self.exchanged_bytes * costs.exchange_byte_s,
-            self.pieces * costs.piece_s
-            + self.strips * costs.strip_s
-            + self.pools * costs.pool_s
-            + self.splits * costs.split_s
+            self.together.seconds(costs)
             + self.split_lookups * costs.split_lookup_s
             + self.shards * costs.shard_s,
         )
-
-
-Group = tuple[str, str, tuple[int, int], tuple[str, ...]]
-"""Shards that pool into one output: a table, a GPU, columns, and all devices that hold them."""
-
-
-def group_of(shard: Shard, device: str) -> Group:
-    """The shards of its table and columns that it shares an output with, replicas aside."""
-    return shard.table, device, shard.cols, shard.devices
-
-
-def ways_of_groups(plan: Plan) -> dict[Group, frozenset[Lookup]]:
-    """How the rows of each group are read."""
-    found: dict[Group, set[Lookup]] = defaultdict(set)
-    for shard in plan.shards:
-        for device in shard.devices:
-            found[group_of(shard, device)] |= {shard.lookup} if shard.row_count else set()
-    return {group: frozenset(ways) for group, ways in found.items()}
 
 
 def work_of(problem: Problem, plan: Plan) -> tuple[Work, ...]:
@@ -160,15 +185,13 @@ def work_of(problem: Problem, plan: Plan) -> tuple[Work, ...]:
             here = [replace(part, gpu=gpu, host=host) for part in (served, *parts[1:])]
             groups[group] += range(len(found), len(found) + len(here))
             found += here
-    ways = ways_of_groups(plan)
+    charges = charges_of_groups(plan)
     for group, members in groups.items():
-        # What shards are charged together is said of the first of them.
-        splits = float(len(ways[group]) > 1)
+        lookups = sum(found[at].lookups for at in members)
         found[members[0]] = replace(
             found[members[0]],
-            pools=float(not ways[group].isdisjoint(("staged", "cached"))),
-            splits=splits,
-            split_lookups=splits * sum(found[at].lookups for at in members),
+            together=charges[group],
+            split_lookups=charges[group].splits * lookups,
         )
     return tuple(found)
 
@@ -248,7 +271,5 @@ def _returned(
         output_vectors=vectors,
         output_bytes=output,
         exchanged_bytes=exchanged,
-        pieces=float(first),
-        strips=float(first and shard.width < table.dim),
         shards=1.0,
     )

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cost_models._exchange import with_own_part
 from cost_models._step import StepEquation
 from cost_models._unit_costs import PerUnit, Rates, ReadKind
-from cost_models._work import group_of, ways_of_groups
+from cost_models._work import charges_of_groups, group_of
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.plan.plan import Plan
@@ -124,11 +124,9 @@ class StepTimer:
 
         self._vector_s, self._byte_s = constants("output_vector_s"), constants("output_byte_s")
         self._exchange_s = constants("exchange_byte_s")
-        shard_s, piece_s = constants("shard_s"), constants("piece_s")
-        strip_s, pool_s, split_s = map(constants, ("strip_s", "pool_s", "split_s"))
+        shard_s = constants("shard_s")
         self._launch_s = np.zeros(self._gpus)
-        whole = {(table.name, (0, table.dim)) for table in plan.tables}
-        ways, seen = ways_of_groups(plan), set()
+        charges, seen = charges_of_groups(plan), set()
         for part in arrangement.parts:
             gpu = parts.gpu_number.get(part.device)
             if gpu is None:
@@ -139,13 +137,7 @@ class StepTimer:
             group = group_of(shard, part.device)
             if group not in seen:
                 seen.add(group)
-                self._launch_s[gpu] += piece_s[part.table, gpu]
-                if (shard.table, shard.cols) not in whole:
-                    self._launch_s[gpu] += strip_s[part.table, gpu]
-                if not ways[group].isdisjoint(("staged", "cached")):
-                    self._launch_s[gpu] += pool_s[part.table, gpu]
-                if len(ways[group]) > 1:
-                    self._launch_s[gpu] += split_s[part.table, gpu]
+                self._launch_s[gpu] += charges[group].seconds(costs[part.table][gpu])
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
@@ -269,7 +261,7 @@ class _Rows:
         self._gpu_shares = np.zeros((len(topology.gpus), len(parts)))
         self._hosts = np.zeros((len(topology.hosts), len(parts)))
         self._split_lookup_s = np.zeros(len(parts))
-        ways = ways_of_groups(plan)
+        charges = charges_of_groups(plan)
         rates: list[list[list[PerUnit]]] = [[], [], []]
         for at, part in enumerate(parts):
             gpu = self.gpu_number.get(part.device)
@@ -285,7 +277,7 @@ class _Rows:
             number = gpu if gpu is not None else self.gpu_number[attached[0].id]
             costs = equation.unit_costs(problem, numbers[part.table], number)
             shard = plan.shards[part.shard]
-            if gpu is not None and len(ways[group_of(shard, part.device)]) > 1:
+            if gpu is not None and charges[group_of(shard, part.device)].splits:
                 share = (part.cols[1] - part.cols[0]) / shard.width
                 self._split_lookup_s[at] = share * costs.split_lookup_s
             kinds = _KINDS[part.lookup]

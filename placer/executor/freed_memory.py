@@ -15,10 +15,9 @@ def keep_freed_memory() -> bool:
 
     By default glibc asks the system anew for each array of more than 32 MiB, and gives the pages
     back with the array (M_MMAP_THRESHOLD in mallopt(3)). A page that is new has to be zeroed and
-    mapped, which takes longer than to write what a step writes into it: steps on a CPU whose
-    temporary arrays are that large take up to twice as long. In exchange the process keeps the
-    most memory that it ever had. `placer train` and `placer calibrate` call it; a trainer that
-    runs the executor on a CPU may, before its first step.
+    mapped, which takes longer than to write what a step writes into it. In exchange the process
+    keeps the most memory that it ever had. `placer train` and `placer calibrate` call it; a
+    trainer that runs the executor on a CPU may, before its first step.
 
     Returns
     -------
