@@ -1,0 +1,63 @@
+"""Record anew what the tests in this folder hold results to.
+
+    python tests/golden/golden_record.py             everything
+    python tests/golden/golden_record.py costs ...   of solvers, costs and simulator
+
+Only a change that is meant to give other results may do so: the difference of the recorded files
+is then part of that change.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent.parent)]
+
+import golden_cases as cases  # noqa: E402
+from golden_store import record  # noqa: E402
+
+
+def record_solvers() -> None:
+    """Plans of every solver."""
+    found: dict[str, dict[str, object]] = {case: {} for case in cases.SOLVER_CASES}
+    for case, solver in cases.SOLVER_RUNS:
+        found[case][solver] = cases.solved(case, solver)
+    record("solvers", found, compress=True)
+
+
+def record_costs() -> None:
+    """Costs of random plans, batches of shards, curves and the dense part."""
+    names = [(problem, model) for problem in cases.COST_PROBLEMS for model in cases.MODELS]
+    record(
+        "costs",
+        {f"{p}/{m}": cases.costs_of_plans(p, m) for p, m in names},
+        compress=True,
+    )
+    record("curves", {f"{p}/{m}": cases.curves(p, m) for p, m in names}, compress=True)
+    record(
+        "batched",
+        {f"{p}/{m}": cases.batched_costs(p, m) for p, m in names if "torchrec" not in m},
+        compress=True,
+    )
+    record("dense", cases.dense_record(), compress=True)
+
+
+def record_simulator() -> None:
+    """Counts and times of replays."""
+    with TemporaryDirectory() as folder:
+        made = cases.make_replay_folder(Path(folder))
+        record("simulator", {name: cases.replayed(made, name) for name in cases.REPLAYS},
+               compress=True)  # fmt: skip
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "solvers": record_solvers,
+    "costs": record_costs,
+    "simulator": record_simulator,
+}
+
+if __name__ == "__main__":
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()

@@ -1,0 +1,42 @@
+"""Every command prints and writes what it did when it was recorded."""
+
+from collections.abc import Iterator
+
+import golden_commands
+import golden_store
+import pytest
+
+RECORDED = golden_store.recorded("commands")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder() -> Iterator[None]:
+    """The inputs, in the working folder."""
+    with golden_commands.workbench():
+        yield
+
+
+def test_the_same_cases_are_recorded() -> None:
+    assert list(golden_commands.cases()) == list(RECORDED["cases"])
+    assert list(golden_commands.failing()) == list(RECORDED["exit_codes"])
+
+
+@pytest.mark.parametrize("name", RECORDED["cases"])
+def test_a_command_prints_what_it_did(name: str) -> None:
+    case = golden_commands.cases()[name]
+    golden_commands.check(case.run(), RECORDED["cases"][name], case.relative)
+
+
+@pytest.mark.parametrize("name", RECORDED["exit_codes"])
+def test_a_command_fails_as_it_did(name: str) -> None:
+    result = golden_commands.invoke(*golden_commands.failing()[name])
+    assert result.exit_code == RECORDED["exit_codes"][name], result.output
+
+
+def test_there_are_the_same_commands() -> None:
+    assert golden_commands.options().keys() == RECORDED["options"].keys()
+
+
+@pytest.mark.parametrize("command", RECORDED["options"])
+def test_a_command_has_the_options_that_it_had(command: str) -> None:
+    golden_commands.check(golden_commands.options()[command], RECORDED["options"][command])

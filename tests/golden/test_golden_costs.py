@@ -1,0 +1,41 @@
+"""Costs of plans, shards and pieces are those that were recorded."""
+
+import pytest
+from golden_cases import (
+    COST_PROBLEMS,
+    MODELS,
+    batched_costs,
+    costs_of_plans,
+    curves,
+    dense_record,
+)
+from golden_store import assert_same, recorded
+
+BATCHED = [model for model in MODELS if "torchrec" not in model]
+
+problems = pytest.mark.parametrize("problem", COST_PROBLEMS)
+
+
+@problems
+@pytest.mark.parametrize("model", MODELS)
+def test_costs_of_plans(problem: str, model: str) -> None:
+    key = f"{problem}/{model}"
+    assert_same(costs_of_plans(problem, model), recorded("costs")[key], key)
+
+
+@problems
+@pytest.mark.parametrize("model", MODELS)
+def test_cuts_and_curves_of_pieces(problem: str, model: str) -> None:
+    key = f"{problem}/{model}"
+    assert_same(curves(problem, model), recorded("curves")[key], key)
+
+
+@problems
+@pytest.mark.parametrize("model", BATCHED)
+def test_costs_of_shards_at_once(problem: str, model: str) -> None:
+    key = f"{problem}/{model}"
+    assert_same(batched_costs(problem, model), recorded("batched")[key], key)
+
+
+def test_the_dense_part() -> None:
+    assert_same(dense_record(), recorded("dense"))

@@ -1,0 +1,20 @@
+"""Every kind of file has the bytes that it had when it was recorded."""
+
+import golden_commands
+import golden_store
+import pytest
+
+RECORDED = golden_store.recorded("storage")
+
+
+def test_the_same_cases_are_recorded() -> None:
+    assert list(golden_commands.storage()) == list(RECORDED["cases"])
+
+
+@pytest.mark.parametrize("name", RECORDED["cases"])
+def test_files_have_the_bytes_that_they_had(name: str) -> None:
+    kept = [
+        golden_commands.without_pinned(found, RECORDED["pinned"])
+        for found in (golden_commands.stored(name), RECORDED["cases"][name])
+    ]
+    golden_commands.check(*kept)
