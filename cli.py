@@ -22,29 +22,7 @@ from rich.progress import Progress as Bar
 
 import placer
 from cost_models import cost_model, is_model_name, model_names
-from placer import report
-from placer.constraints.unmet import unmet
-from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
-from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
-from placer.files import write_text
-from placer.interrupt import deferred_interrupt
-from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
-from placer.plan.diff import diff as diff_plans
-from placer.plan.drift import in_plan_order
-from placer.plan.verify import violations
-from placer.profile.count import profile_log
-from placer.profile.from_counts import profile_counts
-from placer.simulator.policy import CACHE_POLICIES
-from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.parse import save as save_topology
-from placer.topology.presets import preset_help
-from placer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
-from placer.workloads import named_workload
-from solvers import SOLVERS, Limits, SolveResult, solve
-from solvers.explain import explain
-from solvers.replan import HORIZON_STEPS
-from solvers.replan import replan as follow_up
-from solvers.sweep import (
+from cost_models.sweep.run import (
     AXES,
     DEFAULT_AXES,
     MODELS,
@@ -54,9 +32,31 @@ from solvers.sweep import (
     platform,
     with_overrides,
 )
-from solvers.sweep import sweep as sweep_placements
-from solvers.whatif import front
-from solvers.whatif import whatif as effects_of_changes
+from cost_models.sweep.run import sweep as sweep_placements
+from placer import report
+from placer.constraints.unmet import unmet
+from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
+from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
+from placer.interrupt import deferred_interrupt
+from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
+from placer.plan.diff import diff as diff_plans
+from placer.plan.drift import in_plan_order
+from placer.plan.verify import violations
+from placer.profile.count import profile_log
+from placer.profile.from_counts import profile_counts
+from placer.simulator.policy import CACHE_POLICIES
+from placer.storage.files import write_text
+from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.topology.parse import save as save_topology
+from placer.topology.presets import preset_help
+from placer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
+from placer.workloads import named_workload
+from solvers import SOLVERS, Limits, SolveResult, solve
+from solvers.analysis.explain import explain
+from solvers.analysis.replan import HORIZON_STEPS
+from solvers.analysis.replan import replan as follow_up
+from solvers.analysis.whatif import front
+from solvers.analysis.whatif import whatif as effects_of_changes
 
 OutputFormat = Literal["table", "json", "csv"]
 
@@ -1096,7 +1096,13 @@ def simulate(
     placer simulate plan.json --data monday.tsv --then tuesday.tsv --against tuesday.json
     placer simulate plan.json --profile profile --batches 100
     """
-    from cost_models.replay import Replayed, StepTimer, TimeSummary, replayed, step_equation
+    from cost_models.step_equation.replay import (
+        Replayed,
+        StepTimer,
+        TimeSummary,
+        replayed,
+        step_equation,
+    )
     from placer.plan.migration import migration
     from placer.simulator.draws import drawn_batches
     from placer.simulator.logs import log_batches
@@ -1245,10 +1251,10 @@ def calibrate(
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
     """
-    from cost_models._calibration_fit import calibrate as fit_constants
-    from placer.calibration import Dataset, Setting, collect, random_cases
-    from placer.calibration.designed import designed_cases
-    from placer.calibration.measure import resolved
+    from cost_models.calibrated.fit import calibrate as fit_constants
+    from placer.measurement import Dataset, Setting, collect, random_cases
+    from placer.measurement.designed import designed_cases
+    from placer.measurement.measure import resolved
 
     setting = resolved(Setting(backend, device, ranks, threads))
     measured = file.with_suffix(".measurements.jsonl")
@@ -1287,9 +1293,9 @@ def _train_model(
     file: Path,
 ) -> None:
     """Train a learned cost model on files of measurements, and write it."""
-    from cost_models._calibration import Calibration
-    from cost_models._learned_fit import learn
-    from placer.calibration import Dataset
+    from cost_models.calibrated.calibration import Calibration
+    from cost_models.learned.fit import learn
+    from placer.measurement import Dataset
 
     constants = None if calibration is None else Calibration.load(calibration)
     with _bar("epochs") as update:
@@ -1368,7 +1374,7 @@ def export(
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
     if checkpoint is not None:
-        from placer.shards import write_shards, write_tables
+        from placer.storage.shards import write_shards, write_tables
         from placer.training.checkpoint import open_checkpoint
 
         found = open_checkpoint(checkpoint)
@@ -1416,7 +1422,7 @@ def reshard_command(
     placer reshard old.json new.json
     placer reshard old.json new.json --shards shards -o new-shards
     """
-    from placer.shards import reshard, schedule
+    from placer.storage.shards import reshard, schedule
 
     if (shards is None) != (folder is None) or (no_verify and shards is None):
         raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")

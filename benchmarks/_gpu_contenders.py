@@ -12,12 +12,12 @@ import torch
 from _gpu_model import Batches, Model, bags_of
 from torch import Tensor, nn
 
-import placer.executor.arena as arena_module
-import placer.executor.placed as placed_module
+import placer.executor.local.placed as placed_module
+import placer.executor.memory.arena as arena_module
 from placer.errors import BackendError
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
-from placer.executor.host_memory import host_rows
-from placer.executor.tiers import TieredRows
+from placer.executor.memory.host_memory import host_rows
+from placer.executor.memory.tiers import TieredRows
 from placer.plan.plan import Plan
 
 LR, EPS = 0.01, 1e-8

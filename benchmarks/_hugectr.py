@@ -7,7 +7,7 @@ hotness.
 
 from collections import defaultdict
 
-from placer.calibration import Case
+from placer.measurement import Case
 from placer.plan.buffers import slice_lookup_share
 
 

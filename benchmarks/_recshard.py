@@ -14,7 +14,7 @@ from _recshard_report import SOLVERS, plot, print_plans, ratios, tables
 from _runs import Effort, solve_apart
 
 from cost_models import cost_model
-from cost_models._load import slice_load
+from cost_models.step_equation.slice_load import slice_load
 from placer import Plan, Problem
 from placer.data.log import Bags, Chunk
 from placer.data.zipf import ZipfMandelbrot

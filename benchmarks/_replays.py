@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.pool import HbmPool, Policy, PooledRange
+from placer.executor.memory.row_cache import HbmPool, Policy, PooledRange
 from placer.simulator.policy import BatchCache
 
 Int = npt.NDArray[np.int64]

@@ -21,13 +21,13 @@ import numpy as np
 from _machine import RESULTS, machine, slug, versions
 
 from cost_models import CostModel, Roofline
-from cost_models._calibration import TERMS, Calibration, Constant
-from cost_models._learned_file import LearnedFile
-from cost_models._learned_network import NOT_NEGATIVE, Networks, shapes
-from cost_models._learned_parts import PARTS
-from cost_models._unit_costs import READ_KINDS
-from cost_models.batched import BatchedCosts, ShardBatch
-from cost_models.learned import Learned
+from cost_models.calibrated.calibration import TERMS, Calibration, Constant
+from cost_models.learned.file import LearnedFile
+from cost_models.learned.model import Learned
+from cost_models.learned.network import NOT_NEGATIVE, Networks, shapes
+from cost_models.learned.parts import PARTS
+from cost_models.step_equation.batched import BatchedCosts, ShardBatch
+from cost_models.step_equation.unit_costs import READ_KINDS
 from placer import Problem, Topology
 from placer.workloads import named_workload
 from solvers import solve

@@ -22,8 +22,8 @@ from typing import Any
 from _machine import RESULTS
 
 from cost_models import cost_model
-from placer.files import write_text
-from solvers.sweep import MODELS, Platform, Setting, platform, sweep
+from cost_models.sweep.run import MODELS, Platform, Setting, platform, sweep
+from placer.storage.files import write_text
 
 BATCHES = (200, 1600, 8192)
 GPU_SHARES = (0.4, 0.6, 0.8)

@@ -54,9 +54,9 @@ from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from cost_models import TorchRec, pieces_of
-from cost_models._base import REPLICA, Piece
-from cost_models._torchrec_estimates import (
+from cost_models import TorchRec, shards_of
+from cost_models.base import REPLICA, TableShard
+from cost_models.torchrec.estimates import (
     MODULE_PATHS,
     OPTIMIZERS,
     Estimates,
@@ -302,12 +302,12 @@ def _option_points(
     problem: Problem, model: TorchRec, number: int, ranks: int
 ) -> Iterable[tuple[float, float]]:
     rows = problem.profile.tables[number].table.rows
-    for cut in model.cuts(problem, number):
-        if cut.head:
-            pieces = [Piece(number, cut, 0, REPLICA)] * ranks
+    for option in model.sharding_options(problem, number):
+        if option.replicated_rows:
+            shards = [TableShard(number, option, 0, REPLICA)] * ranks
         else:
-            pieces = pieces_of(number, cut, rows)
-        curves = [model.piece_curve(problem, piece, 0) for piece in pieces]
+            shards = shards_of(number, option, rows)
+        curves = [model.cost_curve(problem, shard, 0) for shard in shards]
         largest = curves[0]
         shares = largest.hot_rows / max(1, largest.hot_rows[-1])
         hbm = sum(

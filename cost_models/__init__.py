@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from functools import partial
 
-from cost_models._base import (
+from cost_models.base import (
     WHOLE,
+    CostCurve,
     CostModel,
     CostReport,
-    Cut,
     GpuCost,
     HostCost,
-    Piece,
-    PieceCurve,
-    pieces_of,
+    ShardingOption,
+    TableShard,
+    shards_of,
 )
-from cost_models.calibrated import Calibrated
+from cost_models.calibrated.model import Calibrated
 from cost_models.roofline import Roofline
-from cost_models.torchrec import TorchRec
+from cost_models.torchrec.model import TorchRec
 from placer.errors import PlacerError
 
 COST_MODELS: dict[str, Callable[[], CostModel]] = {
@@ -27,7 +27,7 @@ COST_MODELS: dict[str, Callable[[], CostModel]] = {
 
 
 def _learned(path: str) -> CostModel:
-    from cost_models.learned import Learned
+    from cost_models.learned.model import Learned
 
     return Learned.load(path) if path else Learned.of_this_machine()
 
@@ -44,19 +44,19 @@ __all__ = [
     "FILE_MODELS",
     "WHOLE",
     "Calibrated",
+    "CostCurve",
     "CostModel",
     "CostReport",
-    "Cut",
     "GpuCost",
     "HostCost",
-    "Piece",
-    "PieceCurve",
     "Roofline",
+    "ShardingOption",
+    "TableShard",
     "TorchRec",
     "cost_model",
     "is_model_name",
     "model_names",
-    "pieces_of",
+    "shards_of",
 ]
 
 

@@ -12,19 +12,19 @@ and s bytes of optimizer state, and V output vectors:
   cost there;
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
   gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
-  gradients of the touched rows; see `cost_models._exchange`;
+  gradients of the touched rows; see `cost_models.step_equation.exchanged_bytes`;
 * a constant for every shard.
 
 These bytes over the topology's bandwidths are the constants of the step equation
-(`cost_models._step`), of which RecShard (doi:10.1145/3503222.3507777), TorchRec's estimators
-and HugeCTR's planner are special cases.
+(`cost_models.step_equation.equation`), of which RecShard (doi:10.1145/3503222.3507777), TorchRec's
+estimators and HugeCTR's planner are special cases.
 """
 
 from functools import lru_cache
 
-from cost_models._exchange import ID_BYTES
-from cost_models._step import StepEquation
-from cost_models._unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.equation import StepEquation
+from cost_models.step_equation.exchanged_bytes import ID_BYTES
+from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
 from placer.problem import Problem
 
 SORT_BYTES_PER_LOOKUP = 112
@@ -53,7 +53,7 @@ class Roofline(StepEquation):
         """Its memory does what a GPU's does for its rows. See `StepEquation.host_rates`."""
         return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
-    def extra_cut_s(self, problem: Problem) -> float | None:
+    def extra_sharding_s(self, problem: Problem) -> float | None:
         """A further launch; what pieces return and sort is never less. See `CostModel`.
 
         None where no GPU is the fastest at everything: hot rows may then be best on one kind

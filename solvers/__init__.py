@@ -7,16 +7,16 @@ from cost_models import CostModel, cost_model
 from placer.adapters.torchrec.export import INSTALL
 from placer.errors import BackendError, PlacerError
 from placer.problem import Problem
-from solvers._base import Limits, Shortage, Solver, SolveResult, Termination
-from solvers.auto import Auto
-from solvers.beam import Beam
-from solvers.dp import DynamicProgramming
-from solvers.flow import Flow
-from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
-from solvers.greedy_cost import GreedyCost
-from solvers.ilp import Ilp
-from solvers.lns import Lns
-from solvers.local_search import LocalSearch
+from solvers.result import Limits, Shortage, Solver, SolveResult, Termination
+from solvers.strategies.auto import Auto
+from solvers.strategies.beam import Beam
+from solvers.strategies.dp import DynamicProgramming
+from solvers.strategies.flow import Flow
+from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
+from solvers.strategies.greedy_cost import GreedyCost
+from solvers.strategies.ilp import Ilp
+from solvers.strategies.lns import Lns
+from solvers.strategies.local_search import LocalSearch
 
 if TYPE_CHECKING:
     from solvers.torchrec_planner import PlacerPlanner

@@ -23,12 +23,14 @@ from torchrec.distributed.planner.types import (
     PlannerError,
     PlannerErrorType,
     Proposer,
-    ShardingOption,
+)
+from torchrec.distributed.planner.types import (
+    ShardingOption as TorchRecOption,
 )
 from torchrec.distributed.types import CacheParams
 
-from cost_models._torchrec_estimates import ProfileCacheStatistics
-from cost_models.torchrec_options import EnumeratedOptions
+from cost_models.torchrec.enumerated import EnumeratedOptions
+from cost_models.torchrec.estimates import ProfileCacheStatistics
 from placer.adapters.torchrec.machine import topology_of
 from placer.adapters.torchrec.models import OPTIMIZERS
 from placer.constraints.constraints import Constraints
@@ -160,16 +162,16 @@ class _Once(Proposer):  # type: ignore[misc]
 
     def __init__(self, search: "_Search") -> None:
         self._search = search
-        self._proposal: list[ShardingOption] | None = None
+        self._proposal: list[TorchRecOption] | None = None
 
-    def load(self, search_space: list[ShardingOption], enumerator: Any = None) -> None:
+    def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
         """Keep the options, and propose those of each table that take the least memory.
 
         TorchRec tells by them, if there is no plan, whether all memory together is too little.
         """
         self._search.options = search_space
         self._search.estimate = enumerator.populate_estimates
-        least: dict[str, ShardingOption] = {}
+        least: dict[str, TorchRecOption] = {}
         for option in search_space:
             size = option.total_storage
             other = least.get(option.fqn)
@@ -183,7 +185,7 @@ class _Once(Proposer):  # type: ignore[misc]
     def feedback(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: there is no other proposal."""
 
-    def propose(self) -> list[ShardingOption] | None:
+    def propose(self) -> list[TorchRecOption] | None:
         """The one proposal, and then none."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None:
@@ -195,17 +197,17 @@ class _Search(Partitioner):  # type: ignore[misc]
     """Chooses options and ranks of all tables."""
 
     def __init__(self, limits: dict[str, Any], profile: Profile | None) -> None:
-        self.options: list[ShardingOption] = []
+        self.options: list[TorchRecOption] = []
         self.estimate: Any = None
         self.result: SolveResult | None = None
         self.limits = limits
-        self.proposal: list[ShardingOption] | None = None
+        self.proposal: list[TorchRecOption] | None = None
         self._profile = profile
         self._others = GreedyPerfPartitioner()
 
     def partition(
-        self, proposal: list[ShardingOption], storage_constraint: Any
-    ) -> list[ShardingOption]:
+        self, proposal: list[TorchRecOption], storage_constraint: Any
+    ) -> list[TorchRecOption]:
         """The plan as options with ranks; TorchRec's own, for proposals that are not ours.
 
         Raises
@@ -214,7 +216,7 @@ class _Search(Partitioner):  # type: ignore[misc]
             If there is none, or none was found.
         """
         if proposal is not self.proposal:
-            placed: list[ShardingOption] = self._others.partition(proposal, storage_constraint)
+            placed: list[TorchRecOption] = self._others.partition(proposal, storage_constraint)
             return placed
         options = [self._with_statistics(option) for option in self.options]
         on_cpu = storage_constraint.compute_device == "cpu"
@@ -235,7 +237,7 @@ class _Search(Partitioner):  # type: ignore[misc]
         _require_fit(placed, storage_constraint, on_cpu)
         return placed
 
-    def _with_statistics(self, option: ShardingOption) -> ShardingOption:
+    def _with_statistics(self, option: TorchRecOption) -> TorchRecOption:
         """A cached option with the profile's statistics, where it has none."""
         stats = option.cache_params.stats if option.cache_params is not None else None
         if (
@@ -255,7 +257,7 @@ class _Search(Partitioner):  # type: ignore[misc]
         return changed
 
 
-def _problem_of(options: list[ShardingOption], topology: Any) -> Problem:
+def _problem_of(options: list[TorchRecOption], topology: Any) -> Problem:
     """The tables of a search space as a problem; accesses are in the estimates, not in it."""
     tables: dict[str, TableProfile] = {}
     towers: dict[str, dict[str, None]] = {}
@@ -275,7 +277,7 @@ def _problem_of(options: list[ShardingOption], topology: Any) -> Problem:
     )
 
 
-def _table_of(option: ShardingOption) -> Table:
+def _table_of(option: TorchRecOption) -> Table:
     rows, dim = option.tensor.shape
     dtype = str(option.tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
@@ -296,7 +298,7 @@ def _table_of(option: ShardingOption) -> Table:
     )
 
 
-def _optimizer_of(option: ShardingOption) -> OptimizerName:
+def _optimizer_of(option: TorchRecOption) -> OptimizerName:
     """The table's optimizer; unknown ones have at most two numbers for each weight."""
     classes: Any = getattr(option.tensor, "_optimizer_classes", None) or [None]
     if classes[0] is None:
@@ -322,7 +324,7 @@ def _shortage(result: SolveResult, problem: Problem, model: EnumeratedOptions) -
     return "; ".join(lines)
 
 
-def _require_fit(placed: list[ShardingOption], topology: Any, on_cpu: bool) -> None:
+def _require_fit(placed: list[TorchRecOption], topology: Any, on_cpu: bool) -> None:
     """Raise unless every rank has the memory that TorchRec counts for it."""
     used: Mapping[int, int] = {device.rank: 0 for device in topology.devices}
     totals = dict(used)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cost_models._calibration import TERMS, Calibration, Constant
-from cost_models._calibration_fit import amounts
-from placer.calibration import Case, Dataset, Measured, Measurement, Setting
+from cost_models.calibrated.calibration import TERMS, Calibration, Constant
+from cost_models.calibrated.fit import amounts
+from placer.measurement import Case, Dataset, Measured, Measurement, Setting
 
 SECONDS = {
     "lookup": 3e-8, "lookup_byte": 3e-10,

@@ -19,11 +19,11 @@ from ranks_cases import batches_of, sharded, table_with, train_step
 
 from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
-from placer.checkpoint import deal, load_model, save_model
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.executor.ranks import canonical
+from placer.executor.distributed import canonical
 from placer.plan.plan import Plan
+from placer.storage.checkpoint import deal, load_model, save_model
 from placer.tables import OPTIMIZERS, Feature, Table
 
 BLOCK_BYTES = 600

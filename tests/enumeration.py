@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cost_models import CostModel, Cut, Piece
-from cost_models._base import REPLICA
+from cost_models import CostModel, ShardingOption, TableShard
+from cost_models.base import REPLICA
 from placer import Plan, Problem
 from placer.constraints.constraints import Constraints
 from placer.constraints.unmet import unmet
 from placer.plan.memory import row_map_bytes
-from solvers._build import build_plan
-from solvers._instance import Instance, Placement
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
 
 
 class Choice(NamedTuple):
     """One way to place a table: replicas, and pieces on GPUs with their hot rows."""
 
-    replicas: tuple[Piece, ...]
+    replicas: tuple[TableShard, ...]
     placements: tuple[Placement, ...]
 
 
@@ -32,7 +32,7 @@ class Choices:
     `ways` has shape (choices, tables): numbers of the choices of each of the tables.
     """
 
-    ways: np.ndarray
+    row_slices: np.ndarray
     gpu_s: np.ndarray
     dram_s: np.ndarray
     hbm_bytes: np.ndarray
@@ -48,14 +48,14 @@ class Choices:
 
     def beside(self, other: "Choices") -> "Choices":
         """All ways to place the tables of both; costs add up."""
-        mine, theirs = np.indices((len(self.ways), len(other.ways))).reshape(2, -1)
+        mine, theirs = np.indices((len(self.row_slices), len(other.row_slices))).reshape(2, -1)
         return Choices(
-            np.concatenate((self.ways[mine], other.ways[theirs]), axis=1),
+            np.concatenate((self.row_slices[mine], other.row_slices[theirs]), axis=1),
             *(one[mine] + two[theirs] for one, two in zip(self.parts, other.parts, strict=True)),
         )
 
     def only(self, kept: np.ndarray) -> "Choices":
-        return Choices(self.ways[kept], *(part[kept] for part in self.parts))
+        return Choices(self.row_slices[kept], *(part[kept] for part in self.parts))
 
     def without_worse(self) -> "Choices":
         """Those that no other is at least as good as in everything, equal ones once."""
@@ -88,17 +88,17 @@ class Enumeration:
 
     def plan(self, choices: Iterable[Choice]) -> Plan:
         """The plan of some tables' choices."""
-        replicas = [piece for choice in choices for piece in choice.replicas]
+        replicas = [shard for choice in choices for shard in choice.replicas]
         placements = [placed for choice in choices for placed in choice.placements]
         return build_plan(self.instance, placements, replicas)
 
-    def _part(self, piece: Piece, gpu: int, hot_rows: int) -> tuple[np.ndarray, bool]:
+    def _part(self, shard: TableShard, gpu: int, hot_rows: int) -> tuple[np.ndarray, bool]:
         """Seconds and bytes of all devices, and whether a map of rows is asked for."""
-        replica = piece.strip == REPLICA
+        replica = shard.column_slice == REPLICA
         plan = build_plan(
             self.instance,
-            [] if replica else [Placement(piece, gpu, hot_rows)],
-            [piece] if replica else [],
+            [] if replica else [Placement(shard, gpu, hot_rows)],
+            [shard] if replica else [],
         )
         report, topology = self.model.evaluate(self.free, plan), self.problem.topology
         used = report.memory
@@ -112,30 +112,30 @@ class Enumeration:
         )
         return costs, bool(plan.row_order)
 
-    def _of_cut(self, table: int, cut: Cut) -> Iterator[tuple[Choice, np.ndarray]]:
+    def _of_option(self, table: int, option: ShardingOption) -> Iterator[tuple[Choice, np.ndarray]]:
         """All ways to place a table that is cut in this way, with their costs."""
         instance, gpus, hosts = self.instance, len(self.gpus), len(self.problem.topology.hosts)
-        pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
+        shards, replica = instance.shards(table, option), instance.replica(table, option)
         replicas = (replica,) if replica else ()
-        base, base_map = self.part(replica, 0, cut.head) if replica else (0.0, False)
+        base, base_map = self.part(replica, 0, option.replicated_rows) if replica else (0.0, False)
         spec = self.problem.profile.tables[table].table
-        hots = [range(len(range(*piece.rows(spec.rows))) + 1) for piece in pieces]
-        for homes in permutations(self.gpus, len(pieces)):
+        hots = [range(len(range(*shard.rows(spec.rows))) + 1) for shard in shards]
+        for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(2 * (gpus + hosts))
             at = [gpus + hosts + gpu for gpu in (self.gpus if replica else homes)]
             served[at] = row_map_bytes(spec)
             for hot_rows in product(*hots):
-                parts = [self.part(*p) for p in zip(pieces, homes, hot_rows, strict=True)]
+                parts = [self.part(*p) for p in zip(shards, homes, hot_rows, strict=True)]
                 costs = base + sum(cost for cost, _ in parts)
                 if base_map or any(mapped for _, mapped in parts):
                     costs = costs + served
-                placed = tuple(map(Placement, pieces, homes, hot_rows))
+                placed = tuple(map(Placement, shards, homes, hot_rows))
                 yield Choice(replicas, placed), costs
 
     def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
         """Every cut, every assignment of its pieces, every number of hot rows of each."""
-        cuts = self.model.cuts(self.free, table)
-        found = [way for cut in cuts for way in self._of_cut(table, cut)]
+        options = self.model.sharding_options(self.free, table)
+        found = [way for option in options for way in self._of_option(table, option)]
         if self.problem.constraints:
             found = [
                 (choice, costs)
@@ -173,9 +173,9 @@ class Enumeration:
                 if number + 1 < len(kept):
                     together = together.without_worse()
             assert together is not None
-            if len(together.ways):
+            if len(together.row_slices):
                 fastest = int(together.step_time_s.argmin())
-                ways = zip(tables, together.ways[fastest].tolist(), strict=True)
-                chosen = [choices[number] for (choices, _), number in ways]
+                row_slices = zip(tables, together.row_slices[fastest].tolist(), strict=True)
+                chosen = [choices[number] for (choices, _), number in row_slices]
                 best = float(together.step_time_s[fastest]), self.plan(chosen)
         return best

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from placer import Plan, Table
 from placer.plan.plan import RowOrder, Shard
-from placer.shards import form
+from placer.storage.shards import form
 from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from placer.data.log import Bags, Chunk
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.executor.hit_rates import HitRates
-from placer.executor.pool import PoolStats
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.memory.row_cache import PoolStats
 from placer.plan.plan import Plan
 from placer.simulator.counts import Totals
 from placer.simulator.parts import Arrangement

@@ -13,9 +13,10 @@ from calibration_cases import SECONDS, calibration, dataset, first, saved
 from cli_cases import invoke, succeed
 
 from cost_models import Calibrated, Roofline, cost_model
-from cost_models._calibration import TERMS, Calibration
-from cost_models._calibration_fit import LEAST_CASES, amounts, calibrate, noise_of, observations
-from placer.calibration import (
+from cost_models.calibrated.calibration import TERMS, Calibration
+from cost_models.calibrated.fit import LEAST_CASES, amounts, calibrate, noise_of, observations
+from placer.errors import DataError, PlacerError
+from placer.measurement import (
     QUICK,
     Case,
     Dataset,
@@ -28,9 +29,8 @@ from placer.calibration import (
     random_cases,
     repeated,
 )
-from placer.calibration.batches import drawn_batches
-from placer.calibration.designed import designed_cases
-from placer.errors import DataError, PlacerError
+from placer.measurement.batches import drawn_batches
+from placer.measurement.designed import designed_cases
 from placer.plan.plan import RowOrder
 from placer.plan.verify import violations
 
@@ -371,8 +371,8 @@ def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     """On so few cases and steps that nothing but the way through is tested."""
     monkeypatch.chdir(tmp_path)
     cases = [small_case(workload=f"w{n}", kind="designed") for n in range(LEAST_CASES)]
-    monkeypatch.setattr("placer.calibration.designed.designed_cases", lambda **_: iter(cases))
-    monkeypatch.setattr("placer.calibration.measure.Effort", lambda: QUICK)
+    monkeypatch.setattr("placer.measurement.designed.designed_cases", lambda **_: iter(cases))
+    monkeypatch.setattr("placer.measurement.measure.Effort", lambda: QUICK)
     options = ("--backend", "tiered", "--clock", "cpu", "-o", "machine.json")
     short = invoke("calibrate", "--budget", "0s", *options)
     assert short.exit_code == 1
@@ -399,6 +399,6 @@ def test_the_cost_model_stays_quick_to_import() -> None:
 
     code = (
         "import sys, cost_models; "
-        "assert not {'torch', 'scipy', 'scipy.optimize', 'placer.calibration'} & sys.modules.keys()"
+        "assert not {'torch', 'scipy', 'scipy.optimize', 'placer.measurement'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -37,13 +37,13 @@ from ranks_launcher import Outcomes, run
 
 from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
-from placer.checkpoint import deal, load_model, save_model
-from placer.checkpoint.deal import block_rows, rounds_of
-from placer.checkpoint.metadata import read_metadata
-from placer.checkpoint.stored import read_tensors
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
-from placer.executor.id_order import tensors_of
+from placer.storage.checkpoint import deal, load_model, save_model
+from placer.storage.checkpoint.deal import block_rows, rounds_of
+from placer.storage.checkpoint.metadata import read_metadata
+from placer.storage.checkpoint.stored import read_tensors
+from placer.storage.id_order import tensors_of
 from placer.tables import Feature, Table
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import placer
 from placer.plan.diff import diff
 from placer.plan.migration import migration
-from placer.shards import open_shards
+from placer.storage.shards import open_shards
 
 
 @pytest.fixture(scope="module")

@@ -347,30 +347,36 @@ def test_the_hash_is_of_what_is_asked() -> None:
 
 
 @st.composite
-def cut_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
+def option_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
     """A table cut, split and replicated in drawn ways, and what those ways are called."""
     topology = machine(3)
     gpus = [gpu.id for gpu in topology.gpus]
-    ways = draw(st.integers(1, 3))
-    widths = draw(st.sampled_from([(4,), (3, 1), (2, 1, 1)]))
-    head = draw(st.integers(0, 3))
+    row_slices = draw(st.integers(1, 3))
+    column_widths = draw(st.sampled_from([(4,), (3, 1), (2, 1, 1)]))
+    replicated_rows = draw(st.integers(0, 3))
     blocked = draw(st.booleans())
     cold = draw(st.sampled_from(["staged", "uva", "host", "cached"]))
     rows_each = draw(st.integers(1, 4))
-    table = Table("t", head + ways * rows_each, sum(widths))
-    shards = [in_hbm("t", (0, head, 1), (0, table.dim), *gpus)] if head else []
-    kinds: set[Kind] = {"replicated"} if head else set()
-    kinds |= {"row-wise"} if ways > 1 else set()
-    kinds |= {"column-wise"} if len(widths) > 1 else set()
+    table = Table("t", replicated_rows + row_slices * rows_each, sum(column_widths))
+    shards = (
+        [in_hbm("t", (0, replicated_rows, 1), (0, table.dim), *gpus)] if replicated_rows else []
+    )
+    kinds: set[Kind] = {"replicated"} if replicated_rows else set()
+    kinds |= {"row-wise"} if row_slices > 1 else set()
+    kinds |= {"column-wise"} if len(column_widths) > 1 else set()
     first = 0
-    for width in widths:
+    for width in column_widths:
         cols = (first, first + width)
         first += width
-        for way in range(ways):
+        for way in range(row_slices):
             hot = draw(st.integers(0, rows_each))
             # A contiguous part of a table is a slice of its own on another GPU only.
             gpu = gpus[way] if blocked else draw(st.sampled_from(gpus))
-            start, step = (head + way * rows_each, 1) if blocked else (head + way, ways)
+            start, step = (
+                (replicated_rows + way * rows_each, 1)
+                if blocked
+                else (replicated_rows + way, row_slices)
+            )
             edge, stop = start + hot * step, start + rows_each * step
             stop = stop if blocked else table.rows
             if hot:
@@ -384,10 +390,10 @@ def cut_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
     return plan_of(table, *draw(st.permutations(shards)), topology=topology), kinds
 
 
-@given(cut_tables())
+@given(option_tables())
 @settings(max_examples=300, deadline=None)
-def test_ways_of_placing_are_told_from_the_plan(cut: tuple[Plan, set[Kind]]) -> None:
-    plan, kinds = cut
+def test_ways_of_placing_are_told_from_the_plan(option: tuple[Plan, set[Kind]]) -> None:
+    plan, kinds = option
     assert set(kinds_of(plan.shards)) == kinds
 
 

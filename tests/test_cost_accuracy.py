@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import kendalltau
 
 from cost_models import Calibrated, CostModel, cost_model
-from cost_models._calibration_fit import calibrate
-from cost_models._learned_file import LearnedFile
-from cost_models._learned_shipped import shipped, shipped_name
+from cost_models.calibrated.fit import calibrate
+from cost_models.learned.file import LearnedFile
+from cost_models.learned.shipped import shipped, shipped_name
 from placer import Topology
-from placer.calibration import Case, Dataset
-from placer.calibration.dataset import repeated
-from placer.calibration.measure import step_s
+from placer.measurement import Case, Dataset
+from placer.measurement.dataset import repeated
+from placer.measurement.measure import step_s
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 MEASURED = "amd-epyc-2-cores-tiered"

@@ -23,8 +23,16 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import COST_MODELS, CostModel, CostReport, Cut, Piece, PieceCurve, cost_model
-from cost_models._base import Cold
+from cost_models import (
+    COST_MODELS,
+    CostCurve,
+    CostModel,
+    CostReport,
+    ShardingOption,
+    TableShard,
+    cost_model,
+)
+from cost_models.base import Cold
 from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
@@ -32,8 +40,8 @@ from placer.plan.memory import row_map_bytes
 from placer.plan.plan import Lookup
 from placer.plan.verify import violations
 from placer.tables import Table
-from solvers._build import build_plan
-from solvers._instance import Instance, Placement
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
 
 LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
 
@@ -56,25 +64,25 @@ class Placed:
 
     problem: Problem
     placements: list[Placement]
-    replicas: list[Piece]
+    replicas: list[TableShard]
 
     def plan(self, model: CostModel) -> Plan:
         return build_plan(Instance(self.problem, model), self.placements, self.replicas)
 
 
 @st.composite
-def any_cuts(
-    draw: st.DrawFn, table: Table, gpus: int, colds: Sequence[Cold], *, head: bool = True
-) -> Cut:
+def any_options(
+    draw: st.DrawFn, table: Table, gpus: int, colds: Sequence[Cold], *, replicated_rows: bool = True
+) -> ShardingOption:
     """A cut of any kind, whether a model would search it or not."""
-    replicated = draw(st.integers(0, table.rows)) if head and gpus > 1 else 0
+    replicated = draw(st.integers(0, table.rows)) if replicated_rows and gpus > 1 else 0
     inner = draw(st.sets(st.integers(1, table.dim - 1), max_size=gpus - 1))
     edges = [0, *sorted(inner), table.dim]
-    widths = tuple(right - left for left, right in pairwise(edges)) if inner else ()
-    most = min(gpus // max(1, len(widths)), table.rows - replicated)
-    return Cut(
+    column_widths = tuple(right - left for left, right in pairwise(edges)) if inner else ()
+    most = min(gpus // max(1, len(column_widths)), table.rows - replicated)
+    return ShardingOption(
         draw(st.integers(1, max(1, most))),
-        widths,
+        column_widths,
         replicated,
         draw(st.sampled_from(colds)),
         draw(st.booleans()),
@@ -85,11 +93,11 @@ def gpu_seconds(report: CostReport, gpu: int = 0) -> float:
     return report.gpus[gpu].total_s
 
 
-def at(curve: PieceCurve, values: np.ndarray, hot_rows: int) -> float:
+def at(curve: CostCurve, values: np.ndarray, hot_rows: int) -> float:
     return float(np.interp(hot_rows, curve.hot_rows, values))
 
 
-def is_split(curve: PieceCurve, hot_rows: int) -> bool:
+def is_split(curve: CostCurve, hot_rows: int) -> bool:
     return 0 < hot_rows < int(curve.hot_rows[-1])
 
 
@@ -126,14 +134,22 @@ class CostModelContract:
         """Whether so many of four GPUs may hold a table that is read in this way."""
         return True
 
-    def cut(self, data: st.DataObject, problem: Problem, table: int, *, head: bool = True) -> Cut:
+    def option(
+        self, data: st.DataObject, problem: Problem, table: int, *, replicated_rows: bool = True
+    ) -> ShardingOption:
         """A cut of the search space, or any other that the model knows."""
         spec = problem.profile.tables[table].table
-        searched = [c for c in self.model.cuts(problem, table) if head or not c.head]
-        others = any_cuts(spec, len(problem.topology.gpus), self.colds, head=head)
+        searched = [
+            c
+            for c in self.model.sharding_options(problem, table)
+            if replicated_rows or not c.replicated_rows
+        ]
+        others = any_options(
+            spec, len(problem.topology.gpus), self.colds, replicated_rows=replicated_rows
+        )
         return data.draw(st.sampled_from(searched) | others)
 
-    def hot_rows(self, data: st.DataObject, curves: list[PieceCurve]) -> list[int]:
+    def hot_rows(self, data: st.DataObject, curves: list[CostCurve]) -> list[int]:
         """Rows in HBM of each piece of a table: often at a point of its curve."""
         return [
             data.draw(
@@ -142,7 +158,7 @@ class CostModelContract:
             for curve in curves
         ]
 
-    def homes(self, data: st.DataObject, cut: Cut, gpus: int) -> list[int]:
+    def homes(self, data: st.DataObject, option: ShardingOption, gpus: int) -> list[int]:
         """GPUs for the pieces of a table, each its own."""
         return data.draw(st.permutations(range(gpus)))
 
@@ -151,13 +167,13 @@ class CostModelContract:
         instance = Instance(problem, model)
         placements, replicas = [], []
         for table in range(instance.tables):
-            cut = self.cut(data, problem, table)
-            pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
+            option = self.option(data, problem, table)
+            shards, replica = instance.shards(table, option), instance.replica(table, option)
             replicas += [replica] if replica else []
-            homes = self.homes(data, cut, instance.gpus)[: len(pieces)]
-            curves = [instance.curve(p, gpu) for p, gpu in zip(pieces, homes, strict=True)]
+            homes = self.homes(data, option, instance.gpus)[: len(shards)]
+            curves = [instance.curve(p, gpu) for p, gpu in zip(shards, homes, strict=True)]
             hot_rows = self.hot_rows(data, curves)
-            placements += map(Placement, pieces, homes, hot_rows)
+            placements += map(Placement, shards, homes, hot_rows)
         return Placed(problem, placements, replicas)
 
     def test_it_is_a_cost_model_by_its_name(self) -> None:
@@ -166,7 +182,7 @@ class CostModelContract:
 
     @given(st.data())
     @examples(150)
-    def test_pieces_add_up_to_the_plan(self, data: st.DataObject) -> None:
+    def test_shards_add_up_to_the_plan(self, data: st.DataObject) -> None:
         case, model = self.placed(data), self.model
         problem, instance = case.problem, Instance(case.problem, model)
         topology, gpus = problem.topology, range(len(problem.topology.gpus))
@@ -175,10 +191,12 @@ class CostModelContract:
         report = model.evaluate(problem, plan)
         gpu_s, dram_s, hbm_bytes, dram_bytes, unsure = (defaultdict[str, float](float)
                                                         for _ in range(5))  # fmt: skip
-        parts = [(p.piece, p.gpu, p.hot_rows) for p in case.placements]
-        parts += [(piece, gpu, piece.cut.head) for piece in case.replicas for gpu in gpus]
-        for piece, number, hot in parts:
-            gpu, curve = topology.gpus[number], instance.curve(piece, number)
+        parts = [(p.shard, p.gpu, p.hot_rows) for p in case.placements]
+        parts += [
+            (shard, gpu, shard.option.replicated_rows) for shard in case.replicas for gpu in gpus
+        ]
+        for shard, number, hot in parts:
+            gpu, curve = topology.gpus[number], instance.curve(shard, number)
             split = is_split(curve, hot)
             gpu_s[gpu.id] += at(curve, curve.gpu_s, hot) + split * curve.split_s
             dram_s[gpu.host] += at(curve, curve.dram_s, hot)
@@ -187,11 +205,11 @@ class CostModelContract:
             dram_bytes[gpu.host] += at(curve, curve.dram_bytes, hot)
             # Buffers of each shard are rounded up to bytes. Between its points a curve may
             # understate them, and the map that another piece of the table asks for.
-            spec = problem.profile.tables[piece.table].table
+            spec = problem.profile.tables[shard.table].table
             unsure[gpu.id] += 3
             if hot not in curve.hot_rows:
                 unsure[gpu.id] += float(staging_buffer_bytes(spec, spec.rows, spec.dim))
-            if piece.cut.pieces > 1:
+            if shard.option.shard_count > 1:
                 unsure[gpu.id] += row_map_bytes(spec)
         for cost in report.gpus:
             assert cost.total_s == pytest.approx(gpu_s[cost.device], rel=1e-9, abs=1e-18)
@@ -208,12 +226,15 @@ class CostModelContract:
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
         table = data.draw(st.integers(0, instance.tables - 1))
-        cut = self.cut(data, problem, table, head=False)
-        assume(cut.pieces == 1)
-        (piece,), number = instance.pieces(table, cut), data.draw(st.integers(0, instance.gpus - 1))
-        gpu, curve = problem.topology.gpus[number], instance.curve(piece, number)
+        option = self.option(data, problem, table, replicated_rows=False)
+        assume(option.shard_count == 1)
+        (shard,), number = (
+            instance.shards(table, option),
+            data.draw(st.integers(0, instance.gpus - 1)),
+        )
+        gpu, curve = problem.topology.gpus[number], instance.curve(shard, number)
         for point, hot in enumerate(curve.hot_rows.tolist()):
-            plan = build_plan(instance, [Placement(piece, number, hot)])
+            plan = build_plan(instance, [Placement(shard, number, hot)])
             used = model.evaluate(problem, plan).memory
             expected = curve.hbm_bytes[point] + is_split(curve, hot) * curve.split_hbm_bytes
             # Buffers of the hot and of the cold rows are rounded up to bytes, each by itself.
@@ -228,26 +249,26 @@ class CostModelContract:
         table = data.draw(st.integers(0, instance.tables - 1))
         rows, dim = instance.rows(table), problem.profile.tables[table].table.dim
         gpu = data.draw(st.integers(0, instance.gpus - 1))
-        for cut in (*model.cuts(problem, table), self.cut(data, problem, table)):
-            pieces, replica = instance.pieces(table, cut), instance.replica(table, cut)
-            cells = sum(len(range(*p.rows(rows))) * int(np.ptp(p.columns(dim))) for p in pieces)
-            assert cells == (rows - cut.head) * dim
-            for piece in pieces:
-                curve = instance.curve(piece, gpu)
+        for option in (*model.sharding_options(problem, table), self.option(data, problem, table)):
+            shards, replica = instance.shards(table, option), instance.replica(table, option)
+            cells = sum(len(range(*p.rows(rows))) * int(np.ptp(p.columns(dim))) for p in shards)
+            assert cells == (rows - option.replicated_rows) * dim
+            for shard in shards:
+                curve = instance.curve(shard, gpu)
                 assert curve.hot_rows[0] == 0
-                assert curve.hot_rows[-1] == len(range(*piece.rows(rows)))
-                self.check_curve(curve, self.upkeep_s if cut.cold == "cached" else 0.0)
-                if cut.cold in ("staged", "uva"):
+                assert curve.hot_rows[-1] == len(range(*shard.rows(rows)))
+                self.check_curve(curve, self.upkeep_s if option.cold == "cached" else 0.0)
+                if option.cold in ("staged", "uva"):
                     self.check_convex(curve)
             if replica is not None:
                 curve = instance.curve(replica, gpu)
-                assert curve.hot_rows.tolist() == [cut.head]
+                assert curve.hot_rows.tolist() == [option.replicated_rows]
                 assert curve.dram_s == curve.dram_bytes == [0.0]
                 assert curve.split_s == curve.split_hbm_bytes == 0
                 self.check_curve(curve)
 
-    def check_curve(self, curve: PieceCurve, upkeep_s: float = 0.0) -> None:
-        """What holds of every curve: see the docstring of `PieceCurve`."""
+    def check_curve(self, curve: CostCurve, upkeep_s: float = 0.0) -> None:
+        """What holds of every curve: see the docstring of `CostCurve`."""
         parts = (curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
         for values in parts:
             assert values.shape == curve.hot_rows.shape
@@ -263,7 +284,7 @@ class CostModelContract:
         more_s = np.diff(curve.gpu_s)[smaller]
         assert (more_s <= 1e-12 * curve.gpu_s[0] + upkeep_s * curve.hot_rows[-1]).all()
 
-    def check_convex(self, curve: PieceCurve) -> None:
+    def check_convex(self, curve: CostCurve) -> None:
         """What holds where cold rows are staged or read in place."""
         for times in (curve.gpu_s, curve.dram_s):
             scale = 1e-12 * (1 + times[0])
@@ -277,36 +298,38 @@ class CostModelContract:
     def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
         """At any price of HBM, and each piece on the kind of GPU that is best for it."""
         problem, model = self.problem(data), self.model
-        extra_s = model.extra_cut_s(problem)
+        extra_s = model.extra_sharding_s(problem)
         if extra_s is None:
             return
         instance = Instance(problem, model)
         table = data.draw(st.integers(0, instance.tables - 1))
-        cut = self.cut(data, problem, table)
-        pieces = instance.pieces(table, cut)
-        assume(len(pieces) > 1)
-        (single,) = instance.pieces(table, Cut(head=cut.head, cold=cut.cold))
+        option = self.option(data, problem, table)
+        shards = instance.shards(table, option)
+        assume(len(shards) > 1)
+        (single,) = instance.shards(
+            table, ShardingOption(replicated_rows=option.replicated_rows, cold=option.cold)
+        )
 
-        def least(piece: Piece, seconds: str, prices: np.ndarray) -> np.ndarray:
+        def least(shard: TableShard, seconds: str, prices: np.ndarray) -> np.ndarray:
             found = []
             for gpu in instance.kinds:
-                curve = instance.curve(piece, gpu)
+                curve = instance.curve(shard, gpu)
                 priced = getattr(curve, seconds) + prices[:, None] * curve.hbm_bytes
                 found.append(priced.min(axis=1))
             return np.min(found, axis=0)
 
-        def least_bytes(piece: Piece, *, dram: bool) -> float:
-            curves = [instance.curve(piece, gpu) for gpu in instance.kinds]
+        def least_bytes(shard: TableShard, *, dram: bool) -> float:
+            curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
             return min(float((c.hbm_bytes + dram * c.dram_bytes).min()) for c in curves)
 
         # Pieces with caches may be better than one cache: see `CostModel.extra_cut_s`.
-        more = [("gpu_s", extra_s), ("dram_s", 0.0)] if cut.cold != "cached" else []
+        more = [("gpu_s", extra_s), ("dram_s", 0.0)] if option.cold != "cached" else []
         for seconds, more_s in more:
-            together = sum(least(piece, seconds, PRICES) for piece in pieces)
+            together = sum(least(shard, seconds, PRICES) for shard in shards)
             alone = least(single, seconds, PRICES) + more_s
             assert (together >= alone * (1 - 1e-9) - 1e-18).all()
         for dram in (False, True):
-            together = sum(least_bytes(piece, dram=dram) for piece in pieces)
+            together = sum(least_bytes(shard, dram=dram) for shard in shards)
             assert together >= least_bytes(single, dram=dram) * (1 - 1e-9)
 
     @given(st.data())
@@ -317,14 +340,14 @@ class CostModelContract:
         instance = Instance(problem, model)
         rows = instance.rows(0)
         cold = data.draw(st.sampled_from(self.colds))
-        piece, least = Piece(0, Cut(cold=cold)), int(cold == "cached")
+        shard, least = TableShard(0, ShardingOption(cold=cold)), int(cold == "cached")
         assume(cold != "host" and rows > least)
         assume(cold != "cached" or not self.upkeep_s)
         less = data.draw(st.integers(least, rows - 1))
         more = data.draw(st.integers(less + 1, rows))
         costs = []
         for hot in (less, more):
-            plan = build_plan(instance, [Placement(piece, 0, hot)])
+            plan = build_plan(instance, [Placement(shard, 0, hot)])
             report = model.evaluate(problem, plan)
             costs.append((gpu_seconds(report) - report.gpus[0].launch_s, report.hosts[0].dram_s))
             if self.launches:
@@ -342,7 +365,7 @@ class CostModelContract:
         cold = data.draw(st.sampled_from([cold for cold in self.colds if cold != "host"]))
         table = data.draw(st.integers(0, instance.tables - 1))
         gpu = data.draw(st.integers(0, instance.gpus - 1))
-        curve = instance.curve(Piece(table, Cut(cold=cold)), gpu)
+        curve = instance.curve(TableShard(table, ShardingOption(cold=cold)), gpu)
         assert curve.gpu_s[-1] <= curve.gpu_s.min() * (1 + 1e-12)
 
     @given(st.data(), st.floats(1.0, 10.0))
@@ -386,11 +409,11 @@ class CostModelContract:
         lookups: float,
     ) -> None:
         hot = round(rows * hot_share)
-        piece = Piece(0, Cut(cold=data.draw(st.sampled_from(self.colds))))
+        shard = TableShard(0, ShardingOption(cold=data.draw(st.sampled_from(self.colds))))
         link_s, total_s = [], []
         for exponent in sorted((one, two)):
             problem = problem_of(zipf_table("t", rows, lookups=lookups, exponent=exponent))
-            plan = build_plan(Instance(problem, self.model), [Placement(piece, 0, hot)])
+            plan = build_plan(Instance(problem, self.model), [Placement(shard, 0, hot)])
             (gpu,) = self.model.evaluate(problem, plan).gpus[:1]
             link_s.append(gpu.link_s)
             total_s.append(gpu.total_s)
@@ -398,7 +421,7 @@ class CostModelContract:
         slack = 1 + (1e-9 if rows <= 256 else 1e-2)
         assert link_s[1] <= link_s[0] * slack + 1e-15
         # A host may be the cheaper one, so that more work for the GPU costs more.
-        assert total_s[1] <= total_s[0] * slack + 1e-15 or piece.cut.cold == "host"
+        assert total_s[1] <= total_s[0] * slack + 1e-15 or shard.option.cold == "host"
 
     @given(st.data())
     @examples(20)
@@ -407,31 +430,31 @@ class CostModelContract:
         problem, model, other = case.problem, self.model, cost_model(self.name)
         plan = case.plan(model)
         assert model.evaluate(problem, plan) == other.evaluate(problem, plan)
-        assert model.extra_cut_s(problem) == other.extra_cut_s(problem)
+        assert model.extra_sharding_s(problem) == other.extra_sharding_s(problem)
         for table in range(len(problem.profile)):
-            cuts = model.cuts(problem, table)
-            assert cuts == other.cuts(problem, table)
-            assert len(set(cuts)) == len(cuts)
+            options = model.sharding_options(problem, table)
+            assert options == other.sharding_options(problem, table)
+            assert len(set(options)) == len(options)
         for placed in case.placements:
-            one, two = (m.piece_curve(problem, placed.piece, placed.gpu) for m in (model, other))
+            one, two = (m.cost_curve(problem, placed.shard, placed.gpu) for m in (model, other))
             np.testing.assert_array_equal(one.gpu_s, two.gpu_s)
             np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
 
     @given(st.data())
     @examples(60)
-    def test_cuts_that_are_searched_can_be_placed(self, data: st.DataObject) -> None:
+    def test_options_that_are_searched_can_be_placed(self, data: st.DataObject) -> None:
         """On GPUs of their own, and whole tables always; no piece is empty unless its table is."""
         problem, model = self.problem(data), self.model
         gpus, instance = len(problem.topology.gpus), Instance(problem, model)
         for table in range(instance.tables):
-            cuts, rows = model.cuts(problem, table), instance.rows(table)
-            assert any(cut.pieces == 1 and not cut.head for cut in cuts)
-            for cut in cuts:
-                pieces = instance.pieces(table, cut)
-                assert len(pieces) <= gpus
-                assert 0 <= cut.head <= rows
-                assert not cut.head or gpus > 1
-                assert all(len(range(*piece.rows(rows))) or not rows for piece in pieces)
+            options, rows = model.sharding_options(problem, table), instance.rows(table)
+            assert any(option.shard_count == 1 and not option.replicated_rows for option in options)
+            for option in options:
+                shards = instance.shards(table, option)
+                assert len(shards) <= gpus
+                assert 0 <= option.replicated_rows <= rows
+                assert not option.replicated_rows or gpus > 1
+                assert all(len(range(*shard.rows(rows))) or not rows for shard in shards)
 
     @given(st.data())
     @examples(80)
@@ -543,11 +566,17 @@ class TestTorchRec(CostModelContract):
         features = features or (Feature(f"{profile.name}0", 1.0),)
         return replace(profile, table=replace(profile.table, features=features))
 
-    def cut(self, data: st.DataObject, problem: Problem, table: int, *, head: bool = True) -> Cut:
-        searched = self.model.cuts(problem, table)
-        return data.draw(st.sampled_from([cut for cut in searched if head or not cut.head]))
+    def option(
+        self, data: st.DataObject, problem: Problem, table: int, *, replicated_rows: bool = True
+    ) -> ShardingOption:
+        searched = self.model.sharding_options(problem, table)
+        return data.draw(
+            st.sampled_from(
+                [option for option in searched if replicated_rows or not option.replicated_rows]
+            )
+        )
 
-    def hot_rows(self, data: st.DataObject, curves: list[PieceCurve]) -> list[int]:
+    def hot_rows(self, data: st.DataObject, curves: list[CostCurve]) -> list[int]:
         """A table has one load factor, and curves are exact at their points."""
         if not curves:
             return []
@@ -557,8 +586,8 @@ class TestTorchRec(CostModelContract):
         point = point if alike and least > 2 else -abs(point)
         return [int(curve.hot_rows[point]) for curve in curves]
 
-    def homes(self, data: st.DataObject, cut: Cut, gpus: int) -> list[int]:
-        return list(range(gpus)) if cut.blocked else super().homes(data, cut, gpus)
+    def homes(self, data: st.DataObject, option: ShardingOption, gpus: int) -> list[int]:
+        return list(range(gpus)) if option.blocked else super().homes(data, option, gpus)
 
     def can_replicate(self, lookup: Lookup, replicas: int) -> bool:
         return replicas == 1 or (lookup == "device" and replicas == 4)

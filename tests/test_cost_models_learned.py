@@ -19,27 +19,28 @@ from safetensors.numpy import save as save_arrays
 from test_cost_models import CostModelContract, examples
 
 from cli import main
-from cost_models import Calibrated, CostModel, Roofline, _learned_shipped, cost_model
-from cost_models._learned_features import FREE_FEATURES, MONOTONE_FEATURES, features
-from cost_models._learned_file import LearnedFile
-from cost_models._learned_fit import examples as examples_of
-from cost_models._learned_fit import learn
-from cost_models._learned_network import BOUND, NOT_NEGATIVE, Networks, shapes
-from cost_models._learned_parts import PARTS, contributions, parts_of
-from cost_models._learned_shipped import shipped_name
-from cost_models._learned_training import Example, Fit, train
-from cost_models._unit_arrays import OTHERS, as_array, from_array
-from cost_models._unit_costs import Rates, ReadCosts, UnitCosts
-from cost_models.batched import BatchedCosts, ShardBatch
-from cost_models.learned import Learned
+from cost_models import Calibrated, CostModel, Roofline, cost_model
+from cost_models.learned.model import shipped as shipped_models
+from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, features
+from cost_models.learned.file import LearnedFile
+from cost_models.learned.fit import examples as examples_of
+from cost_models.learned.fit import learn
+from cost_models.learned.model import Learned
+from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
+from cost_models.learned.parts import PARTS, contributions, parts_of
+from cost_models.learned.shipped import shipped_name
+from cost_models.learned.training import Example, Fit, train
+from cost_models.step_equation.batched import BatchedCosts, ShardBatch
+from cost_models.step_equation.unit_cost_arrays import OTHERS, as_array, from_array
+from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
 from placer import Problem
-from placer.calibration import Case, Measured, Setting, random_cases
-from placer.calibration.dataset import FORMAT, VERSION, Dataset, Measurement, machine
-from placer.calibration.measure import resolved
 from placer.errors import DataError, PlacerError
+from placer.measurement import Case, Measured, Setting, random_cases
+from placer.measurement.dataset import FORMAT, VERSION, Dataset, Measurement, machine
+from placer.measurement.measure import resolved
 from placer.plan.verify import violations
 from solvers import solve
-from solvers._instance import Instance
+from solvers.model.instance import Instance
 
 FREE, MONOTONE = len(FREE_FEATURES), len(MONOTONE_FEATURES)
 LOG2_DIM = FREE_FEATURES.index("log2_dim")
@@ -94,7 +95,7 @@ def test_without_factors_it_is_what_it_started_from() -> None:
     found, expected = model.evaluate(problem, plan), base.evaluate(problem, plan)
     for one, two in zip(found.gpus, expected.gpus, strict=True):
         assert one.total_s == pytest.approx(two.total_s, rel=1e-12)
-    assert model.extra_cut_s(problem) == pytest.approx(base.extra_cut_s(problem))
+    assert model.extra_sharding_s(problem) == pytest.approx(base.extra_sharding_s(problem))
 
 
 # Parts of unit costs
@@ -471,7 +472,7 @@ def test_files_that_are_none_are_refused(at_random: Path, tmp_path: Path) -> Non
 def test_models_that_come_with_placer_are_found_by_name(
     at_random: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_learned_shipped, "FOLDER", tmp_path)
+    monkeypatch.setattr(shipped_models, "FOLDER", tmp_path)
     with pytest.raises(PlacerError, match=r"no learned cost model for this machine .* none\. Make"):
         cost_model("learned")
     facts = {"machine": machine(), "setting": asdict(resolved(Setting()))}

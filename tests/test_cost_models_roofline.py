@@ -18,10 +18,10 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import CostReport, Cut, Piece, Roofline, pieces_of
-from cost_models._base import REPLICA
-from cost_models._exchange import ID_BYTES, LENGTH_BYTES
+from cost_models import CostReport, Roofline, ShardingOption, TableShard, shards_of
+from cost_models.base import REPLICA
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP
+from cost_models.step_equation.exchanged_bytes import ID_BYTES, LENGTH_BYTES
 from placer import AccessCdf, Problem, Shard
 from placer.plan.buffers import (
     INDEX_BYTES_PER_LOOKUP,
@@ -197,7 +197,9 @@ def test_row_slices_under_max_send_rows_one_by_one() -> None:
     sent = LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * LOOKED_UP / 2 * W
     for gpu in roofline(pair, *slices).gpus:
         assert gpu.communication_s == pytest.approx(sent / 2 / 1e11)
-    (curve,) = (Roofline().piece_curve(pair, piece, 0) for piece in [Piece(0, Cut(2))])
+    (curve,) = (
+        Roofline().cost_curve(pair, shard, 0) for shard in [TableShard(0, ShardingOption(2))]
+    )
     assert curve.gpu_s[-1] == pytest.approx(roofline(pair, *slices).gpus[0].total_s)
 
 
@@ -289,16 +291,16 @@ def test_buffers_hold_the_rows_that_are_staged(
 @given(st.integers(1, 300), st.integers(1, 5), st.booleans(), st.data())
 @settings(max_examples=60, deadline=None)
 def test_slices_share_out_all_lookups_and_rows(
-    rows: int, ways: int, blocked: bool, data: st.DataObject
+    rows: int, row_slices: int, blocked: bool, data: st.DataObject
 ) -> None:
     """Loads of the slices of a table, strided or in blocks, add up to the table's."""
     counts = data.draw(st.lists(st.integers(0, 50), min_size=rows, max_size=rows))
     profile = counted_table("t", counts, lookups=3.0)
     problem = problem_of(profile, topology=machine(1))
-    pieces = pieces_of(0, Cut(ways, blocked=blocked), rows)
-    curves = [Roofline().piece_curve(problem, piece, 0) for piece in pieces]
-    single = Roofline().piece_curve(problem, Piece(0), 0)
-    assert len(curves) == ways
+    shards = shards_of(0, ShardingOption(row_slices, blocked=blocked), rows)
+    curves = [Roofline().cost_curve(problem, shard, 0) for shard in shards]
+    single = Roofline().cost_curve(problem, TableShard(0), 0)
+    assert len(curves) == row_slices
     assert sum(int(curve.hot_rows[-1]) for curve in curves) == rows
     assert sum(float(c.dram_s[0]) for c in curves) == pytest.approx(float(single.dram_s[0]))
     assert sum(float(c.dram_bytes[0]) for c in curves) == float(single.dram_bytes[0])
@@ -307,15 +309,15 @@ def test_slices_share_out_all_lookups_and_rows(
 def test_the_hottest_rows_on_every_gpu_by_hand() -> None:
     """Two of four rows on both GPUs, the other two in HBM of one: half of all lookups each."""
     pair = uniform(2)
-    cut = Cut(head=2)
-    head = Roofline().piece_curve(pair, Piece(0, cut, strip=REPLICA), 1)
-    rest = Roofline().piece_curve(pair, Piece(0, cut), 1)
+    option = ShardingOption(replicated_rows=2)
+    replicated_rows = Roofline().cost_curve(pair, TableShard(0, option, column_slice=REPLICA), 1)
+    rest = Roofline().cost_curve(pair, TableShard(0, option), 1)
     unique = 2 * (1 - (3 / 4) ** 8)
     own = LOOKED_UP / 4 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
     reduced = (unique + UNIQUE / 2) * (W + ID_BYTES) / 2 / 1e11
-    assert head.gpu_s == pytest.approx([1e-6 + (own + OUTPUT) / 1e12 + reduced])
+    assert replicated_rows.gpu_s == pytest.approx([1e-6 + (own + OUTPUT) / 1e12 + reduced])
     # Of the lookups of half of the samples, half read the head.
-    assert head.hbm_bytes == pytest.approx([2 * ROW + OUTPUT + INDEX / 4])
+    assert replicated_rows.hbm_bytes == pytest.approx([2 * ROW + OUTPUT + INDEX / 4])
     served = (HBM_ROWS / 2 + 2 * OUTPUT) / 1e12
     exchanged = (LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * OUTPUT) / 2 / 1e11
     assert rest.hot_rows.tolist() == [0, 1, 2]
@@ -325,7 +327,7 @@ def test_the_hottest_rows_on_every_gpu_by_hand() -> None:
 def test_a_cache_of_every_size_by_hand() -> None:
     """None reads in place, one of all rows is no cache; between, misses are staged."""
     problem = uniform()
-    curve = Roofline().piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+    curve = Roofline().cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
     assert curve.hot_rows.tolist() == [0, 1, 2, 3, 4]
     in_place = roofline(problem, whole(problem, "uva")).gpus[0].total_s
     resident = roofline(problem, whole(problem, "device")).gpus[0].total_s
@@ -347,7 +349,7 @@ def test_a_cache_of_every_size_by_hand() -> None:
 
 def test_a_host_that_pools_sends_a_bag_however_few_rows_it_has() -> None:
     problem = uniform()
-    curve = Roofline().piece_curve(problem, Piece(0, Cut(cold="host")), 0)
+    curve = Roofline().cost_curve(problem, TableShard(0, ShardingOption(cold="host")), 0)
     assert curve.hot_rows.tolist() == [0, 1, 2, 3, 4]
     by_host, resident = (
         roofline(problem, whole(problem, lookup)).gpus[0].total_s for lookup in ("host", "device")
@@ -358,37 +360,43 @@ def test_a_host_that_pools_sends_a_bag_however_few_rows_it_has() -> None:
     assert curve.dram_s == pytest.approx(HBM_ROWS * np.linspace(1, 0, 5) / 1e11)
 
 
-def cuts(problem: Problem, table: int = 0) -> tuple[Cut, ...]:
-    return Roofline().cuts(problem, table)
+def options(problem: Problem, table: int = 0) -> tuple[ShardingOption, ...]:
+    return Roofline().sharding_options(problem, table)
 
 
-def test_the_cuts_that_are_searched() -> None:
+def test_the_options_that_are_searched() -> None:
     """Widths of strips fall, as which strip is left of the others does not matter."""
     counted = counted_table("t", [9, 5, 1, 1, 1, 1, 1, 1], 48)
-    found = set(cuts(problem_of(counted, topology=machine(4), batch_size=4)))
-    usual = {c for c in found if c.cold == "staged" and not c.head}
-    assert {c for c in usual if not c.widths} == {Cut(w) for w in (1, 2, 3, 4)}
-    strips = {c.widths for c in usual if c.widths and c.ways == 1}
+    found = set(options(problem_of(counted, topology=machine(4), batch_size=4)))
+    usual = {c for c in found if c.cold == "staged" and not c.replicated_rows}
+    assert {c for c in usual if not c.column_widths} == {ShardingOption(w) for w in (1, 2, 3, 4)}
+    strips = {c.column_widths for c in usual if c.column_widths and c.row_slices == 1}
     assert strips >= {(32, 16), (16, 16, 16)}
-    for widths in strips:
-        assert sum(widths) == 48
-        assert list(widths) == sorted(widths, reverse=True)
-        assert all(width % 8 == 0 for width in widths)
-    assert {c for c in usual if c.widths and c.ways > 1} == {Cut(2, (32, 16))}
-    assert {c.ways for c in found if c.head == 8} == {1}
-    assert {c.ways for c in found if 0 < c.head < 8} >= {1, 2, 4}
-    assert {c for c in found if c.cold == "uva"} == {Cut(w, cold="uva") for w in (1, 4)}
-    cached = {(c.ways, c.widths) for c in found if c.cold == "cached"}
+    for column_widths in strips:
+        assert sum(column_widths) == 48
+        assert list(column_widths) == sorted(column_widths, reverse=True)
+        assert all(width % 8 == 0 for width in column_widths)
+    assert {c for c in usual if c.column_widths and c.row_slices > 1} == {
+        ShardingOption(2, (32, 16))
+    }
+    assert {c.row_slices for c in found if c.replicated_rows == 8} == {1}
+    assert {c.row_slices for c in found if 0 < c.replicated_rows < 8} >= {1, 2, 4}
+    assert {c for c in found if c.cold == "uva"} == {ShardingOption(w, cold="uva") for w in (1, 4)}
+    cached = {(c.row_slices, c.column_widths) for c in found if c.cold == "cached"}
     assert cached == {(1, ()), (2, ()), (4, ()), (1, (32, 16))}
 
 
-def test_the_cuts_of_a_table_without_much_to_cut() -> None:
+def test_the_options_of_a_table_without_much_to_option() -> None:
     alone = problem_of(zipf_table("t", 100, 64), topology=machine(1))
-    assert cuts(alone) == (Cut(1), Cut(1, cold="uva"))
+    assert options(alone) == (ShardingOption(1), ShardingOption(1, cold="uva"))
     narrow = problem_of(zipf_table("t", 1, 20), topology=machine(4))
-    assert cuts(narrow) == (Cut(1), Cut(1, cold="uva"), Cut(head=1))
+    assert options(narrow) == (
+        ShardingOption(1),
+        ShardingOption(1, cold="uva"),
+        ShardingOption(replicated_rows=1),
+    )
     none = problem_of(zipf_table("t", 0, 20), topology=machine(4))
-    assert cuts(none) == (Cut(1), Cut(1, cold="uva"))
+    assert options(none) == (ShardingOption(1), ShardingOption(1, cold="uva"))
 
 
 def test_replicas_take_a_part_of_the_smallest_gpu_at_most() -> None:
@@ -396,7 +404,7 @@ def test_replicas_take_a_part_of_the_smallest_gpu_at_most() -> None:
     for share, kinds in ((5, {"none", "some", "all"}), (3, {"none", "some"}), (1e-3, {"none"})):
         gpu_bytes = int(profile.table.total_bytes * share)
         problem = problem_of(profile, topology=machine(2, hbm_bytes=gpu_bytes))
-        heads = {cut.head for cut in cuts(problem)}
+        heads = {option.replicated_rows for option in options(problem)}
         assert {"none" if not h else "all" if h == 1000 else "some" for h in heads} == kinds
         assert all(h * profile.table.bytes_per_row() <= gpu_bytes / 4 for h in heads)
 
@@ -406,15 +414,15 @@ def test_a_host_that_pools_is_searched_where_bags_are_large_and_rows_hardly_repe
     fast = replace(fast, hosts=(replace(fast.hosts[0], dram_bytes_per_s=1e12),))
     wide = zipf_table("t", 1_000_000, 64, lookups=50.0, exponent=0.1)
     repeated = zipf_table("t", 10, 64, lookups=2.0, exponent=0.1)
-    assert "host" in {c.cold for c in cuts(problem_of(wide, topology=fast))}
-    assert "host" not in {c.cold for c in cuts(problem_of(repeated, topology=fast))}
-    assert "host" not in {c.cold for c in cuts(problem_of(wide, topology=machine(8)))}
+    assert "host" in {c.cold for c in options(problem_of(wide, topology=fast))}
+    assert "host" not in {c.cold for c in options(problem_of(repeated, topology=fast))}
+    assert "host" not in {c.cold for c in options(problem_of(wide, topology=machine(8)))}
 
 
-def test_what_a_cut_adds_is_known_where_one_kind_of_gpu_is_best_at_everything() -> None:
+def test_what_a_option_adds_is_known_where_one_kind_of_gpu_is_best_at_everything() -> None:
     table = zipf_table("t", 100)
-    assert Roofline().extra_cut_s(problem_of(table, topology=unequal_machine())) == 1e-6
-    assert Roofline().extra_cut_s(problem_of(table, topology=crossed_machine())) is None
+    assert Roofline().extra_sharding_s(problem_of(table, topology=unequal_machine())) == 1e-6
+    assert Roofline().extra_sharding_s(problem_of(table, topology=crossed_machine())) is None
 
 
 def test_the_zipf_law_of_these_tests_is_uniform() -> None:

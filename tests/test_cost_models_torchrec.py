@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, plan_for, problem_of, unequal_machine, zipf_table
 
-from cost_models import Cut, Piece, TorchRec, cost_model, pieces_of
-from cost_models._base import REPLICA
+from cost_models import ShardingOption, TableShard, TorchRec, cost_model, shards_of
+from cost_models.base import REPLICA
 from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile
 from placer.adapters.torchrec.sharding import even_blocks
 from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
@@ -149,7 +149,7 @@ def enumerated(problem: Problem, named: dict[str, dict[str, Any]], prefetch: boo
     from torchrec.modules.embedding_configs import DataType
     from torchrec.optim import RowWiseAdagrad
 
-    from cost_models._torchrec_estimates import ProfileCacheStatistics
+    from cost_models.torchrec.estimates import ProfileCacheStatistics
 
     optimizers = {
         "sgd": torch.optim.SGD,
@@ -243,25 +243,25 @@ class TestAgainstTorchRec:
         seconds, hbm, dram = ([0.0] * len(gpus) for _ in range(3))
         for number, profile in enumerate(problem.profile):
             table = profile.table
-            cut = data.draw(st.sampled_from(model.cuts(problem, number)))
-            if cut.head:
+            option = data.draw(st.sampled_from(model.sharding_options(problem, number)))
+            if option.replicated_rows:
                 shards.append(in_hbm(table.name, (0, table.rows, 1), (0, table.dim), *gpus))
-                replica = Piece(number, cut, strip=REPLICA)
+                replica = TableShard(number, option, column_slice=REPLICA)
                 for gpu in range(len(gpus)):
-                    curve = model.piece_curve(problem, replica, gpu)
+                    curve = model.cost_curve(problem, replica, gpu)
                     assert curve.hot_rows.tolist() == [table.rows]
                     seconds[gpu] += curve.gpu_s[0]
                     hbm[gpu] += curve.hbm_bytes[0]
                 continue
-            pieces = pieces_of(number, cut, table.rows)
-            if cut.blocked:
+            table_shards = shards_of(number, option, table.rows)
+            if option.blocked:
                 homes = list(range(len(gpus)))
             else:
-                homes = [data.draw(st.integers(0, len(gpus) - 1)) for _ in pieces]
-            largest = model.piece_curve(problem, pieces[0], homes[0]).hot_rows
+                homes = [data.draw(st.integers(0, len(gpus) - 1)) for _ in table_shards]
+            largest = model.cost_curve(problem, table_shards[0], homes[0]).hot_rows
             chosen = data.draw(st.integers(0, len(largest) - 1))
-            for piece, gpu in zip(pieces, homes, strict=True):
-                curve = model.piece_curve(problem, piece, gpu)
+            for table_shard, gpu in zip(table_shards, homes, strict=True):
+                curve = model.cost_curve(problem, table_shard, gpu)
                 rows = int(curve.hot_rows[-1])
                 rounded = np.rint(largest * (rows / largest[-1]))
                 hot = int(rounded[chosen])
@@ -273,7 +273,7 @@ class TestAgainstTorchRec:
                 seconds[gpu] += curve.gpu_s[point]
                 hbm[gpu] += curve.hbm_bytes[point]
                 dram[gpu] += curve.dram_bytes[point]
-                span, cols = piece.rows(table.rows), piece.columns(table.dim)
+                span, cols = table_shard.rows(table.rows), table_shard.columns(table.dim)
                 shard = Shard(table.name, span, cols, (gpus[gpu],), "hbm", "device")
                 shards.append(replace(shard, **lookup_of(hot, rows)))
         plan = plan_for(problem, *(buffered(model, problem, shard) for shard in shards))
@@ -291,20 +291,23 @@ class TestAgainstTorchRec:
         table = zipf_table("t", 5_000_000, 64, lookups=20.0, exponent=1.05)
         problem = problem_of(table, topology=machine(4), batch_size=8192)
         model = TorchRec(prefetch_pipeline=prefetch)
-        for cut in (Cut(cold="cached"), Cut(4, cold="cached", blocked=True)):
-            pieces = pieces_of(0, cut, 5_000_000)
-            curves = [model.piece_curve(problem, p, gpu) for gpu, p in enumerate(pieces)]
+        for option in (
+            ShardingOption(cold="cached"),
+            ShardingOption(4, cold="cached", blocked=True),
+        ):
+            table_shards = shards_of(0, option, 5_000_000)
+            curves = [model.cost_curve(problem, p, gpu) for gpu, p in enumerate(table_shards)]
             assert len(curves[0].hot_rows) > 40
             for point in range(0, len(curves[0].hot_rows), 7):
                 shards = [
                     Shard("t", p.rows(5_000_000), (0, 64), (f"gpu:{gpu}",), "hbm", "device")
-                    for gpu, p in enumerate(pieces)
+                    for gpu, p in enumerate(table_shards)
                 ]
                 rows = shards[0].row_count
                 hot = int(curves[0].hot_rows[point])
                 plan = plan_for(problem, *(replace(s, **lookup_of(hot, rows)) for s in shards))
                 report = model.evaluate(problem, plan)
-                for gpu in range(len(pieces)):
+                for gpu in range(len(table_shards)):
                     assert report.gpus[gpu].total_s == pytest.approx(
                         curves[gpu].gpu_s[point], rel=1e-12
                     )
@@ -320,7 +323,7 @@ def buffered(model: TorchRec, problem: Problem, shard: Shard) -> Shard:
 @needs_torchrec
 class TestWhatTorchRecKnows:
     def test_a_cache_of_more_rows_misses_less(self) -> None:
-        from cost_models._torchrec_estimates import ProfileCacheStatistics
+        from cost_models.torchrec.estimates import ProfileCacheStatistics
 
         counts = [50, 20, 10, 10, 5, 5, 0, 0]
         profile = counted_table("t", counts, lookups=3.0)
@@ -334,7 +337,7 @@ class TestWhatTorchRecKnows:
         assert statistics.cacheability == pytest.approx(area)
 
     def test_a_table_that_nobody_reads_misses_nothing(self) -> None:
-        from cost_models._torchrec_estimates import ProfileCacheStatistics
+        from cost_models.torchrec.estimates import ProfileCacheStatistics
 
         statistics = ProfileCacheStatistics(counted_table("t", [0, 0, 0]), 20)
         assert statistics.expected_lookups == 0
@@ -342,7 +345,7 @@ class TestWhatTorchRecKnows:
         assert statistics.cacheability == 0
 
     def test_skewed_tables_cache_better(self) -> None:
-        from cost_models._torchrec_estimates import ProfileCacheStatistics
+        from cost_models.torchrec.estimates import ProfileCacheStatistics
 
         flat, steep = (
             ProfileCacheStatistics(zipf_table("t", 1000, exponent=exponent), 64).cacheability
@@ -350,7 +353,7 @@ class TestWhatTorchRecKnows:
         )
         assert 0 < steep < flat < 1
 
-    def test_cuts(self) -> None:
+    def test_options(self) -> None:
         problem = problem_of(
             zipf_table("narrow", 1000, 64),
             zipf_table("wide", 1000, 512),
@@ -358,23 +361,35 @@ class TestWhatTorchRecKnows:
             zipf_table("none", 0, 64),
             topology=machine(4),
         )
-        whole, rows = Cut(cold="cached"), Cut(4, cold="cached", blocked=True)
+        whole, rows = ShardingOption(cold="cached"), ShardingOption(4, cold="cached", blocked=True)
         model = TorchRec()
-        assert model.cuts(problem, 0) == (whole, rows, Cut(head=1000, cold="cached"))
-        strips = Cut(1, (128,) * 4, cold="cached")
-        assert model.cuts(problem, 1) == (whole, strips, rows, Cut(head=1000, cold="cached"))
-        assert model.cuts(problem, 2) == (whole, Cut(head=3, cold="cached"))
-        assert model.cuts(problem, 3) == (whole,)
-        narrow = TorchRec(min_partition=32).cuts(problem, 0)
-        assert Cut(1, (32, 32), cold="cached") in narrow
+        assert model.sharding_options(problem, 0) == (
+            whole,
+            rows,
+            ShardingOption(replicated_rows=1000, cold="cached"),
+        )
+        strips = ShardingOption(1, (128,) * 4, cold="cached")
+        assert model.sharding_options(problem, 1) == (
+            whole,
+            strips,
+            rows,
+            ShardingOption(replicated_rows=1000, cold="cached"),
+        )
+        assert model.sharding_options(problem, 2) == (
+            whole,
+            ShardingOption(replicated_rows=3, cold="cached"),
+        )
+        assert model.sharding_options(problem, 3) == (whole,)
+        narrow = TorchRec(min_partition=32).sharding_options(problem, 0)
+        assert ShardingOption(1, (32, 32), cold="cached") in narrow
         small = replace(problem, topology=problem.topology.with_memory(hbm=parse_bytes("1KiB")))
-        assert model.cuts(small, 0) == (whole, rows)
+        assert model.sharding_options(small, 0) == (whole, rows)
         alone = replace(problem, topology=machine(1))
-        assert all(model.cuts(alone, number) == (whole,) for number in range(4))
+        assert all(model.sharding_options(alone, number) == (whole,) for number in range(4))
 
     def test_an_empty_table_costs_a_finite_time(self) -> None:
         problem = problem_of(zipf_table("t", 0))
-        curve = TorchRec().piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+        curve = TorchRec().cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
         assert curve.hot_rows.tolist() == [0]
         shard = replace(in_dram("t", (0, 0, 1), (0, 16)), lookup="uva")
         report = TorchRec().evaluate(problem, plan_for(problem, shard))
@@ -384,7 +399,7 @@ class TestWhatTorchRecKnows:
     def test_the_prefetching_pipeline_makes_caches_fast(self) -> None:
         problem = problem_of(zipf_table("t", 1_000_000, 64, lookups=20.0), batch_size=8192)
         plain, ahead = (
-            cost_model(name).piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+            cost_model(name).cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
             for name in ("torchrec", "torchrec-prefetch")
         )
         assert (ahead.gpu_s[1:-1] < plain.gpu_s[1:-1]).all()
@@ -415,16 +430,16 @@ class TestWhatTorchRecKnows:
             faster, plan_for(faster, shard)
         )
         with pytest.raises(TopologyError, match="one HBM bandwidth for all GPUs"):
-            own.cuts(replace(problem, topology=unequal_machine()), 0)
+            own.sharding_options(replace(problem, topology=unequal_machine()), 0)
 
     def test_hosts_of_unequal_sizes(self) -> None:
         topology = machine(2, 2)
         odd = replace(topology, gpus=topology.gpus[:3], links=topology.links[:3])
         with pytest.raises(TopologyError, match="equally many GPUs"):
-            TorchRec().cuts(problem_of(zipf_table("t", 9), topology=odd), 0)
+            TorchRec().sharding_options(problem_of(zipf_table("t", 9), topology=odd), 0)
         mixed = replace(topology, gpus=tuple(topology.gpus[n] for n in (0, 2, 1, 3)))
         with pytest.raises(TopologyError, match="host by host"):
-            TorchRec().cuts(problem_of(zipf_table("t", 9), topology=mixed), 0)
+            TorchRec().sharding_options(problem_of(zipf_table("t", 9), topology=mixed), 0)
 
     @pytest.mark.parametrize("poolings", [("max",), ("sum", "none")])
     def test_tables_that_it_has_no_module_for(self, poolings: tuple[Any, ...]) -> None:
@@ -432,16 +447,21 @@ class TestWhatTorchRecKnows:
         profile = TableProfile(Table("t", 9, 16, features=features), AccessCdf.zipf(9, 1.0))
         problem = Problem(Profile((profile,)), machine())
         with pytest.raises(ProblemError, match=r"table 't' has features with pooling .*; TorchRec"):
-            TorchRec().piece_curve(problem, Piece(0, Cut(cold="cached")), 0)
+            TorchRec().cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
 
     @pytest.mark.parametrize(
-        "cut",
-        [Cut(2, cold="cached"), Cut(head=5, cold="cached"), Cut(2, (8, 8), cold="cached"), Cut()],
+        "option",
+        [
+            ShardingOption(2, cold="cached"),
+            ShardingOption(replicated_rows=5, cold="cached"),
+            ShardingOption(2, (8, 8), cold="cached"),
+            ShardingOption(),
+        ],
     )
-    def test_cuts_that_it_does_not_have(self, cut: Cut) -> None:
+    def test_options_that_it_does_not_have(self, option: ShardingOption) -> None:
         problem = problem_of(zipf_table("t", 10), topology=machine(2))
         with pytest.raises(ProblemError, match="TorchRec"):
-            TorchRec().piece_curve(problem, Piece(0, cut), 0)
+            TorchRec().cost_curve(problem, TableShard(0, option), 0)
 
 
 ROWS, COLS = (0, 10, 1), (0, 16)
@@ -518,9 +538,9 @@ def test_buffers_of_lookups_that_torchrec_does_not_have() -> None:
 
 def test_without_torchrec_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
-    monkeypatch.delitem(sys.modules, "cost_models._torchrec_estimates", raising=False)
+    monkeypatch.delitem(sys.modules, "cost_models.torchrec.estimates", raising=False)
     with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
-        cost_model("torchrec").cuts(problem_of(zipf_table("t", 9)), 0)
+        cost_model("torchrec").sharding_options(problem_of(zipf_table("t", 9)), 0)
 
 
 def test_importing_cost_models_imports_neither_torchrec_nor_torch() -> None:

@@ -35,7 +35,7 @@ from placer.report import section as form
 from placer.report.plan import placement_kind, short_names
 from placer.workloads import named_workload, workload_names
 from solvers import Termination, solve
-from solvers._base import Limit
+from solvers.result import Limit
 
 TOPOLOGY = Topology.parse("4xa100-40", hbm="1GiB")
 

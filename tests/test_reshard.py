@@ -22,7 +22,7 @@ from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.migration import migration
 from placer.plan.plan import RowOrder
-from placer.shards import Transfers, form, open_shards, reshard, schedule, write_shards
+from placer.storage.shards import Transfers, form, open_shards, reshard, schedule, write_shards
 
 TABLE = Table("t", 100, 8, optimizer="rowwise_adagrad")
 
@@ -242,7 +242,7 @@ def test_only_rows_that_are_needed_are_read(
         return form.read_rows(path, tensor, positions)
 
     write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    monkeypatch.setattr("placer.shards.folder.read_rows", counted)
+    monkeypatch.setattr("placer.storage.shards.folder.read_rows", counted)
     reshard(tmp_path / "old", WIDER, tmp_path / "new")
     pieces = [("gpu%3A0.hbm", 10), ("gpu%3A1.dram", 10), ("gpu%3A1.dram", 80)]
     assert read == {(at, name, rows): 1 for at, rows in pieces for name in ("weight", "sum")}
@@ -261,7 +261,7 @@ def test_of_replicas_the_nearest_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), "gpu:0", "gpu:1"))
     new = plan_of(TABLE, *(in_hbm("t", (i, 100, 2), (0, 8), "gpu:1") for i in range(2)))
     write_shards(old, checkpoint_of(old), tmp_path / "old")
-    monkeypatch.setattr("placer.shards.folder.read_rows", recorded)
+    monkeypatch.setattr("placer.storage.shards.folder.read_rows", recorded)
     found = reshard(tmp_path / "old", new, tmp_path / "new")
     assert read == {"gpu%3A1.hbm"}
     assert [(one.kind, one.size_bytes) for one in found.transfers.transfers] == [("kept", 3600)]
@@ -312,7 +312,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
     killed = (
         "import os, signal, sys\n"
         "from placer import Plan\n"
-        "from placer.shards import form, reshard\n"
+        "from placer.storage.shards import form, reshard\n"
         "write, calls = form.ShardWriter.write, []\n"
         "def last(self, *arguments):\n"
         "    write(self, *arguments)\n"

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, successive_plans
 
 from placer import Plan, Table
-from placer.checkpoint.rows import TensorRows
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
-from placer.executor.rule import STATE
+from placer.executor.optimizers.rule import STATE
 from placer.plan.plan import RowOrder
-from placer.shards import form, load_shards, open_shards, write_shards, write_tables
-from placer.shards.folder import ShardFolder, placement_sha256
+from placer.storage.checkpoint.rows import TensorRows
+from placer.storage.shards import form, load_shards, open_shards, write_shards, write_tables
+from placer.storage.shards.folder import ShardFolder, placement_sha256
 from placer.training.checkpoint import Checkpoint
 
 TABLE = Table("t", 100, 8, optimizer="adam")
@@ -117,7 +117,7 @@ def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
 def test_tables_of_more_shards_than_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placer.shards.write._MOST_OPEN", 2)
+    monkeypatch.setattr("placer.storage.shards.write._MOST_OPEN", 2)
     given = checkpoint_of(PLAN)
     opened = write_shards(PLAN, given, tmp_path / "shards")
     for files in opened.files["t"]:

@@ -12,8 +12,8 @@ from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
 from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
-from cost_models._calibration import TERMS
-from cost_models.replay import (
+from cost_models.calibrated.calibration import TERMS
+from cost_models.step_equation.replay import (
     Replayed,
     StepTimer,
     StepTimes,
@@ -22,9 +22,9 @@ from cost_models.replay import (
     step_equation,
 )
 from placer import Feature, Plan, Problem, Shard, Table
-from placer.calibration import random_cases
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
+from placer.measurement import random_cases
 from placer.plan.buffers import with_buffers
 from placer.plan.plan import Lookup
 from placer.simulator.draws import drawn_batches

@@ -29,10 +29,10 @@ from placer.plan.memory import device_memory
 from placer.plan.verify import verify, violations
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
-from solvers._bound import pooled_bound
-from solvers._feasibility import impossible
-from solvers._instance import Instance
-from solvers._program import Program
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.instance import Instance
+from solvers.search.integer_program import Program
 
 GAP = 2e-2
 TIME_LIMIT_S = 0.5
@@ -499,7 +499,7 @@ def test_a_program_too_large_is_left_out() -> None:
     instance = Instance(problem, Roofline())
     result = solve(problem, "ilp", time_limit_s=2.0, gap=0.0)
     assert result.plan is not None
-    assert Program.build(instance, pooled_bound(instance), None, float("inf")) is None
+    assert Program.build(instance, lagrangian_bound(instance), None, float("inf")) is None
     # Where the machine is slow there is no time left to ask.
     assert result.stats.get("cp_sat_status", "not run").startswith("not run")
     assert result.bound_s is not None

@@ -19,17 +19,18 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import Cut, PieceCurve, Roofline
+from cost_models import CostCurve, Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile
 from placer.constraints.constraints import Constraints, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
-from solvers import SOLVERS, _bound, solve
-from solvers._bound import least, pooled_bound
-from solvers._feasibility import impossible
-from solvers._fill import BYTES, GPU_S, HOT, costs_of, fill, ladder, least_times
-from solvers._instance import Instance, Piece
+from solvers import SOLVERS, solve
+from solvers.bounds import lagrangian
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import lagrangian_bound, least
+from solvers.model.instance import Instance, TableShard
+from solvers.model.knapsack import BYTES, GPU_S, HOT, costs_of, fill, ladder, least_times
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -50,7 +51,10 @@ def short_of_memory(rng: random.Random, problem: Problem) -> Problem:
     """The problem on GPUs that have room for all, for nothing, or for some of the rows."""
     instance = Instance(problem, Roofline())
     curves = [
-        [instance.curve(Piece(table, Cut(cold=cold)), 0).hbm_bytes for cold in ("staged", "uva")]
+        [
+            instance.curve(TableShard(table, ShardingOption(cold=cold)), 0).hbm_bytes
+            for cold in ("staged", "uva")
+        ]
         for table in range(instance.tables)
     ]
     low, high = (sum(float(end(np.concatenate(c))) for c in curves) for end in (np.min, np.max))
@@ -227,13 +231,13 @@ def test_the_problems_are_of_all_kinds() -> None:
 
 @pytest.mark.parametrize("all_cuts", [0, 2500])
 def test_the_pooled_bound_is_below_the_best_plan(
-    kind: str, solved: list[Solved], all_cuts: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, solved: list[Solved], all_options: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether whole tables stand for their cuts, as of many tables, or all cuts are looked at."""
-    monkeypatch.setattr(_bound, "_ALL_CUTS", all_cuts)
+    monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)
     ratios = []
     for number, case in enumerate(solved):
-        bound_s = pooled_bound(Instance(case.problem, Roofline())).step_time_s
+        bound_s = lagrangian_bound(Instance(case.problem, Roofline())).step_time_s
         assert bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
         if np.isfinite(case.best_s):
             ratios.append(bound_s / case.best_s)
@@ -325,14 +329,14 @@ def medium(seed: int) -> Problem:
     return short_of_memory(rng, problem)
 
 
-def test_whole_tables_stand_for_their_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
     for seed in range(30):
         instance, bounds = Instance(medium(seed), Roofline()), []
-        for all_cuts in (0, 2500):
-            monkeypatch.setattr(_bound, "_ALL_CUTS", all_cuts)
-            bounds.append(pooled_bound(instance).step_time_s)
+        for all_options in (0, 2500):
+            monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)
+            bounds.append(lagrangian_bound(instance).step_time_s)
         assert bounds[0] <= bounds[1] * (1 + 1e-5), seed
         if np.isfinite(bounds[1]):
             ratios.append(bounds[0] / bounds[1])
@@ -340,18 +344,18 @@ def test_whole_tables_stand_for_their_cuts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @st.composite
-def curves(draw: st.DrawFn, most_step: int = 50) -> PieceCurve:
+def curves(draw: st.DrawFn, most_step: int = 50) -> CostCurve:
     """A curve of a piece: times convex and falling, bytes that rise but for a few.
 
     Some have jumps beside their ends, as those of caches: more time and bytes in between.
     """
     points = draw(st.integers(1, 8))
     steps = st.lists(st.integers(1, most_step), min_size=points - 1, max_size=points - 1)
-    widths = draw(steps)
+    column_widths = draw(steps)
     jump = draw(st.integers(0, 50)) if points >= 4 else 0
     if jump:
-        widths[0] = widths[-1] = 1
-    hot = np.concatenate(([0], np.cumsum(widths))).astype(np.int64)
+        column_widths[0] = column_widths[-1] = 1
+    hot = np.concatenate(([0], np.cumsum(column_widths))).astype(np.int64)
     slopes = np.array(sorted(draw(steps))) if points > 1 else np.zeros(0)
     gpu_s = np.concatenate(([0.0], np.cumsum(slopes[::-1] * np.diff(hot))))
     gpu_s = (gpu_s[-1] - gpu_s) + draw(st.integers(1, 50))
@@ -359,7 +363,7 @@ def curves(draw: st.DrawFn, most_step: int = 50) -> PieceCurve:
     hbm_bytes = 200.0 + np.concatenate(([0.0], np.cumsum(draw(change))))
     gpu_s[1:-1] += jump
     hbm_bytes[1:-1] += 21 * (jump > 0)
-    return PieceCurve(
+    return CostCurve(
         hot,
         gpu_s.astype(float),
         gpu_s / 2,
@@ -370,7 +374,7 @@ def curves(draw: st.DrawFn, most_step: int = 50) -> PieceCurve:
     )
 
 
-def costs_at(curve: PieceCurve, hot: int) -> tuple[float, float]:
+def costs_at(curve: CostCurve, hot: int) -> tuple[float, float]:
     """Time and bytes of a piece."""
     split = 0 < hot < curve.hot_rows[-1]
     time_s = np.interp(hot, curve.hot_rows, curve.gpu_s) + split * curve.split_s
@@ -378,20 +382,20 @@ def costs_at(curve: PieceCurve, hot: int) -> tuple[float, float]:
     return float(time_s), float(size)
 
 
-def tried(pieces: list[PieceCurve], hbm_bytes: float) -> float:
+def tried(shards: list[CostCurve], hbm_bytes: float) -> float:
     """The least time of all ways to fill some pieces that fit; infinite if none does."""
     time_s, size = np.zeros(1), np.zeros(1)
-    for curve in pieces:
+    for curve in shards:
         every = np.array([costs_at(curve, hot) for hot in range(int(curve.hot_rows[-1]) + 1)])
         time_s = np.add.outer(time_s, every[:, 0]).ravel()
         size = np.add.outer(size, every[:, 1]).ravel()
     return float(time_s[size <= hbm_bytes].min(initial=np.inf))
 
 
-def all_prices(pieces: list[PieceCurve]) -> np.ndarray:
+def all_prices(shards: list[CostCurve]) -> np.ndarray:
     """Prices at which ladders have all corners of the convex hulls of these curves."""
     found = {1.0}
-    for curve in pieces:
+    for curve in shards:
         points = costs_of(curve)
         less = np.subtract.outer(points[GPU_S], points[GPU_S])
         more = np.subtract.outer(points[BYTES], points[BYTES])
@@ -404,8 +408,8 @@ def all_prices(pieces: list[PieceCurve]) -> np.ndarray:
 
 @given(curves(), st.floats(0, 800), st.floats(0, 10))
 @settings(max_examples=300, deadline=None)
-def test_the_least_of_a_piece_is_below_everything_tried(
-    curve: PieceCurve, hbm_bytes: float, price: float
+def test_the_least_of_a_shard_is_below_everything_tried(
+    curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
     time_s, (priced_s,) = least(curve, hbm_bytes, np.array([price]))
     fits = False
@@ -422,7 +426,7 @@ def test_the_least_of_a_piece_is_below_everything_tried(
 
 @given(curves())
 @settings(max_examples=200, deadline=None)
-def test_rungs_are_the_cheapest_points_at_their_prices(curve: PieceCurve) -> None:
+def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None:
     prices, points = all_prices([curve]), costs_of(curve)
     values = ladder(curve, prices).values
     assert values.shape == (5, prices.size)
@@ -438,16 +442,16 @@ def test_rungs_are_the_cheapest_points_at_their_prices(curve: PieceCurve) -> Non
 
 @given(st.lists(curves(), max_size=3), st.floats(0, 2500))
 @settings(max_examples=300, deadline=None)
-def test_fillings_fit_and_cost_what_they_say(pieces: list[PieceCurve], hbm_bytes: float) -> None:
+def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes: float) -> None:
     prices = np.concatenate(([np.inf], np.geomspace(1e3, 1e-3, 60), [0.0]))
-    filling = fill([ladder(curve, prices) for curve in pieces], hbm_bytes, pieces.__getitem__)
+    filling = fill([ladder(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__)
     if filling is None:
-        assert sum(float(costs_of(curve)[BYTES].min()) for curve in pieces) > hbm_bytes
+        assert sum(float(costs_of(curve)[BYTES].min()) for curve in shards) > hbm_bytes
         return
     assert filling.hbm_bytes <= hbm_bytes + 1e-6
-    assert len(filling.hot_rows) == len(pieces)
+    assert len(filling.hot_rows) == len(shards)
     sums = np.zeros(4)
-    for hot, curve in zip(filling.hot_rows, pieces, strict=True):
+    for hot, curve in zip(filling.hot_rows, shards, strict=True):
         assert isinstance(hot, int)
         assert 0 <= hot <= curve.hot_rows[-1]
         parts = (curve.dram_s, curve.dram_bytes)
@@ -461,16 +465,16 @@ def test_fillings_fit_and_cost_what_they_say(pieces: list[PieceCurve], hbm_bytes
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
 @settings(max_examples=300, deadline=None)
 def test_fillings_lie_between_their_limit_and_everything_tried(
-    pieces: list[PieceCurve], share: float
+    shards: list[CostCurve], share: float
 ) -> None:
     """Prices are all that matter here, so that the limit is one of any filling."""
-    prices = all_prices(pieces)
-    ladders = [ladder(curve, prices) for curve in pieces]
-    sums = np.sum([piece.values for piece in ladders], axis=0)
+    prices = all_prices(shards)
+    ladders = [ladder(curve, prices) for curve in shards]
+    sums = np.sum([shard.values for shard in ladders], axis=0)
     hbm_bytes = float(sums[BYTES, 0] * 0.95 + share * (sums[BYTES, -1] - sums[BYTES, 0] * 0.9))
-    best_s, limit_s = tried(pieces, hbm_bytes), float(least_times(sums, hbm_bytes))
+    best_s, limit_s = tried(shards, hbm_bytes), float(least_times(sums, hbm_bytes))
     assert limit_s <= best_s + 1e-6
-    filling = fill(ladders, hbm_bytes, pieces.__getitem__)
+    filling = fill(ladders, hbm_bytes, shards.__getitem__)
     if filling is None:
         assert np.isinf(best_s)
         return
@@ -482,11 +486,9 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
 @settings(max_examples=300, deadline=None)
-def test_convex_pieces_are_filled_to_less_than_a_row(
-    pieces: list[PieceCurve], share: float
-) -> None:
+def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], share: float) -> None:
     """Where bytes are in proportion to rows, and splits are free."""
-    pieces = [
+    shards = [
         replace(
             curve,
             gpu_s=np.sort(curve.gpu_s)[::-1],
@@ -494,23 +496,23 @@ def test_convex_pieces_are_filled_to_less_than_a_row(
             split_s=0.0,
             split_hbm_bytes=0.0,
         )
-        for curve in pieces
+        for curve in shards
     ]
-    pieces = [convex(curve) for curve in pieces]
-    prices = all_prices(pieces)
-    most = sum(float(curve.hbm_bytes[-1]) for curve in pieces)
-    hbm_bytes = 200.0 * len(pieces) + share * (most - 200.0 * len(pieces))
-    filling = fill([ladder(curve, prices) for curve in pieces], hbm_bytes, pieces.__getitem__)
+    shards = [convex(curve) for curve in shards]
+    prices = all_prices(shards)
+    most = sum(float(curve.hbm_bytes[-1]) for curve in shards)
+    hbm_bytes = 200.0 * len(shards) + share * (most - 200.0 * len(shards))
+    filling = fill([ladder(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__)
     assert filling is not None
-    rows = [-np.diff(c.gpu_s) / np.diff(c.hot_rows) for c in pieces if c.hot_rows.size > 1]
+    rows = [-np.diff(c.gpu_s) / np.diff(c.hot_rows) for c in shards if c.hot_rows.size > 1]
     steepest_s = max((float(saved.max()) for saved in rows), default=0.0)
-    best_s = tried(pieces, hbm_bytes)
+    best_s = tried(shards, hbm_bytes)
     assert best_s - 1e-6 <= filling.gpu_s <= best_s + steepest_s + 1e-6
-    if len(pieces) == 1:
+    if len(shards) == 1:
         assert filling.gpu_s == pytest.approx(best_s)
 
 
-def convex(curve: PieceCurve) -> PieceCurve:
+def convex(curve: CostCurve) -> CostCurve:
     """The same points with their steepest savings first."""
     if curve.hot_rows.size < 2:
         return curve
@@ -529,10 +531,10 @@ def test_an_empty_gpu_is_filled_with_nothing() -> None:
 
 @given(st.lists(st.lists(curves(3), min_size=2, max_size=2), min_size=1, max_size=3))
 @settings(max_examples=50, deadline=None)
-def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[PieceCurve]]) -> None:
-    prices = all_prices([curve for pieces in gpus for curve in pieces])
+def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve]]) -> None:
+    prices = all_prices([curve for shards in gpus for curve in shards])
     sums = np.array(
-        [np.sum([ladder(curve, prices).values for curve in pieces], axis=0) for pieces in gpus]
+        [np.sum([ladder(curve, prices).values for curve in shards], axis=0) for shards in gpus]
     )
     rooms = np.linspace(300, 900, len(gpus))
     each = [float(least_times(one, room)) for one, room in zip(sums, rooms, strict=True)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
 
-from cost_models import Cut, Roofline
+from cost_models import Roofline, ShardingOption
 from placer import Constraints, Plan, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError, PlanMismatchError
@@ -17,10 +17,10 @@ from placer.plan.verify import violations
 from placer.report.explain import explain_report
 from placer.workloads import named_workload
 from solvers import solve
-from solvers._build import build_plan, overfull
-from solvers._instance import Instance, Placement
-from solvers._placements import is_one_of, packing_of, placements_of
-from solvers.explain import Explanation, explain
+from solvers.analysis.explain import Explanation, explain
+from solvers.model.build_plan import build_plan, overfull
+from solvers.model.instance import Instance, Placement
+from solvers.model.read_plan import assignment_of, is_one_of, placements_of
 
 MODEL = Roofline()
 
@@ -54,19 +54,21 @@ def test_alternatives_cost_what_is_said(problem: Problem, data: st.DataObject) -
 
 
 def some_placement(
-    problem: Problem, rng: random.Random, cuts_of: dict[int, tuple[Cut, ...]] | None = None
+    problem: Problem,
+    rng: random.Random,
+    options_of: dict[int, tuple[ShardingOption, ...]] | None = None,
 ) -> Plan:
     """Each table in one of its cuts, its pieces on any GPUs, any number of rows in HBM."""
     instance = Instance(problem, MODEL)
     placements, replicas = [], []
     for number in range(instance.tables):
-        cut = rng.choice((cuts_of or {}).get(number) or instance.cuts_of(number))
-        pieces = instance.pieces(number, cut)
-        for piece, gpu in zip(pieces, rng.sample(range(instance.gpus), len(pieces)), strict=True):
-            rows = len(range(*piece.rows(instance.rows(number))))
+        option = rng.choice((options_of or {}).get(number) or instance.options_of(number))
+        shards = instance.shards(number, option)
+        for shard, gpu in zip(shards, rng.sample(range(instance.gpus), len(shards)), strict=True):
+            rows = len(range(*shard.rows(instance.rows(number))))
             hot = rng.choice([0, rows, rng.randint(0, rows)])
-            placements.append(Placement(piece, gpu, hot))
-        if replica := instance.replica(number, cut):
+            placements.append(Placement(shard, gpu, hot))
+        if replica := instance.replica(number, option):
             replicas.append(replica)
     return build_plan(instance, placements, replicas)
 
@@ -78,7 +80,7 @@ def check_read_back(problem: Problem, plan: Plan) -> None:
     read = [one for one in found if one is not None]
     assert len(read) == len(found)
     placements = [placed for one in read for placed in one.placements]
-    again = build_plan(instance, placements, [piece for one in read for piece in one.replicas])
+    again = build_plan(instance, placements, [shard for one in read for shard in one.replicas])
     assert set(again.shards) == set(plan.shards)
 
 
@@ -91,59 +93,62 @@ def test_placements_are_read_back_from_a_plan(problem: Problem, seed: int) -> No
     for number, profile in enumerate(problem.profile):
         found = placements_of(instance, plan, profile.name)
         assert found is not None
-        assert is_one_of(found.cut, instance.cuts_of(number))
-    packing = packing_of(instance, plan)
-    if packing is not None:
-        where = {(p.piece, p.gpu) for p in packing.placements()}
-        assert len(where) == sum(map(len, packing.pieces))
+        assert is_one_of(found.option, instance.options_of(number))
+    assignment = assignment_of(instance, plan)
+    if assignment is not None:
+        where = {(p.shard, p.gpu) for p in assignment.placements()}
+        assert len(where) == sum(map(len, assignment.shards))
 
 
-ODD_CUTS = (
-    Cut(1, (5, 11)),
-    Cut(1, (11, 5), cold="host"),
-    Cut(3, blocked=True),
-    Cut(4, blocked=True),  # Of 5 rows, the last block is empty.
-    Cut(2, (1, 15), cold="uva"),
-    Cut(2, (8, 8), head=3),
-    Cut(2, head=2, cold="cached"),
-    Cut(3, head=1, cold="host"),
-    Cut(4, cold="cached"),
-    Cut(head=4),
-    Cut(head=5),
+ODD_OPTIONS = (
+    ShardingOption(1, (5, 11)),
+    ShardingOption(1, (11, 5), cold="host"),
+    ShardingOption(3, blocked=True),
+    ShardingOption(4, blocked=True),  # Of 5 rows, the last block is empty.
+    ShardingOption(2, (1, 15), cold="uva"),
+    ShardingOption(2, (8, 8), replicated_rows=3),
+    ShardingOption(2, replicated_rows=2, cold="cached"),
+    ShardingOption(3, replicated_rows=1, cold="host"),
+    ShardingOption(4, cold="cached"),
+    ShardingOption(replicated_rows=4),
+    ShardingOption(replicated_rows=5),
 )
 
 
 @pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("cut", ODD_CUTS, ids=str)
-def test_placements_of_any_cut_are_read_back(cut: Cut, counted: bool) -> None:
+@pytest.mark.parametrize("option", ODD_OPTIONS, ids=str)
+def test_placements_of_any_option_are_read_back(option: ShardingOption, counted: bool) -> None:
     for rows in (5, 60):
         counts = list(range(rows, 0, -1))
         table = counted_table("t", counts) if counted else zipf_table("t", rows)
         problem = problem_of(table, topology=machine(4))
         for seed in range(12):
-            plan = some_placement(problem, random.Random(seed), {0: (cut,)})
+            plan = some_placement(problem, random.Random(seed), {0: (option,)})
             check_read_back(problem, plan)
             found = placements_of(Instance(problem, MODEL), plan, "t")
             assert found is not None
-            assert (found.cut.head, found.cut.widths) == (min(cut.head, rows), cut.widths)
+            assert (found.option.replicated_rows, found.option.column_widths) == (
+                min(option.replicated_rows, rows),
+                option.column_widths,
+            )
 
 
-def test_packings_of_plans(problem: Problem, plan: Plan) -> None:
+def test_assignments_of_plans(problem: Problem, plan: Plan) -> None:
     instance = Instance(problem, MODEL)
-    packing = packing_of(instance, plan)
-    assert packing is not None
-    assert packing.step_time_s == pytest.approx(plan.solver.step_time_s)
+    assignment = assignment_of(instance, plan)
+    assert assignment is not None
+    assert assignment.step_time_s == pytest.approx(plan.solver.step_time_s)
     first, devices = plan.tables[0], {shard.devices for shard in plan.shards_by_table["t1"]}
     elsewhere = next(g.id for g in problem.topology.gpus if (g.id,) not in devices)
     pinned = Constraints.of({"t1": TableRule((elsewhere,))})
     with pytest.raises(PlanMismatchError, match=r"'t1' is on gpu:., where constraints"):
-        packing_of(Instance(replace(problem, constraints=pinned), MODEL), plan)
+        assignment_of(Instance(replace(problem, constraints=pinned), MODEL), plan)
     # A table of more rows than its GPU holds does not fit where all of them have to.
     full = Constraints.of({"t1": TableRule(tier="hbm")})
-    assert packing_of(Instance(replace(problem, constraints=full), MODEL), plan) is None
+    assert assignment_of(Instance(replace(problem, constraints=full), MODEL), plan) is None
     less = replace(plan, tables=plan.tables[1:], shards=plan.shards_by_table[first.name])
     with pytest.raises(PlanMismatchError, match="no table 't1'"):
-        packing_of(instance, less)
+        assignment_of(instance, less)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +180,7 @@ def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: P
         assert read is not None
         (placed,) = read.placements
         step = max(1, placed.hot_rows // 10_000)
-        more = build_plan(instance, [Placement(placed.piece, placed.gpu, placed.hot_rows + step)])
+        more = build_plan(instance, [Placement(placed.shard, placed.gpu, placed.hot_rows + step)])
         now = build_plan(instance, [placed])
         costs = [MODEL.evaluate(problem, one) for one in (now, more)]
         saved = sum(g.total_s for g in costs[0].gpus) - sum(g.total_s for g in costs[1].gpus)

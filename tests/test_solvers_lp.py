@@ -21,21 +21,22 @@ from problem_cases import (
 )
 from test_solvers_bound import constrained, crossed
 
-from cost_models import PieceCurve, Roofline
+from cost_models import CostCurve, Roofline
 from placer import Constraints, Problem, Topology
 from placer.constraints.constraints import TableRule
 from placer.errors import BackendError
-from solvers import _lp_pools, solve
-from solvers._binding import binding
-from solvers._bound import pooled_bound
-from solvers._build import build_plan, fitted_plan
-from solvers._fill import BYTES, DRAM_BYTES, DRAM_S, GPU_S
-from solvers._instance import Instance, Piece, Placement
-from solvers._lp import LpBound, _Program, lp_bound
-from solvers._lp_options import within
-from solvers._lp_pools import Pools, Prices
-from solvers._lp_space import Space
-from solvers._packing import Packing
+from solvers import solve
+from solvers.bounds import linear_program_devices
+from solvers.bounds.binding import binding
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.bounds.linear_program import LpBound, _Program, lp_bound
+from solvers.bounds.linear_program_arrays import Space
+from solvers.bounds.linear_program_devices import Pools, Prices
+from solvers.bounds.linear_program_tables import within
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import build_plan, fitted_plan
+from solvers.model.instance import Instance, Placement, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S
 
 MODEL = Roofline()
 EPS = 1e-6
@@ -111,7 +112,7 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     ratios = []
     for problem, step_s in solved:
         instance = Instance(problem, MODEL)
-        pooled = pooled_bound(instance)
+        pooled = lagrangian_bound(instance)
         found = lp_bound(instance, pooled=pooled)
         assert found is not None
         assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
@@ -133,7 +134,7 @@ def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> Non
         assert found.step_time_s <= best_s * (1 + 1e-9), seed
         if np.isfinite(best_s):
             assert relaxed(problem, best_s).step_time_s <= best_s * (1 + 1e-9), seed
-            pooled_s = pooled_bound(Instance(problem, MODEL)).step_time_s
+            pooled_s = lagrangian_bound(Instance(problem, MODEL)).step_time_s
             ratios.append((found.step_time_s / best_s, pooled_s / best_s))
     closeness, of_pooled = np.median(ratios, axis=0)
     assert closeness > max(0.8, of_pooled)
@@ -158,7 +159,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
     rule = TableRule(forbid=frozenset({"split", "host", "cached"}))
     constraints = Constraints(tables=(("*", rule),))
     problem = replace(problem, topology=topology, constraints=constraints)
-    curves_ = [Instance(problem, MODEL).curve(Piece(table), 0) for table in range(2)]
+    curves_ = [Instance(problem, MODEL).curve(TableShard(table), 0) for table in range(2)]
     assert [curve.hot_rows.size for curve in curves_] == [2, 2]
     # The large table and two small ones in HBM.
     known_s = curves_[0].gpu_s[1] + 2 * curves_[1].gpu_s[1] + 3 * curves_[1].gpu_s[0]
@@ -190,11 +191,11 @@ def test_unequal_gpus_share_work_by_their_speed() -> None:
     # No rows are replicated: that would be another way.
     constraints = Constraints(tables=(("*", TableRule(forbid=frozenset({"replicated"}))),))
     problem = replace(problem, constraints=constraints)
-    times = [float(instance.curve(Piece(0), gpu).gpu_s[-1]) for gpu in range(2)]
+    times = [float(instance.curve(TableShard(0), gpu).gpu_s[-1]) for gpu in range(2)]
     by_hand_s = 40 / sum(1 / time_s for time_s in times)
     found = relaxed(problem)
     assert found.step_time_s == pytest.approx(by_hand_s, rel=1e-4)
-    assert found.step_time_s > pooled_bound(Instance(problem, MODEL)).step_time_s * 1.2
+    assert found.step_time_s > lagrangian_bound(Instance(problem, MODEL)).step_time_s * 1.2
     # Where time is short on both GPUs, a second is worth the more, the faster the GPU.
     shares = [pool.time_share for pool in found.gpus]
     assert shares == pytest.approx([times[1] / sum(times), times[0] / sum(times)], rel=1e-3)
@@ -207,7 +208,8 @@ def test_pinned_tables_are_served_where_they_are_pinned() -> None:
         problem, constraints=Constraints(tables=(("*", TableRule(devices=("gpu:1",))),))
     )
     alone_s = sum(
-        float(Instance(problem, MODEL).curve(Piece(table), 1).gpu_s.min()) for table in range(8)
+        float(Instance(problem, MODEL).curve(TableShard(table), 1).gpu_s.min())
+        for table in range(8)
     )
     assert relaxed(problem).step_time_s < alone_s / 3
     assert relaxed(pinned).step_time_s == pytest.approx(alone_s, rel=1e-4)
@@ -225,7 +227,7 @@ def short_of_dram(small_bytes: int = 200_000) -> Problem:
 def test_dram_that_is_short_lifts_the_bound_and_has_a_price() -> None:
     problem = short_of_dram()
     found = relaxed(problem)
-    assert found.step_time_s > 1.2 * pooled_bound(Instance(problem, MODEL)).step_time_s
+    assert found.step_time_s > 1.2 * lagrangian_bound(Instance(problem, MODEL)).step_time_s
     small, large = sorted(found.hosts, key=lambda pool: pool.memory_bytes)
     assert small.price_s_per_byte > 0
     assert large.price_s_per_byte == 0
@@ -260,19 +262,19 @@ def test_memory_that_is_slow_is_what_the_step_waits_for() -> None:
     assert saved == pytest.approx(0.01, rel=0.1)
 
 
-def test_whole_tables_stand_for_their_cuts_in_large_problems(
+def test_whole_tables_stand_for_their_options_in_large_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bound is then weaker, and still one."""
     every = [random_problem(seed, alike=True) for seed in range(24)]
     exact = np.array([relaxed(problem).step_time_s for problem in every])
-    monkeypatch.setattr(_lp_pools, "_ALL_CUTS", 0)
+    monkeypatch.setattr(linear_program_devices, "_ALL_OPTIONS", 0)
     weaker = np.array([relaxed(problem).step_time_s for problem in every])
     ratios = weaker[np.isfinite(exact)] / exact[np.isfinite(exact)]
     assert ratios.size > 12
     assert ratios.max() <= 1 + 1e-4
     assert ratios.min() < 1 - 1e-4
-    closer = [lp_bound(Instance(problem, MODEL), all_cuts=True) for problem in every]
+    closer = [lp_bound(Instance(problem, MODEL), all_options=True) for problem in every]
     assert [found.step_time_s for found in closer if found is not None] == exact.tolist()
 
 
@@ -280,7 +282,7 @@ def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None
     problem = short_of_dram()
     exact = relaxed(problem)
     assert len(exact.gpus) == 2
-    monkeypatch.setattr(_lp_pools, "_POOLS", 1)
+    monkeypatch.setattr(linear_program_devices, "_POOLS", 1)
     found = relaxed(problem)
     assert len(found.gpus) == 1
     assert found.gpus[0].devices == (0, 1, 2, 3)
@@ -303,7 +305,7 @@ def test_all_prices_give_bounds(solved: list[tuple[Problem, float]]) -> None:
                 for memory in (pools.hbm_bytes, pools.dram_bytes)
             )
             prices = Prices(seconds[0] / weight, hbm, seconds[1] / weight, dram)
-            least_s = np.minimum.reduceat(space.priced(prices), space.first_cut).sum()
+            least_s = np.minimum.reduceat(space.priced(prices), space.first_option).sum()
             assert least_s - pools.credit_s(prices) <= step_s * (1 + EPS)
 
 
@@ -328,7 +330,7 @@ def test_a_broken_program_is_a_backend_error(solved: list[tuple[Problem, float]]
 
 
 @st.composite
-def curves(draw: st.DrawFn) -> PieceCurve:
+def curves(draw: st.DrawFn) -> CostCurve:
     """A curve of a piece whose memory may rise or fall."""
     points = draw(st.integers(1, 7))
     several = st.lists(st.integers(1, 40), min_size=points - 1, max_size=points - 1)
@@ -336,7 +338,7 @@ def curves(draw: st.DrawFn) -> PieceCurve:
     slopes = np.array(sorted(draw(several)), dtype=float)[::-1]
     gpu_s = 5.0 + np.concatenate((np.cumsum((slopes * np.diff(hot))[::-1])[::-1], [0.0]))
     change = st.lists(st.integers(-20, 80), min_size=points - 1, max_size=points - 1)
-    return PieceCurve(
+    return CostCurve(
         hot,
         gpu_s,
         gpu_s / 3,
@@ -350,7 +352,7 @@ def curves(draw: st.DrawFn) -> PieceCurve:
 @given(curves(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.data())
 @settings(max_examples=200, deadline=None)
 def test_what_is_within_limits_is_between_the_corners(
-    curve: PieceCurve, shares: list[float], data: st.DataObject
+    curve: CostCurve, shares: list[float], data: st.DataObject
 ) -> None:
     every = []
     for hot in range(int(curve.hot_rows[-1]) + 1):
@@ -406,11 +408,11 @@ def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
     problem = problems_by_kind[kind]()
     instance = Instance(problem, MODEL)
     if kind == "little DRAM":  # As much on the small host as it has room for.
-        pieces = [(Piece(table), table % 2 + 2 * (table > 2)) for table in range(8)]
-        packing = Packing.of(instance, pieces)
-        plan = fitted_plan(packing) if packing else None
+        shards = [(TableShard(table), table % 2 + 2 * (table > 2)) for table in range(8)]
+        assignment = Assignment.of(instance, shards)
+        plan = fitted_plan(assignment) if assignment else None
     elif kind == "unused HBM":
-        plan = build_plan(instance, [Placement(Piece(n), n % 4, 0) for n in range(8)])
+        plan = build_plan(instance, [Placement(TableShard(n), n % 4, 0) for n in range(8)])
     else:
         plan = solve(problem, "greedy-cost").plan
     assert plan is not None
@@ -419,4 +421,4 @@ def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:
     assert found.resource == resource
     assert words in found.words
     if resource != "dram":  # Of which the pooled bound knows nothing.
-        assert binding(instance, pooled_bound(instance), report).resource == resource
+        assert binding(instance, lagrangian_bound(instance), report).resource == resource

@@ -15,7 +15,7 @@ from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
 from test_plan_drift import ids_by_rank
 
-from cost_models import Cut, Roofline
+from cost_models import Roofline, ShardingOption
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
@@ -27,12 +27,12 @@ from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from placer.report.replan import replan_report
 from solvers import Limits, solve
-from solvers._build import build_plan, fitted_plan
-from solvers._instance import Instance, Placement
-from solvers._packing import Packing
-from solvers._placements import placements_of
-from solvers._steady import OldTable, kept_slices, relabelled, steady_order
-from solvers.replan import Candidate, Replanned, replan
+from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, steady_order
+from solvers.analysis.replan import Candidate, Replanned, replan
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import build_plan, fitted_plan
+from solvers.model.instance import Instance, Placement
+from solvers.model.read_plan import placements_of
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
@@ -191,13 +191,15 @@ def test_drift_is_weighed_over_the_horizon() -> None:
     assert 0 < many.break_even_steps < 10**9
 
 
-def test_refilling_moves_little_of_a_table_that_is_cut_by_rows() -> None:
+def test_refilling_moves_little_of_a_table_that_is_option_by_rows() -> None:
     profile = skewed("t", 3000, 5, lookups=20)
     topology = machine(3, hbm_bytes=(60 << 10) + 160 * INDEX_BYTES, launch_s=1e-9)
     problem = problem_of(profile, topology=topology, batch_size=8)
     instance = Instance(problem, MODEL)
-    packing = Packing.of(instance, [(p, gpu) for gpu, p in enumerate(instance.pieces(0, Cut(3)))])
-    old = None if packing is None else fitted_plan(packing)
+    assignment = Assignment.of(
+        instance, [(p, gpu) for gpu, p in enumerate(instance.shards(0, ShardingOption(3)))]
+    )
+    old = None if assignment is None else fitted_plan(assignment)
     assert old is not None
     now = later(problem)
     found = replan(now, MODEL, old, LIMITS)
@@ -333,7 +335,7 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
         problem = replace(problem_of(*tables, topology=topology), constraints=asked)
         instance = Instance(problem, MODEL)
         new = build_plan(
-            instance, [Placement(instance.pieces(n, Cut())[0], n, 50) for n in range(2)]
+            instance, [Placement(instance.shards(n, ShardingOption())[0], n, 50) for n in range(2)]
         )
         swap = {"gpu:0": "gpu:1", "gpu:1": "gpu:2"}
         shards = tuple(replace(s, devices=(swap[s.devices[0]],)) for s in new.shards)
@@ -346,16 +348,18 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
 def test_slices_stay_on_their_gpus() -> None:
     problem = problem_of(skewed("t", 90, 3), topology=machine(3))
     instance = Instance(problem, MODEL)
-    pieces = instance.pieces(0, Cut(3))
-    plan = build_plan(instance, [Placement(p, gpu, 7) for gpu, p in enumerate(pieces)])
+    shards = instance.shards(0, ShardingOption(3))
+    plan = build_plan(instance, [Placement(p, gpu, 7) for gpu, p in enumerate(shards)])
     read = placements_of(instance, plan, "t")
     assert read is not None
     devices = ["gpu:0", "gpu:1", "gpu:2"]
     # The second GPU had the third slice, the third one something else.
-    was = OldTable(Cut(3), ((pieces[2], "gpu:1"), (pieces[0], "gpu:7"), (pieces[1], "gpu:0")))
+    was = OldTable(
+        ShardingOption(3), ((shards[2], "gpu:1"), (shards[0], "gpu:7"), (shards[1], "gpu:0"))
+    )
     kept = kept_slices(read, was, devices, 90)
-    assert {p.gpu: p.piece.offset for p in kept.placements} == {0: 1, 1: 2, 2: 0}
-    assert kept_slices(read, OldTable(Cut(2), ()), devices, 90) is read
+    assert {p.gpu: p.shard.row_slice for p in kept.placements} == {0: 1, 1: 2, 2: 0}
+    assert kept_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
 
 
 @st.composite
@@ -364,32 +368,42 @@ def reorderings(draw: st.DrawFn) -> tuple[np.ndarray, list[int], int, int, int]:
     counts = np.array(draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)))
     size = draw(st.integers(0, rows))
     listed = draw(st.permutations(range(rows)))[:size]
-    ways, head = draw(st.integers(2, 4)), draw(st.integers(0, 4))
-    return counts, list(listed), ways, head, draw(st.integers(head, rows))
+    row_slices, replicated_rows = draw(st.integers(2, 4)), draw(st.integers(0, 4))
+    return (
+        counts,
+        list(listed),
+        row_slices,
+        replicated_rows,
+        draw(st.integers(replicated_rows, rows)),
+    )
 
 
 @given(reorderings())
 def test_rows_stay_in_their_slices(case: tuple[np.ndarray, list[int], int, int, int]) -> None:
-    dense, listed, ways, head, told_apart = case
+    dense, listed, row_slices, replicated_rows, told_apart = case
     rows, counts = dense.size, RowCounts.from_dense(dense)
-    order = steady_order(counts, np.array(listed, dtype=np.int64), ways, head, told_apart)
+    order = steady_order(
+        counts, np.array(listed, dtype=np.int64), row_slices, replicated_rows, told_apart
+    )
     assert len(set(order.tolist())) == order.size
     every = np.arange(rows)
     was, now = Ranks.of(listed).ranks(every), Ranks.of(order).ranks(every)
     if not told_apart:
         assert np.array_equal(was, now)
         return
-    in_head = now < head
-    stayed = ~in_head & (was >= head)
-    assert np.array_equal((was[stayed] - head) % ways, (now[stayed] - head) % ways)
+    in_head = now < replicated_rows
+    stayed = ~in_head & (was >= replicated_rows)
+    assert np.array_equal(
+        (was[stayed] - replicated_rows) % row_slices, (now[stayed] - replicated_rows) % row_slices
+    )
     # What has to be listed is, but for ids at the end that are too few for all slices.
     missing = set(counts.hottest(told_apart).tolist()) - set(order.tolist())
-    assert len(missing) < ways
-    if head:
-        others = dense[order[head:]].max(initial=0)
-        assert dense[order[:head]].min() >= others
-    for number in range(ways):
-        heat = dense[order[head + number :: ways]]
+    assert len(missing) < row_slices
+    if replicated_rows:
+        others = dense[order[replicated_rows:]].max(initial=0)
+        assert dense[order[:replicated_rows]].min() >= others
+    for number in range(row_slices):
+        heat = dense[order[replicated_rows + number :: row_slices]]
         assert (np.diff(heat) <= 0).all()
 
 

@@ -11,10 +11,10 @@ from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, solve
-from solvers._bound import pooled_bound
-from solvers._instance import Instance
-from solvers._lp import lp_bound
-from solvers._program import Program
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.bounds.linear_program import lp_bound
+from solvers.model.instance import Instance
+from solvers.search.integer_program import Program
 
 SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
 
@@ -30,7 +30,7 @@ def program() -> Program:
     """One that CP-SAT does not solve in a moment."""
     problem = Problem(named_workload("criteo-kaggle"), Topology.parse("4xh100", hbm="1GiB"), 8192)
     instance = Instance(problem, Roofline())
-    bound = pooled_bound(instance)
+    bound = lagrangian_bound(instance)
     made = Program.build(instance, bound, None, 1.3 * bound.step_time_s)
     assert made is not None
     return made
@@ -86,7 +86,7 @@ def test_an_exception_ends_cp_sat_too(program: Program) -> None:
 
 def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
-    small = Program(instance, [0], {0: instance.cuts_of(0)[:1]}, 1.0, [0.0])
+    small = Program(instance, [0], {0: instance.options_of(0)[:1]}, 1.0, [0.0])
     answers = []
     thread = threading.Thread(target=lambda: answers.append(small.run(Limits(threads=1), 60)))
     thread.start()
@@ -96,7 +96,7 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
 
 def test_the_linear_program_stops_with_what_it_has(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
-    pooled = pooled_bound(instance)
+    pooled = lagrangian_bound(instance)
     found = lp_bound(instance, pooled=pooled, time_limit_s=600, stop=lambda: True)
     assert found is not None
     assert (found.status, found.rounds) == ("limit", 0)

@@ -13,21 +13,21 @@ from plan_cases import machine
 from problem_cases import problem_of, problems, resident_buffers, unequal_machine, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
-from cost_models import Cut, Piece, Roofline
+from cost_models import Roofline, ShardingOption, TableShard
 from placer import Constraints, Problem, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import verify
 from solvers import Limits, Solver, SolveResult
-from solvers import beam as beam_module
-from solvers import dp as dp_module
-from solvers import flow as flow_module
-from solvers._bound import pooled_bound
-from solvers._clock import Clock
-from solvers._instance import Instance
-from solvers.beam import Beam
-from solvers.dp import DynamicProgramming
-from solvers.flow import Flow
-from solvers.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance
+from solvers.strategies import beam as beam_module
+from solvers.strategies import dp as dp_module
+from solvers.strategies import flow as flow_module
+from solvers.strategies.beam import Beam
+from solvers.strategies.dp import DynamicProgramming
+from solvers.strategies.flow import Flow
+from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 
 STRATEGIES: dict[str, Callable[[], Solver]] = {
     "beam": Beam,
@@ -202,9 +202,13 @@ def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
     """A cost model that cuts the largest table into blocks alone."""
 
     class Blocks(Roofline):
-        def cuts(self, problem: Problem, table: int) -> tuple[Cut, ...]:
+        def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
             gpus = len(problem.topology.gpus)
-            return (Cut(), Cut(gpus, blocked=True)) if table == 0 else (Cut(),)
+            return (
+                (ShardingOption(), ShardingOption(gpus, blocked=True))
+                if table == 0
+                else (ShardingOption(),)
+            )
 
     problem = problem_of(
         zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1),
@@ -223,7 +227,7 @@ def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
 # beam
 
 
-def test_the_beam_cuts_by_columns_only() -> None:
+def test_the_beam_options_by_columns_only() -> None:
     for case in ("roomy", "tight", "unequal gpus"):
         problem = PROBLEMS[case]()
         plan = run("beam", problem).plan
@@ -253,13 +257,13 @@ def test_the_beam_halves_one_large_table() -> None:
 def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     """The grid search of algorithm 2, against the same in plain loops."""
     instance = Instance(PROBLEMS[case](), Roofline())
-    search = beam_module._Search(instance, pooled_bound(instance))
+    search = beam_module._Search(instance, lagrangian_bound(instance))
     items, kinds = search.items, instance.kind_of_gpu
-    halved = beam_module._halved(instance, Piece(2, search.whole[2]))
+    halved = beam_module._halved(instance, TableShard(2, search.whole[2]))
     assert halved is not None
-    strips = [(piece,) for piece in instance.pieces(2, halved)]
+    strips = [(shard,) for shard in instance.shards(2, halved)]
     mine = np.concatenate((search.base, items.of(strips)))
-    mine = mine[[items.blocks[item][0] != Piece(2, search.whole[2]) for item in mine]]
+    mine = mine[[items.blocks[item][0] != TableShard(2, search.whole[2]) for item in mine]]
     table = [0 if items.blocks[item] in strips else -1 for item in mine]
     # And the first few as if they were pieces of one table, more than there are GPUs.
     few = mine[: instance.gpus + 1]
@@ -306,8 +310,8 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     for _ in range(3):
         number = int(rng.integers(1, 5))
         options.append(
-            dp_module._Options(
-                [Cut(ways) for ways in range(1, number + 1)],
+            dp_module._Choices(
+                [ShardingOption(row_slices) for row_slices in range(1, number + 1)],
                 np.arange(number),
                 rng.integers(0, 80, number) * size,
                 rng.integers(1, 50, number).astype(float),
@@ -328,8 +332,8 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     totals = [proposal.total_s for proposal in proposals]
     assert totals == sorted(totals)
     for proposal in proposals:
-        chosen = zip(options, proposal.cuts, proposal.rungs, strict=True)
-        picked = [(one, one.cuts.index(cut), rung) for one, cut, rung in chosen]
+        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
+        picked = [(one, one.options.index(option), rung) for one, option, rung in chosen]
         assert all(index == rung for _, index, rung in picked)
         assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
 
@@ -337,15 +341,18 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
 def test_proposals_with_less_hbm_take_longer() -> None:
     instance = Instance(PROBLEMS["tight"](), Roofline())
     options = [
-        dp_module._options(instance, table, instance.cuts_of(table)).within(np.inf)
+        dp_module._options(instance, table, instance.options_of(table)).within(np.inf)
         for table in range(instance.tables)
     ]
     proposals = list(dp_module._of_bins(instance, options))
     used, totals = [], []
     for proposal in proposals:
-        chosen = zip(options, proposal.cuts, proposal.rungs, strict=True)
+        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
         picked = [
-            (one, next(n for n, cut in enumerate(one.cuts) if (cut, one.rungs[n]) == (c, r)))
+            (
+                one,
+                next(n for n, option in enumerate(one.options) if (option, one.rungs[n]) == (c, r)),
+            )
             for one, c, r in chosen
         ]
         used.append(sum(one.bytes_[n] for one, n in picked))
@@ -366,14 +373,16 @@ def test_the_flow_of_a_class_is_the_best_assignment() -> None:
         *equal_tables(2, 32), topology=unequal_machine(launch_s=1e-8), batch_size=32
     )
     instance = Instance(problem, Roofline())
-    cut = next(c for c in instance.cuts_of(0) if c.widths == (16, 16) and c.cold == "staged")
-    state = flow_module._State.empty(instance, [cut, cut], 0.0, np.zeros(instance.gpus))
+    option = next(
+        c for c in instance.options_of(0) if c.column_widths == (16, 16) and c.cold == "staged"
+    )
+    state = flow_module._State.empty(instance, [option, option], 0.0, np.zeros(instance.gpus))
     members = sorted(state.blocks)
     flow = flow_module._flow(state, members)
     assert flow is not None
     assert sorted(flow) == members
 
-    def ends(gpus: dict[tuple[Piece, ...], int]) -> float:
+    def ends(gpus: dict[tuple[TableShard, ...], int]) -> float:
         load = state.load.copy()
         for block, gpu in gpus.items():
             load[gpu] += state.cost[block][gpu]
@@ -395,12 +404,12 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
     """Pieces that are all counted as large as the largest find no room together."""
     problem = with_hbm(problem_of(*tables(6, 9000), topology=machine(2, launch_s=1e-8)), 0.6)
     instance = Instance(problem, Roofline())
-    cuts = [next(c for c in instance.cuts_of(t) if c.pieces == 1) for t in range(6)]
-    state = flow_module._State.empty(instance, cuts, 0.0, np.zeros(instance.gpus))
+    options = [next(c for c in instance.options_of(t) if c.shard_count == 1) for t in range(6)]
+    state = flow_module._State.empty(instance, options, 0.0, np.zeros(instance.gpus))
     largest = max(state.least_bytes.values())
     state.hbm[:] = 1.5 * largest
     assert flow_module._flow(state, state.blocks) is None
-    search = flow_module._Search(instance, pooled_bound(instance), Clock.start(Limits(FAR_S)))
+    search = flow_module._Search(instance, lagrangian_bound(instance), Clock.start(Limits(FAR_S)))
     search._assign(state, state.blocks)
     assert search.flows > 1
     assert len(state.pairs) > 2
@@ -409,7 +418,7 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
 def test_hosts_short_of_memory_take_no_more_than_they_hold() -> None:
     problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=4), 0.3)
     instance = Instance(problem, Roofline())
-    state = flow_module._State.empty(instance, [Cut()] * 6, 1.0, np.zeros(2))
+    state = flow_module._State.empty(instance, [ShardingOption()] * 6, 1.0, np.zeros(2))
     cold = max(state.cold_bytes.values())
     assert cold > 0
     state.dram[:] = (1.5 * cold, 10 * cold)

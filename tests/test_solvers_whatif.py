@@ -15,9 +15,7 @@ from placer.errors import PlacerError
 from placer.report.whatif import plot_front, whatif_report
 from placer.workloads import named_workload
 from solvers import SolveResult, solve
-from solvers._instance import Instance
-from solvers._lp import lp_bound
-from solvers.whatif import (
+from solvers.analysis.whatif import (
     DRAM_STEP_BYTES,
     HBM_STEP_BYTES,
     Effect,
@@ -26,6 +24,8 @@ from solvers.whatif import (
     front,
     whatif,
 )
+from solvers.bounds.linear_program import lp_bound
+from solvers.model.instance import Instance
 
 MODEL = Roofline()
 HBM = 1 << 29

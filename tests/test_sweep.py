@@ -16,15 +16,7 @@ from cost_models.dense import (
     FlopRate,
     dense_costs,
 )
-from placer.errors import PlanMismatchError, ProblemError, TopologyError
-from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, whole_table_shard
-from placer.plan.verify import violations
-from placer.problem import Problem
-from placer.topology.presets import GPU_KINDS, HOST_KINDS, NAMED
-from placer.topology.topology import Gpu, Host, Link, Topology
-from solvers._sweep_steps import CPU_BATCH
-from solvers.sweep import (
+from cost_models.sweep.run import (
     AXES,
     DEFAULT_AXES,
     MODELS,
@@ -39,6 +31,14 @@ from solvers.sweep import (
     sweep,
     with_overrides,
 )
+from cost_models.sweep.steps import CPU_BATCH
+from placer.errors import PlanMismatchError, ProblemError, TopologyError
+from placer.plan.memory import device_memory
+from placer.plan.plan import Plan, whole_table_shard
+from placer.plan.verify import violations
+from placer.problem import Problem
+from placer.topology.presets import GPU_KINDS, HOST_KINDS, NAMED
+from placer.topology.topology import Gpu, Host, Link, Topology
 
 ON_GPUS = [name for name, placement in PLACEMENTS.items() if placement.plan is not None]
 SMALL = Setting(dense=8, sparse=4, rows=1000, width=16, depth=1, batch=64, pooling=4, dim=16)

@@ -147,7 +147,7 @@ tests, folder, *places = sys.argv[1:]
 sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
-from placer.executor.ranks.canonical import Canonical
+from placer.executor.distributed.canonical import Canonical
 from placer.training import checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train

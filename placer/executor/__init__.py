@@ -1,13 +1,13 @@
 """The executor: trains embedding tables where a plan puts them, in one process or in many."""
 
-from placer.executor.bags import BagBatch
-from placer.executor.freed_memory import keep_freed_memory
-from placer.executor.hit_rates import HitRates
-from placer.executor.lookahead import look_ahead
-from placer.executor.placed import PlacedEmbeddings
-from placer.executor.ranks import ShardedEmbeddings
-from placer.executor.reference import RowWiseAdagrad, UnplacedEmbeddings
-from placer.executor.step import PreparedBatch
+from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.local.lookahead import look_ahead
+from placer.executor.local.placed import PlacedEmbeddings
+from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
+from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.translated import PreparedBatch
+from placer.executor.memory.freed_memory import keep_freed_memory
 
 __all__ = [
     "BagBatch",

@@ -6,6 +6,7 @@ that fits here fits in training.
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Literal
 
 from placer.plan.plan import Plan, Shard
 from placer.tables import Table
@@ -54,6 +55,16 @@ class MemoryUse:
     def free_bytes(self) -> int:
         """What is left; negative when the plan does not fit."""
         return self.capacity_bytes - self.total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Memory that a problem lacks, so that no placement of it fits."""
+
+    device: str
+    resource: Literal["hbm", "dram"]
+    short_bytes: int
+    detail: str
 
 
 def row_map_bytes(table: Table) -> int:

@@ -9,7 +9,7 @@ from placer.units import format_seconds
 
 
 class Constant(Protocol):
-    """See `cost_models._calibration.Constant`."""
+    """See `cost_models.calibrated.calibration.Constant`."""
 
     @property
     def value_s(self) -> float: ...
@@ -20,7 +20,7 @@ class Constant(Protocol):
 
 
 class Noise(Protocol):
-    """See `cost_models._calibration.Noise`."""
+    """See `cost_models.calibrated.calibration.Noise`."""
 
     @property
     def spread(self) -> float: ...
@@ -31,7 +31,7 @@ class Noise(Protocol):
 
 
 class Calibration(Protocol):
-    """See `cost_models._calibration.Calibration`."""
+    """See `cost_models.calibrated.calibration.Calibration`."""
 
     @property
     def constants(self) -> Mapping[str, Constant]: ...

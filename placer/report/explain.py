@@ -16,7 +16,7 @@ _GIB = 2**30
 
 
 class Margin(Protocol):
-    """See `solvers.explain.PieceMargin`."""
+    """See `solvers.analysis.explain.PieceMargin`."""
 
     @property
     def device(self) -> str: ...
@@ -33,7 +33,7 @@ class Margin(Protocol):
 
 
 class Alternative(Protocol):
-    """See `solvers.explain.Alternative`."""
+    """See `solvers.analysis.explain.Alternative`."""
 
     @property
     def name(self) -> str: ...
@@ -48,7 +48,7 @@ class Alternative(Protocol):
 
 
 class Binding(Protocol):
-    """See `solvers.explain.Binding`."""
+    """See `solvers.analysis.explain.Binding`."""
 
     @property
     def constraint(self) -> str: ...
@@ -59,7 +59,7 @@ class Binding(Protocol):
 
 
 class Explanation(Protocol):
-    """See `solvers.explain.Explanation`."""
+    """See `solvers.analysis.explain.Explanation`."""
 
     @property
     def table(self) -> str: ...

@@ -15,7 +15,7 @@ MOST_TABLES = 12
 
 
 class Candidate(Protocol):
-    """See `solvers.replan.Candidate`."""
+    """See `solvers.analysis.replan.Candidate`."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +38,7 @@ class Candidate(Protocol):
 
 
 class Replanned(Protocol):
-    """See `solvers.replan.Replanned`."""
+    """See `solvers.analysis.replan.Replanned`."""
 
     @property
     def horizon_steps(self) -> int: ...

@@ -14,7 +14,7 @@ MOST_ROWS = 20
 
 
 class Transfer(Protocol):
-    """See `placer.shards.Transfer`."""
+    """See `placer.storage.shards.Transfer`."""
 
     @property
     def table(self) -> str: ...
@@ -31,7 +31,7 @@ class Transfer(Protocol):
 
 
 class Transfers(Protocol):
-    """See `placer.shards.Transfers`."""
+    """See `placer.storage.shards.Transfers`."""
 
     @property
     def transfers(self) -> "Iterable[Transfer]": ...
@@ -44,7 +44,7 @@ class Transfers(Protocol):
 
 
 class Files(Protocol):
-    """See `placer.shards.Resharded`."""
+    """See `placer.storage.shards.Resharded`."""
 
     @property
     def kept_files(self) -> int: ...

@@ -20,7 +20,7 @@ class Shortage(Protocol):
 
 
 class SweepPoint(Protocol):
-    """See `solvers.sweep.Point`."""
+    """See `cost_models.sweep.run.Point`."""
 
     @property
     def platform(self) -> str: ...
@@ -49,7 +49,7 @@ class SweepPoint(Protocol):
 
 
 class SweepPlatform(Protocol):
-    """See `solvers.sweep.Platform`."""
+    """See `cost_models.sweep.run.Platform`."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class SweepPlatform(Protocol):
 
 
 class Sweep(Protocol):
-    """See `solvers.sweep.Sweep`."""
+    """See `cost_models.sweep.run.Sweep`."""
 
     @property
     def base(self) -> Any: ...

@@ -6,7 +6,7 @@ from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
-    from placer.executor.hit_rates import HitRates
+    from placer.executor.local.hit_rates import HitRates
     from placer.training.trace import TraceSummary
 
 

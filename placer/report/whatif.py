@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 from placer.errors import PlacerError
-from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
 from placer.report.costs import Result
 from placer.report.plot import drawing, image_format
 from placer.report.section import Column, Report, Row, Section
+from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
 
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
@@ -22,7 +22,7 @@ _NO_GAIN = 5e-6
 
 
 class Effect(Protocol):
-    """See `solvers.whatif.Effect`."""
+    """See `solvers.analysis.whatif.Effect`."""
 
     @property
     def change(self) -> str: ...
@@ -47,7 +47,7 @@ class Effect(Protocol):
 
 
 class MemoryPrices(Protocol):
-    """See `solvers.whatif.MemoryPrices`."""
+    """See `solvers.analysis.whatif.MemoryPrices`."""
 
     @property
     def hbm_s_per_byte(self) -> float: ...
@@ -56,7 +56,7 @@ class MemoryPrices(Protocol):
 
 
 class WhatIf(Protocol):
-    """See `solvers.whatif.WhatIf`."""
+    """See `solvers.analysis.whatif.WhatIf`."""
 
     @property
     def base(self) -> Result: ...
@@ -69,7 +69,7 @@ class WhatIf(Protocol):
 
 
 class FrontPoint(Protocol):
-    """See `solvers.whatif.FrontPoint`."""
+    """See `solvers.analysis.whatif.FrontPoint`."""
 
     @property
     def hbm_bytes(self) -> int: ...

@@ -1,8 +1,8 @@
 """What processes send each other in a step, kind by kind, to the byte.
 
-Counts what `placer.executor.ranks` sends between ranks, headers of batches aside: a few numbers
-a rank. Of rows that row-wise Adagrad has cut by columns, the CPU backends' exchange is counted:
-one number for each distinct row.
+Counts what `placer.executor.distributed` sends between ranks, headers of batches aside: a few
+numbers a rank. Of rows that row-wise Adagrad has cut by columns, the CPU backends' exchange is
+counted: one number for each distinct row.
 """
 
 from collections import defaultdict
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.data.log import Bags
-from placer.executor.ranks.channels import channel_pooling
-from placer.executor.ranks.division import StripParts, Target
+from placer.executor.distributed.channels import channel_pooling
+from placer.executor.distributed.division import StripParts, Target
 from placer.simulator.counts import EXCHANGE_KINDS, ExchangeKind, Int, Served
 from placer.simulator.parts import Arrangement
 from placer.simulator.rows import Slices, distinct_counts

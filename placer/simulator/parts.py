@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from placer.errors import PlanMismatchError
-from placer.executor.ranks.division import StripParts, Target, divide
-from placer.executor.ranks.mapping import holders_of, ranks_of_devices
-from placer.executor.ranks.slices import RowSlice
+from placer.executor.distributed.division import StripParts, Target, divide
+from placer.executor.distributed.mapping import holders_of, ranks_of_devices
+from placer.executor.distributed.slices import RowSlice
 from placer.plan.plan import Lookup, Plan, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table
@@ -136,7 +136,7 @@ def arrange(
     Parameters
     ----------
     processes : int, optional
-        From 1 to the number of GPUs; see `placer.executor.ranks.ShardedEmbeddings`.
+        From 1 to the number of GPUs; see `placer.executor.distributed.ShardedEmbeddings`.
     optimizer : str, optional
         Of all tables; by default each table's own.
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from placer.errors import PlacerError
 
 PoolPolicy = Literal["lfu", "rank"]
-"""Policies of the executor's pool; see `placer.executor.pool`."""
+"""Policies of the executor's pool; see `placer.executor.memory.row_cache`."""
 
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.pool import HbmPool, PooledRange
+from placer.executor.memory.row_cache import HbmPool, PooledRange
 from placer.simulator.parts import Part
 from placer.simulator.policy import BatchCache, CacheFactory, PoolPolicy
 

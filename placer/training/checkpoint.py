@@ -3,8 +3,8 @@
 A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`, with
 a ``checkpoint.json`` beside, which lists every file with its size and SHA-256. It is written under
 a hidden name and becomes visible by one rename, so that a crash, a kill or a full disk leaves
-the earlier checkpoints as they were. What is a pickle in it is read as in `placer.checkpoint`:
-no code of a file is run.
+the earlier checkpoints as they were. What is a pickle in it is read as in
+`placer.storage.checkpoint`: no code of a file is run.
 
 Tables are stored in the order of their original ids, not in the plan's layout: a run can go
 on under another plan, and with another number of ranks. Of many ranks each writes a file of its
@@ -25,13 +25,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from placer.checkpoint.deal import Name, NamedTables
-from placer.checkpoint.rows import AnyTensor, in_rows
-from placer.checkpoint.save import write_folder
-from placer.checkpoint.sink import Written, flush
-from placer.checkpoint.stored import read_tensors
 from placer.errors import CheckpointError
-from placer.files import sha256_file
+from placer.storage.checkpoint.deal import Name, NamedTables
+from placer.storage.checkpoint.rows import AnyTensor, in_rows
+from placer.storage.checkpoint.save import write_folder
+from placer.storage.checkpoint.sink import Written, flush
+from placer.storage.checkpoint.stored import read_tensors
+from placer.storage.files import sha256_file
 from placer.training.ranks import ALONE, Ranks
 
 FORMAT_VERSION = 2

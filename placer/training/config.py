@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from placer.errors import PlacerError
-from placer.executor.pool import Policy
+from placer.executor.memory.row_cache import Policy
 
 DenseOptimizer = Literal["adagrad", "sgd", "adam"]
 Activation = Literal["relu", "gelu"]

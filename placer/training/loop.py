@@ -12,7 +12,7 @@ import torch
 
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
-from placer.executor.hit_rates import HitRates
+from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint

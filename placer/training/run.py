@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placer.checkpoint.model import AnyEmbeddings
-from placer.checkpoint.rows import AnyTensor, in_rows
 from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.executor.hit_rates import HitRates
-from placer.executor.ranks import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
+from placer.storage.checkpoint.model import AnyEmbeddings
+from placer.storage.checkpoint.rows import AnyTensor, in_rows
 from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error

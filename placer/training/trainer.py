@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from placer.data.log import Chunk
 from placer.errors import BackendError, PlacerError, ProblemError
 from placer.executor import BagBatch, PreparedBatch
-from placer.executor.ranks import ShardedBatch
+from placer.executor.distributed import ShardedBatch
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm

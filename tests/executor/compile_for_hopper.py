@@ -23,10 +23,10 @@ from triton.compiler import ASTSource
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton_kernels import TritonKernels
-from placer.executor.pool import Moves
-from placer.executor.rule import STATE, Rule
-from placer.executor.runs import PIECE, find_runs
-from placer.executor.tiers import TieredRows
+from placer.executor.lookups.row_runs import PIECE, find_runs
+from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import STATE, Rule
 from placer.tables import OptimizerName
 
 META = torch.device("meta")

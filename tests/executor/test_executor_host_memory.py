@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from placer.errors import CapacityError
-from placer.executor.host_memory import HUGE_PAGE_BYTES, host_rows
+from placer.executor.memory.host_memory import HUGE_PAGE_BYTES, host_rows
 
 CPU = torch.device("cpu")
 STATM = Path("/proc/self/statm")

@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.errors import PlanMismatchError
-from placer.executor.pool import DECAY, SENTINEL, HbmPool, Policy, PooledRange, PoolStats
+from placer.executor.memory.row_cache import (
+    DECAY,
+    SENTINEL,
+    HbmPool,
+    Policy,
+    PooledRange,
+    PoolStats,
+)
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from placer.executor.rounding import random_bits, stochastic_round
-from placer.executor.rule import Rule, updated
+from placer.executor.optimizers.rounding import random_bits, stochastic_round
+from placer.executor.optimizers.rule import Rule, updated
 from placer.tables import OPTIMIZERS
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -15,11 +15,11 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton_kernels import Launch, TritonKernels
-from placer.executor.pool import Moves
-from placer.executor.rounding import stochastic_round
-from placer.executor.rule import Rule
-from placer.executor.runs import PIECE, find_runs
-from placer.executor.tiers import TieredRows
+from placer.executor.lookups.row_runs import PIECE, find_runs
+from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rounding import stochastic_round
+from placer.executor.optimizers.rule import Rule
 from placer.tables import OptimizerName
 
 CPU = torch.device("cpu")

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from cli import main
 from cost_models import CostModel, CostReport, cost_model
-from cost_models.batched import BatchedCosts, ShardBatch
+from cost_models.step_equation.batched import BatchedCosts, ShardBatch
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, DenseModel, dense_costs
 from placer import (
     AccessCdf,
@@ -613,22 +613,22 @@ CURVES = 40
 
 def curves(problem_name: str, model_name: str) -> dict[str, Any]:
     """Cuts of each table, what one costs at least, and curves of some of their pieces."""
-    from cost_models import pieces_of
+    from cost_models import shards_of
 
     asked, model = costed_problems()[problem_name], model_of(model_name)
     rng = np.random.default_rng(COST_PROBLEMS.index(problem_name))
     pieces, cuts = [], []
     for number, profile in enumerate(asked.profile):
-        found = model.cuts(asked, number)
+        found = model.sharding_options(asked, number)
         cuts.append([cut_record(cut) for cut in found])
-        pieces += [p for cut in found for p in pieces_of(number, cut, profile.table.rows)]
+        pieces += [p for cut in found for p in shards_of(number, cut, profile.table.rows)]
     chosen = sorted(rng.choice(len(pieces), min(CURVES, len(pieces)), replace=False).tolist())
     last = len(asked.topology.gpus) - 1
     return {
         "cuts": hashlib.sha256(json.dumps(cuts).encode()).hexdigest(),
         "cuts_per_table": [len(found) for found in cuts],
         "first_cuts": [found[0] for found in cuts],
-        "extra_cut_s": model.extra_cut_s(asked),
+        "extra_cut_s": model.extra_sharding_s(asked),
         "curves": [
             curve_record(model, asked, pieces[place], gpu)
             for turn, place in enumerate(chosen)
@@ -639,16 +639,23 @@ def curves(problem_name: str, model_name: str) -> dict[str, Any]:
 
 def cut_record(cut: Any) -> list[Any]:
     """How a table is cut."""
-    return [cut.ways, list(cut.widths), cut.head, cut.cold, cut.blocked, float(cut.share)]
+    return [
+        cut.row_slices,
+        list(cut.column_widths),
+        cut.replicated_rows,
+        cut.cold,
+        cut.blocked,
+        float(cut.share),
+    ]
 
 
 def curve_record(model: CostModel, asked: Problem, piece: Any, gpu: int) -> dict[str, Any]:
     """The curve of a piece on a GPU: of each array its length, its sum and a few values."""
-    curve = model.piece_curve(asked, piece, gpu)
+    curve = model.cost_curve(asked, piece, gpu)
     arrays = (curve.hot_rows, curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
     shown = np.unique(np.linspace(0, len(curve.hot_rows) - 1, 5).astype(int))
     return {
-        "piece": [piece.table, cut_record(piece.cut), piece.offset, piece.strip, gpu],
+        "piece": [piece.table, cut_record(piece.option), piece.row_slice, piece.column_slice, gpu],
         "points": len(curve.hot_rows),
         "sums": [float(np.sum(array)) for array in arrays],
         "values": [array[shown].tolist() for array in arrays],

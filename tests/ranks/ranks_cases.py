@@ -18,7 +18,7 @@ from executor_cases import (
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.executor.ranks import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings
 from placer.plan.plan import Plan
 from placer.tables import Feature, Table
 

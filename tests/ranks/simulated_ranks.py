@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.executor.ranks.assembly import Survey, own_channels, serving
-from placer.executor.ranks.combine import combine
-from placer.executor.ranks.comm import Kind
-from placer.executor.ranks.division import Target
-from placer.executor.ranks.exchange import InputExchange
-from placer.executor.ranks.serve import Serve
-from placer.executor.ranks.step import spans
-from placer.executor.ranks.whole_rows import RowTotals
-from placer.executor.step import feature_reads
+from placer.executor.distributed.assembly import Survey, own_channels, serving
+from placer.executor.distributed.combine import combine
+from placer.executor.distributed.comm import Kind
+from placer.executor.distributed.division import Target
+from placer.executor.distributed.exchange import InputExchange
+from placer.executor.distributed.serve import Serve
+from placer.executor.distributed.step import spans
+from placer.executor.distributed.whole_rows import RowTotals
+from placer.executor.lookups.translated import feature_reads
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 

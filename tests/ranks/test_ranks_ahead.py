@@ -15,8 +15,8 @@ from torch import Tensor
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, look_ahead
-from placer.executor.ranks import ShardedEmbeddings
-from placer.executor.ranks.comm import Communicator
+from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.distributed.comm import Communicator
 from placer.plan.plan import Plan
 
 STEPS = 5

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
-from placer.executor.ranks.assembly import Survey
-from placer.executor.ranks.channels import all_channels, channels_of
-from placer.executor.ranks.division import Target, divide
-from placer.executor.ranks.local import local_features, local_plan
-from placer.executor.ranks.mapping import holders_of, ranks_of_devices
-from placer.executor.ranks.slices import RowSlice, joined, refined
-from placer.executor.ranks.table_map import TableMap, ids_of, table_maps
-from placer.executor.step import feature_reads
+from placer.executor.distributed.assembly import Survey
+from placer.executor.distributed.channels import all_channels, channels_of
+from placer.executor.distributed.division import Target, divide
+from placer.executor.distributed.local import local_features, local_plan
+from placer.executor.distributed.mapping import holders_of, ranks_of_devices
+from placer.executor.distributed.slices import RowSlice, joined, refined
+from placer.executor.distributed.table_map import TableMap, ids_of, table_maps
+from placer.executor.lookups.translated import feature_reads
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.tables import OPTIMIZERS

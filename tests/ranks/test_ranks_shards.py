@@ -11,7 +11,7 @@ from ranks_launcher import Job, Outcomes, run
 from shard_cases import checkpoint_of
 
 from placer.plan.plan import Plan, Shard
-from placer.shards import load_shards, write_shards
+from placer.storage.shards import load_shards, write_shards
 
 CASES = ("host", "split 50%", "grid", "crossing cuts", "replicas")
 

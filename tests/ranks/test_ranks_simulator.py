@@ -11,8 +11,8 @@ from simulator_cases import random_chunk, simulated_rates
 
 from placer.data.log import Chunk
 from placer.executor import BagBatch, look_ahead
-from placer.executor.hit_rates import HitRates
-from placer.executor.ranks import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.local.hit_rates import HitRates
 from placer.plan.plan import Plan
 from placer.simulator.counts import EXCHANGE_KINDS
 from placer.simulator.replay import ReplayOptions, replay

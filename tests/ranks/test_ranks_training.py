@@ -17,7 +17,7 @@ from ranks_launcher import Job, Outcomes, run
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings, look_ahead
-from placer.executor.ranks import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from placer.errors import PlanMismatchError
-from placer.executor.arena import TORCH_DTYPES
+from placer.executor.memory.arena import TORCH_DTYPES
 from placer.tables import Pooling, Table
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag

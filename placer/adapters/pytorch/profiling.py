@@ -12,7 +12,7 @@ from torch import nn
 from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
 from placer.adapters.pytorch.models import ModelTable, model_tables, pooling_of
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.arena import TORCH_DTYPES
+from placer.executor.memory.arena import TORCH_DTYPES
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.counts import RowCounts

@@ -11,7 +11,7 @@ from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
 from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
 
 _HOOKS = (
     "_forward_hooks",

@@ -20,12 +20,12 @@ from torch.utils.hooks import RemovableHandle
 from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
-from placer.executor.checkpointing import UPDATES
-from placer.executor.placed import Rounding
-from placer.executor.pool import Policy
-from placer.executor.ranks import ShardedEmbeddings
-from placer.executor.rule import STATE
+from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.local.placed import Rounding
+from placer.executor.memory.row_cache import Policy
+from placer.executor.optimizers.rule import STATE
 from placer.plan.plan import Plan
+from placer.storage.tensor_names import UPDATES
 from placer.tables import OptimizerName
 
 

@@ -6,7 +6,7 @@ import torch
 
 from placer.errors import BackendError
 from placer.executor.backends._base import Backend
-from placer.executor.pool import Policy
+from placer.executor.memory.row_cache import Policy
 
 BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "triton", "tiered")
 

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from placer.executor.arena import Arena
-from placer.executor.bags import BagBatch
-from placer.executor.layout import ArenaSpec
-from placer.executor.rule import Rule
-from placer.executor.step import ArenaReads, ArenaStep, FeatureRead
+from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead
+from placer.executor.memory.arena import Arena
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.optimizers.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,13 +7,13 @@ each step, so that it waits for the device's gradients and the device for its su
 import torch
 from torch import Tensor
 
-from placer.executor.access import HostReads
-from placer.executor.arena import AnyRows, Arena, FlatRows
 from placer.executor.backends._base import Backend
-from placer.executor.rule import Rule
-from placer.executor.step import ArenaReads, ArenaStep
+from placer.executor.lookups.translated import ArenaReads, ArenaStep
+from placer.executor.memory.access import HostReads
+from placer.executor.memory.arena import AnyRows, Arena, FlatRows
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import Rule
 from placer.executor.streams import recorded, start_copy
-from placer.executor.tiers import TieredRows
 
 
 class HostPooling:

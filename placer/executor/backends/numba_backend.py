@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.executor.arena import Arena, FlatRows
 from placer.executor.backends import kernels
 from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_backend import TorchBackend
-from placer.executor.layout import ArenaSpec
-from placer.executor.rule import Rule
-from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.memory.arena import Arena, FlatRows
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.optimizers.rule import Rule
 
 _KINDS = {
     "sgd": kernels.SGD,

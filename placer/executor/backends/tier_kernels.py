@@ -6,10 +6,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from placer.executor.pool import Moves
-from placer.executor.rule import Rule
-from placer.executor.runs import Runs
-from placer.executor.tiers import TieredRows
+from placer.executor.lookups.row_runs import Runs
+from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,21 +12,21 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.access import Access, Ticket, Window
-from placer.executor.arena import Arena, tiered_arena
 from placer.executor.backends._base import Backend, CutUpdate, StripReads
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
-from placer.executor.bags import BagBatch
-from placer.executor.hit_rates import LookupCounts
-from placer.executor.layout import ArenaSpec
+from placer.executor.local.hit_rates import LookupCounts
+from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.row_runs import Runs, find_runs
+from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, Segment
+from placer.executor.memory.access import Access, Ticket, Window
+from placer.executor.memory.arena import Arena, tiered_arena
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.row_cache import HbmPool, Policy
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
-from placer.executor.pool import HbmPool, Policy
-from placer.executor.rule import Rule
-from placer.executor.runs import Runs, find_runs
-from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, Segment
-from placer.executor.tiers import TieredRows
 
 _SEGMENT_TABLES = 16
 """Batches of one shape share their segment tables; so many shapes are remembered."""

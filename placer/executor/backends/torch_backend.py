@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.arena import Arena, FlatRows, flat_arena
 from placer.executor.backends._base import Backend, CutUpdate, StripReads
-from placer.executor.bags import BagBatch
-from placer.executor.layout import ArenaSpec
+from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.memory.arena import Arena, FlatRows, flat_arena
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.optimizers.rule import Rule, apply_rule, row_sums, runs
 from placer.executor.phases import phase
-from placer.executor.rule import Rule, apply_rule, row_sums, runs
-from placer.executor.step import ArenaReads, ArenaStep, FeatureRead, check_ids
 
 
 class TorchBackend(Backend):

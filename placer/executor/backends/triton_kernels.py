@@ -18,10 +18,10 @@ from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.pool import Moves
-from placer.executor.rule import Rule
-from placer.executor.runs import PIECE
-from placer.executor.tiers import TieredRows
+from placer.executor.lookups.row_runs import PIECE
+from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import Rule
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""

@@ -51,7 +51,7 @@ def _sum_lookups(
 
 @triton.jit
 def _mix(x):
-    """See `placer.executor.rounding`, whose random bits these are."""
+    """See `placer.executor.optimizers.rounding`, whose random bits these are."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -59,7 +59,7 @@ def _mix(x):
 
 @triton.jit
 def _round_stochastically(value, updates, TYPE: tl.constexpr):
-    """`placer.executor.rounding.stochastic_round`, bit by bit."""
+    """`placer.executor.optimizers.rounding.stochastic_round`, bit by bit."""
     LOST: tl.constexpr = 16 if TYPE.name == "bf16" else 13
     below: tl.constexpr = (1 << LOST) - 1
     key = _mix((updates + 1).to(tl.uint32))

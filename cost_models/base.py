@@ -1,0 +1,319 @@
+"""What a cost model is asked and what it answers."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import PlanMismatchError
+from placer.plan.memory import MemoryUse
+from placer.plan.plan import Plan, Shard
+from placer.problem import Problem
+
+Cold = Literal["staged", "uva", "host", "cached"]
+"""How rows in DRAM are read; see docs/plan-format.md."""
+
+FREE = -1.0
+"""Share of a cut whose pieces may have any number of rows in HBM."""
+
+REPLICA = -1
+"""Strip of the piece that stands for a table's replicated rows."""
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCost:
+    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds.
+
+    Attributes
+    ----------
+    hbm_s : float
+        Reads and writes of its own memory.
+    link_s : float
+        Copies between its host's memory and its own.
+    communication_s : float
+        Exchanges of ids, pooled rows and gradients with other GPUs.
+    launch_s : float
+        Fixed cost of its shards.
+    """
+
+    device: str
+    hbm_s: float
+    link_s: float
+    communication_s: float
+    launch_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All together: the parts do not overlap in this model."""
+        return self.hbm_s + self.link_s + self.communication_s + self.launch_s
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Time that one host's memory is busy with embeddings in one step, in seconds."""
+
+    device: str
+    dram_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
+
+    `hbm_lookup_share` is the share of all lookups that are served from HBM (device
+    shards, and hits of caches). `relative_error` is how far step times of the model are off
+    on average, as a share, where that was measured.
+    """
+
+    cost_model: str
+    gpus: tuple[GpuCost, ...]
+    hosts: tuple[HostCost, ...]
+    memory: dict[str, MemoryUse]
+    hbm_lookup_share: float
+    relative_error: float | None = None
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the slowest GPU, or of the busiest host's memory if that is longer."""
+        return max(
+            max((gpu.total_s for gpu in self.gpus), default=0.0),
+            max((host.dram_s for host in self.hosts), default=0.0),
+        )
+
+    @property
+    def bottleneck(self) -> str:
+        """The device that the step waits for, and what that device waits for."""
+        slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
+        busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
+        if busiest is not None and busiest.dram_s > slowest.total_s:
+            return f"{busiest.device} dram"
+        parts = {
+            "hbm": slowest.hbm_s,
+            "link": slowest.link_s,
+            "communication": slowest.communication_s,
+            "launches": slowest.launch_s,
+        }
+        return f"{slowest.device} {max(parts, key=lambda part: parts[part])}"
+
+    @property
+    def balance(self) -> float:
+        """Mean over maximum of the GPUs' times: 1 when all finish together."""
+        times = [gpu.total_s for gpu in self.gpus]
+        return sum(times) / len(times) / max(times) if max(times) > 0 else 1.0
+
+
+class ShardingOption(NamedTuple):
+    """How a table is placed, but for which GPU serves what and how much of it is in HBM.
+
+    Attributes
+    ----------
+    ways : int
+        Row slices of the ranks that are not replicated: strided ones, unless `blocked`.
+    widths : tuple of int
+        Strips of columns, by their widths; none for one strip of all columns. Row slices
+        and strips together make a grid.
+    head : int
+        So many of the hottest rows are replicated in the HBM of every GPU. All rows: the
+        table is data-parallel, and there are no pieces.
+    cold : {"staged", "uva", "host", "cached"}
+        How rows in DRAM are read. ``cached`` pieces have all rows in DRAM and a cache in HBM.
+    blocked : bool
+        Row slices are contiguous blocks of equally many rows, the i-th on GPU number i.
+    share : float
+        Share of its rows that each piece has in HBM; negative where any number of them may
+        be. Solvers fix it where all pieces of a table have to have the same.
+    """
+
+    row_slices: int = 1
+    column_widths: tuple[int, ...] = ()
+    replicated_rows: int = 0
+    cold: Cold = "staged"
+    blocked: bool = False
+    share: float = FREE
+
+    @property
+    def shard_count(self) -> int:
+        """Number of pieces, replicas aside; meaningless if all rows are replicated."""
+        return self.row_slices * max(1, len(self.column_widths))
+
+
+WHOLE = ShardingOption()
+
+
+class TableShard(NamedTuple):
+    """Strip `strip` of columns of row slice `offset` of table number `table`.
+
+    With strip `REPLICA`: the replicated rows, as every GPU holds them.
+    """
+
+    table: int
+    option: ShardingOption = WHOLE
+    row_slice: int = 0
+    column_slice: int = 0
+
+    def rows(self, table_rows: int) -> tuple[int, int, int]:
+        """The ranks of the piece as a slice."""
+        option = self.option
+        if self.column_slice == REPLICA:
+            return 0, option.replicated_rows, 1
+        if option.blocked:
+            block = -(-(table_rows - option.replicated_rows) // option.row_slices)
+            start = min(table_rows, option.replicated_rows + self.row_slice * block)
+            return start, min(table_rows, start + block), 1
+        return (
+            min(table_rows, option.replicated_rows + self.row_slice),
+            table_rows,
+            option.row_slices,
+        )
+
+    def columns(self, dim: int) -> tuple[int, int]:
+        """The range of columns of the piece."""
+        if self.column_slice == REPLICA or not self.option.column_widths:
+            return 0, dim
+        first = sum(self.option.column_widths[: self.column_slice])
+        return first, first + self.option.column_widths[self.column_slice]
+
+
+def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[TableShard]:
+    """The pieces of a table that is cut in this way, replicas aside."""
+    if table_rows and option.replicated_rows >= table_rows:
+        return []
+    strips = range(max(1, len(option.column_widths)))
+    return [
+        TableShard(table, option, row_slice, column_slice)
+        for column_slice in strips
+        for row_slice in range(option.row_slices)
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostCurve:
+    """Cost of one piece of a table on one GPU, as a function of how many of its rows are in HBM.
+
+    The piece's hottest rows are in HBM and the rest in DRAM; of a ``cached`` piece, the cache
+    holds the hottest rows, and no cache means rows read in place, a cache of all rows just
+    rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in between, where times
+    are exact and bytes may be understated: buffers are concave.
+
+    Where cold rows are ``staged`` or read in place (``uva``), over links that are not nearly as
+    fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` pieces
+    may jump between none and one row in HBM, and between all but one and all, so they have
+    points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
+    more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
+    for the upkeep of a cache, which may grow with its rows.
+
+    Attributes
+    ----------
+    hot_rows : int64
+        Rows of the piece in HBM: from 0 to all, strictly increasing. Of replicas: all.
+    gpu_s : float64
+        Time of the GPU; without `split_s`.
+    dram_s : float64
+        Time of the host's memory.
+    hbm_bytes, dram_bytes : float64
+        Memory on the GPU and on its host; without `split_hbm_bytes`.
+    split_s, split_hbm_bytes : float
+        What is added between none and all rows in HBM: one more shard, a row map.
+    """
+
+    hot_rows: Int
+    gpu_s: Float
+    dram_s: Float
+    hbm_bytes: Float
+    dram_bytes: Float
+    split_s: float
+    split_hbm_bytes: float
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Time and memory of placements. Stateless: the same question has the same answer.
+
+    Attributes
+    ----------
+    name : str
+    uniform_splits : bool
+        Whether all pieces of a table must have the same share of their rows in HBM.
+    """
+
+    name: str
+    uniform_splits: bool
+
+    def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
+        """The cuts of table number `table` that are searched: the model's search space."""
+        ...
+
+    def extra_sharding_s(self, problem: Problem) -> float | None:
+        """GPU seconds that cutting a table adds at least, or None where it may save some.
+
+        At any price of a byte of HBM, the pieces of a cut together, each on the kind of GPU
+        that is best for it, cost at least this more than the one piece of the cut that has
+        the same replicas and the same `cold` but neither row slices nor strips: seconds plus
+        price × bytes, its rows in HBM as is best, split costs of both aside. The pieces take
+        as much time of hosts at least, and their fewest bytes in HBM, and in HBM and DRAM,
+        are no fewer either. Bounds then need finer cuts only of tables for which one GPU is
+        not enough.
+
+        Nothing is promised of the times of ``cached`` cuts: of their pieces one may be read
+        through a cache, another in place, and a third be in HBM.
+        """
+        ...
+
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        """Cost of a whole plan: what is reported and compared.
+
+        Raises
+        ------
+        PlanMismatchError
+            If the plan's shards are of tables or on devices that the problem does not have,
+            or of a kind that the model does not know.
+        """
+        ...
+
+    def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
+        """Cost of a piece on GPU number `gpu`.
+
+        Summed over the pieces of a GPU, and the replicas that every GPU holds, it equals
+        `evaluate` of the same placement. The curve of replicas has one point.
+        """
+        ...
+
+    def with_buffers(
+        self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
+    ) -> Shard:
+        """A shard of table number `table` with its `staging_rows` and `buffer_bytes`.
+
+        They are what it takes of each GPU's HBM besides rows, caches and maps. `returns_bags`
+        charges the pooled output of all of a table's shards with the same columns on a GPU to
+        this one of them.
+        """
+        ...
+
+
+def require_match(problem: Problem, plan: Plan) -> None:
+    """Raise unless the problem has the tables and devices of all the plan's shards.
+
+    Raises
+    ------
+    PlanMismatchError
+    """
+    tables = {profile.name: profile.table for profile in problem.profile}
+    devices = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
+    for name in dict.fromkeys(shard.table for shard in plan.shards):
+        known, planned = tables.get(name), plan.tables_by_name.get(name)
+        if known is None or planned is None:
+            owner = "profile" if known is None else "plan's list of tables"
+            raise PlanMismatchError(f"the plan places table {name!r}, which the {owner} lacks")
+        if (known.rows, known.dim) != (planned.rows, planned.dim):
+            raise PlanMismatchError(
+                f"table {name!r} is {planned.rows} × {planned.dim} in the plan "
+                f"but {known.rows} × {known.dim} in the profile"
+            )
+    for device in sorted({device for shard in plan.shards for device in shard.devices} - devices):
+        raise PlanMismatchError(
+            f"the plan uses {device}, which the topology {problem.topology.name!r} lacks"
+        )

@@ -1,0 +1,187 @@
+"""What `placer calibrate` finds out: constants of the step equation, and how sure they are."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from placer.errors import PlacerError
+from placer.storage.files import write_text
+from placer.tables import OPTIMIZERS
+
+FORMAT = "placer-calibration"
+VERSION = 1
+
+TERMS = (
+    "lookup",
+    "lookup_byte",
+    *(f"row.{optimizer}" for optimizer in OPTIMIZERS),
+    *(f"row_byte.{optimizer}" for optimizer in OPTIMIZERS),
+    "staged.row",
+    "staged.row_byte",
+    "hit.row",
+    "miss.row",
+    "miss.row_byte",
+    "cache_row",
+    "uva.lookup",
+    "uva.row",
+    "uva.row_byte",
+    "host.lookup",
+    "host.lookup_byte",
+    "host.row",
+    "host.row_byte",
+    "host.vector",
+    "host.vector_byte",
+    "output_vector",
+    "output_byte",
+    "exchange_byte",
+    "step",
+    "arena",
+    "strip",
+    "row_cut",
+    "pool",
+    "split",
+    "split_lookup",
+    "shard",
+)
+"""Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
+of ``miss`` on top of a hit; ``host`` stands for itself.
+
+An *arena* is the tables of one width, dtype and optimizer, which kernels handle at once; ``pool``
+comes on top where any of its rows are staged or cached, ``split`` where rows of one table are read
+in several ways on one GPU. A *strip* is the part on a GPU of a table that is cut by columns;
+``row_cut`` comes on top under row-wise Adagrad, whose state needs whole rows.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Seconds of one unit, and where nine of ten resampled fits find it."""
+
+    value_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How steady the machine was.
+
+    Attributes
+    ----------
+    spread : float
+        Interquartile range of the steps of a case over their median: the median case's.
+    drift : float
+        Range of a case that was measured again and again, over its median.
+    wait : float
+        Time on the clock beyond that on the processor, over the latter: the median case's.
+    """
+
+    spread: float = 0.0
+    drift: float = 0.0
+    wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants of the step equation for one executor on one machine.
+
+    Attributes
+    ----------
+    constants : dict of str to Constant
+        By name of `TERMS`; those that were not measured are missing.
+    tiers : bool
+        Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows
+        cost the same.
+    relative_error, p90_error : float
+        Mean error, and that which one of ten exceeds, of predicted step times of cases that a
+        fit had not seen, over the measured time.
+    cases : int
+        Measurements that the constants rest on.
+    noise : Noise
+    noisy : bool
+        Whether the machine was too unsteady to trust them.
+    setting, machine : dict
+        Backend, ranks and threads; processor, versions and date.
+    """
+
+    constants: dict[str, Constant]
+    tiers: bool = True
+    relative_error: float = 0.0
+    p90_error: float = 0.0
+    cases: int = 0
+    noise: Noise = Noise()
+    noisy: bool = False
+    setting: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+    def seconds(self, term: str) -> float:
+        """The constant of that name; 0 if it was not measured.
+
+        The state of an optimizer that was not measured costs what the dearest one's does.
+        """
+        found = self.constants.get(term)
+        unit, _, optimizer = term.partition(".")
+        if found is None and optimizer in OPTIMIZERS:
+            others = (self.constants.get(f"{unit}.{other}") for other in OPTIMIZERS)
+            return max((other.value_s for other in others if other is not None), default=0.0)
+        return 0.0 if found is None else found.value_s
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, atomically."""
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Calibration":
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        PlacerError
+            If it is no such file, or of a newer version.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PlacerError(
+                f"cannot read a calibration from {path}: {error!r}; make one with "
+                "`placer calibrate -o FILE`"
+            ) from error
+        return cls.from_json(data, path)
+
+    @classmethod
+    def from_json(cls, given: Any, path: str | os.PathLike[str]) -> "Calibration":
+        """What `to_json` gave; `path` is where it was found.
+
+        Raises
+        ------
+        PlacerError
+            If it is something else, or of a newer version.
+        """
+        try:
+            data = dict(given)
+            kind, version = data.pop("format"), data.pop("version")
+        except (TypeError, ValueError, KeyError) as error:
+            raise PlacerError(
+                f"cannot read a calibration from {path}: {error!r}; make one with "
+                "`placer calibrate -o FILE`"
+            ) from error
+        if kind != FORMAT or version != VERSION:
+            raise PlacerError(
+                f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
+                f"version {VERSION}: run `placer calibrate` again"
+            )
+        try:
+            constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
+            unknown = sorted(constants.keys() - set(TERMS))
+            wrong = [name for name, c in constants.items() if not 0 <= c.value_s < float("inf")]
+            if unknown or wrong:
+                raise ValueError(f"constants {unknown or wrong}")
+            return cls(constants, noise=Noise(**data.pop("noise")), **data)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise PlacerError(f"{path} is a damaged calibration: {error!r}") from error

@@ -1,0 +1,229 @@
+"""Constants of the step equation from measured steps: non-negative least squares.
+
+A step time is linear in the constants, so they are the solution of a least squares problem with
+none of them negative (Lawson and Hanson 1974, ch. 23), in which errors count relative to the
+measured time and outliers little (iteratively reweighted with a Cauchy weight; Holland and
+Welsch 1977, doi:10.1080/03610927708827533). Over several GPUs the step waits for the slowest,
+which one it is follows from the constants, and the fit is repeated. Error bars are those of fits
+to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.base import Float
+from cost_models.calibrated.calibration import TERMS, Calibration, Constant, Noise
+from cost_models.calibrated.model import piece_shares, pool_share
+from cost_models.step_equation.work import work_of
+from placer.errors import PlacerError
+from placer.measurement.cases import Case
+from placer.measurement.dataset import Dataset, repeated
+from placer.measurement.measure import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
+
+LEAST_CASES = 12
+"""With fewer, hardly any constant is told from another."""
+
+NOISY_DRIFT = 0.15
+"""The same case differs more than this over a session: other things ran, or the clock fell."""
+
+REFERENCE = "reference"
+"""Kind of the case that is measured again and again."""
+
+_FOLDS = 6
+_RESAMPLES = 40
+_REWEIGHTED = 4
+_OUTLIER = 0.15
+
+_COLUMN = {term: number for number, term in enumerate(TERMS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A case, and its step time.
+
+    Attributes
+    ----------
+    amounts : float64, shape (gpus, len(TERMS))
+        How often each GPU meets each constant.
+    """
+
+    case: Case
+    amounts: Float
+    seconds: float
+
+
+def amounts(case: Case, *, tiers: bool) -> Float:
+    """How often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
+    problem = case.problem()
+    found = np.zeros((case.gpus, len(TERMS)))
+    arena_shares, step_share = piece_shares(problem)
+    for work in work_of(problem, case.plan()):
+        assert work.gpu is not None, "cases have no shards of hosts"
+        gpu = found[work.gpu]
+
+        def add(term: str, amount: float, gpu: Float = gpu) -> None:
+            gpu[_COLUMN[term]] += amount
+
+        kind = work.kind if tiers else "device"
+        if kind == "host":
+            add("host.lookup", work.lookups)
+            add("host.lookup_byte", work.lookups * work.weight_bytes)
+            add("host.row", work.rows)
+            add("host.row_byte", work.rows * work.row_bytes)
+            add("host.vector", work.vectors)
+            add("host.vector_byte", work.vectors * work.weight_bytes)
+        else:
+            optimizer = problem.profile.tables[work.table].table.optimizer
+            add("lookup", work.lookups)
+            add("lookup_byte", work.lookups * work.weight_bytes)
+            add(f"row.{optimizer}", work.rows)
+            add(f"row_byte.{optimizer}", work.rows * work.row_bytes)
+            if kind == "uva":
+                add("uva.lookup", work.lookups)
+            if kind in ("hit", "miss"):
+                add("hit.row", work.rows)
+            if kind in ("staged", "miss", "uva"):
+                add(f"{kind}.row", work.rows)
+                add(f"{kind}.row_byte", work.rows * work.row_bytes)
+        if tiers:
+            add("cache_row", work.cache_rows)
+            add("pool", work.together.pools * pool_share(arena_shares[work.table]))
+            add("split", work.together.splits)
+            add("split_lookup", work.split_lookups)
+        add("output_vector", work.output_vectors)
+        add("output_byte", work.output_bytes)
+        if case.gpus > 1:
+            add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
+        add("arena", work.together.groups * arena_shares[work.table])
+        add("step", work.together.groups * step_share)
+        add("strip", work.together.strips)
+        if problem.profile.tables[work.table].table.optimizer == "rowwise_adagrad":
+            add("row_cut", work.together.strips)
+        add("shard", work.shards)
+    return found
+
+
+def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
+    """What a data set says of each of its cases."""
+    tiers = dataset.setting.tiers
+    return [
+        Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
+        for case, measured in repeated(dataset.measurements)
+    ]
+
+
+def fit(observed: Sequence[Observation]) -> Float:
+    """The constants, shape (len(TERMS),)."""
+    from scipy.optimize import nnls
+
+    times = np.array([one.seconds for one in observed])
+    rows = np.stack([one.amounts.sum(0) / len(one.amounts) for one in observed])
+    constants = np.zeros(len(TERMS))
+    trust = np.ones(len(observed))
+    for _ in range(_REWEIGHTED):
+        weighed = rows / times[:, None]
+        scale = np.maximum(weighed.max(0), 1e-300)
+        constants = nnls(weighed / scale * trust[:, None], trust)[0] / scale
+        rows = np.stack([_slowest(one, constants) for one in observed])
+        errors = (rows @ constants - times) / times
+        trust = 1 / np.sqrt(1 + np.square(errors / _OUTLIER))
+    return constants
+
+
+def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
+    """Step time of each case."""
+    return np.array([float((one.amounts @ constants).max()) for one in observed])
+
+
+def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
+    """Constants with error bars from measurements.
+
+    Raises
+    ------
+    PlacerError
+        If there are too few measurements.
+    """
+    observed = observations(dataset, clock)
+    if len(observed) < LEAST_CASES:
+        raise PlacerError(
+            f"{len(observed)} cases are too few to calibrate with, at least {LEAST_CASES} are "
+            "needed; give it a larger budget"
+        )
+    constants = fit(observed)
+    errors = _held_out_errors(observed)
+    low, high = _error_bars(observed)
+    met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
+    noise = noise_of(dataset)
+    return Calibration(
+        constants={
+            term: Constant(*(float(f"{value[n]:.6g}") for value in (constants, low, high)))
+            for n, term in enumerate(TERMS)
+            if met[n]
+        },
+        tiers=dataset.setting.tiers,
+        relative_error=round(float(errors.mean()), 4),
+        p90_error=round(float(np.quantile(errors, 0.9)), 4),
+        cases=len(observed),
+        noise=noise,
+        noisy=noise.spread > NOISY_SPREAD or noise.wait > NOISY_WAIT or noise.drift > NOISY_DRIFT,
+        setting={**asdict(dataset.setting), "clock": clock},
+        machine=dataset.machine,
+    )
+
+
+def noise_of(dataset: Dataset) -> Noise:
+    """How steady the machine was while it was measured."""
+    measured = [one.measured for one in dataset.measurements]
+    again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
+    waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
+    # Ranks wait for each other, whoever else is there.
+    alone = dataset.setting.ranks == 1 and dataset.setting.device == "cpu"
+    return Noise(
+        spread=round(statistics.median(m.spread() for m in measured), 4),
+        drift=round((max(again) - min(again)) / statistics.median(again), 4) if again else 0.0,
+        wait=round(max(0.0, statistics.median(waits)), 4) if alone else 0.0,
+    )
+
+
+def _slowest(one: Observation, constants: Float) -> Float:
+    slowest: Float = one.amounts[int((one.amounts @ constants).argmax())]
+    return slowest
+
+
+def _held_out_errors(observed: Sequence[Observation]) -> Float:
+    """Relative errors of cases whose workload the fit had not seen."""
+    fold_of = {name: n % _FOLDS for n, name in enumerate(_workloads(observed))}
+    folds = np.array([fold_of[one.case.workload] for one in observed])
+    errors = np.zeros(len(observed))
+    for fold in set(folds.tolist()):
+        kept = [one for one, n in zip(observed, folds, strict=True) if n != fold]
+        left = [one for one, n in zip(observed, folds, strict=True) if n == fold]
+        if not kept:
+            continue
+        times = np.array([one.seconds for one in left])
+        errors[folds == fold] = np.abs(predicted_s(left, fit(kept)) - times) / times
+    return errors
+
+
+def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
+    """Where nine of ten fits to resampled workloads find each constant."""
+    by_workload: dict[str, list[Observation]] = defaultdict(list)
+    for one in observed:
+        by_workload[one.case.workload].append(one)
+    names = list(by_workload)
+    rng = np.random.default_rng(0)
+    fits = []
+    for _ in range(_RESAMPLES):
+        drawn: npt.NDArray[np.int64] = rng.integers(len(names), size=len(names))
+        fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
+    found = np.stack(fits)
+    return np.quantile(found, 0.05, axis=0), np.quantile(found, 0.95, axis=0)
+
+
+def _workloads(observed: Sequence[Observation]) -> list[str]:
+    return list(dict.fromkeys(one.case.workload for one in observed))

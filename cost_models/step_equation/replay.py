@@ -1,0 +1,367 @@
+"""Step times of a replayed log: what was counted, times what each unit of it costs.
+
+The constants are those of any cost model with a step equation
+(`cost_models.step_equation.unit_costs`): a roofline's, calibrated or learned ones. Where `evaluate`
+multiplies them with the work that a profile leads to expect, this multiplies them with the work
+that batches really did:
+
+* rows in HBM, and copies of staged and cached rows there, are work of ``device`` and ``hit``;
+* a row that was copied to HBM costs what ``staged`` (or ``miss``) costs more than that, once its
+  old row has gone back too: half of it each way for the memories, and the busier way for the
+  link, which carries both at once;
+* staged and cached rows that found no entry are work of ``uva``.
+
+Lookups of the next batch travel to their holders, and its rows to HBM, while the present batch
+trains: a step takes a GPU the longer of the two. Without look-ahead they add up.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.step_equation.equation import StepEquation
+from cost_models.step_equation.exchanged_bytes import with_own_part
+from cost_models.step_equation.unit_costs import PerUnit, Rates, ReadKind
+from cost_models.step_equation.work import charges_of_groups, group_of
+from placer.data.log import Chunk
+from placer.errors import DataError, PlacerError, PlanMismatchError
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from placer.profile.cdf import AccessCdf
+from placer.profile.profile import Profile, TableProfile
+from placer.simulator.counts import StepCounts, Totals
+from placer.simulator.parts import Arrangement, Part
+from placer.simulator.replay import Simulator
+from placer.simulator.summary import served
+from placer.simulator.windows import StepRecord
+
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTimes:
+    """Seconds of one step, by GPU and host of the plan's topology.
+
+    Attributes
+    ----------
+    hbm_s, link_s, communication_s, launch_s : float64, shape (gpus,)
+        By what is waited for, ahead of the step or within it.
+    ahead_s : float64, shape (gpus,)
+        The part of these that the executor does while the batch before trains.
+    dram_s, dram_ahead_s : float64, shape (hosts,)
+        Of hosts' memories, all and ahead.
+    """
+
+    hbm_s: Float
+    link_s: Float
+    communication_s: Float
+    launch_s: Float
+    ahead_s: Float
+    dram_s: Float
+    dram_ahead_s: Float
+
+    @property
+    def gpu_s(self) -> Float:
+        """All of a GPU's work one after the other, shape (gpus,)."""
+        return self.hbm_s + self.link_s + self.communication_s + self.launch_s
+
+    @property
+    def sum_s(self) -> float:
+        """The step if nothing overlaps: the slowest GPU, or the busiest host's memory."""
+        return max(_most(self.gpu_s), _most(self.dram_s))
+
+    def overlapped_s(self, following: "StepTimes | None") -> float:
+        """The step while the rows of the one that follows are on their way."""
+        ahead_s = np.zeros_like(self.ahead_s) if following is None else following.ahead_s
+        dram_s = self.dram_s - self.dram_ahead_s
+        if following is not None:
+            dram_s = dram_s + following.dram_ahead_s
+        return max(_most(np.maximum(self.gpu_s - self.ahead_s, ahead_s)), _most(dram_s))
+
+
+class StepTimer:
+    """Turns counts of an arrangement into seconds.
+
+    Parameters
+    ----------
+    arrangement : Arrangement
+        With one process for each GPU.
+    equation : StepEquation
+        Whose constants count.
+    profile : Profile, optional
+        Of the plan's tables, for constants that depend on accesses.
+
+    Raises
+    ------
+    PlanMismatchError
+        If processes stand for several GPUs.
+    """
+
+    def __init__(
+        self, arrangement: Arrangement, equation: StepEquation, profile: Profile | None = None
+    ) -> None:
+        plan = arrangement.plan
+        topology = plan.topology
+        if arrangement.processes != len(topology.gpus):
+            raise PlanMismatchError(
+                f"times need one process for each of the {len(topology.gpus)} GPUs, not "
+                f"{arrangement.processes} processes"
+            )
+        self._gpus, self._hosts = len(topology.gpus), len(topology.hosts)
+        problem = Problem(
+            _known(plan) if profile is None else profile, topology, max(1, plan.batch_size)
+        )
+        parts = _Rows(arrangement.parts, equation, problem, plan)
+        self._parts = parts
+        costs = [
+            [equation.unit_costs(problem, table, gpu) for gpu in range(self._gpus)]
+            for table in _numbers(problem, plan)
+        ]
+
+        def constants(name: str) -> Float:
+            return np.array([[getattr(one, name) for one in row] for row in costs], np.float64)
+
+        self._vector_s, self._byte_s = constants("output_vector_s"), constants("output_byte_s")
+        self._exchange_s = constants("exchange_byte_s")
+        shard_s = constants("shard_s")
+        self._launch_s = np.zeros(self._gpus)
+        charges, seen = charges_of_groups(plan), set()
+        for part in arrangement.parts:
+            gpu = parts.gpu_number.get(part.device)
+            if gpu is None:
+                continue
+            if part.leads_shard:
+                self._launch_s[gpu] += shard_s[part.table, gpu]
+            shard = plan.shards[part.shard]
+            group = group_of(shard, part.device)
+            if group not in seen:
+                seen.add(group)
+                self._launch_s[gpu] += charges[group].seconds(costs[part.table][gpu])
+
+    def times(self, counts: StepCounts) -> StepTimes:
+        """Seconds of one step."""
+        hbm_s, link_s, dram_s, copy_hbm_s, copy_link_s, copy_dram_s = self._parts.seconds(counts)
+        of = counts.served
+        outputs = of.output_vectors * self._vector_s + of.output_bytes * self._byte_s
+        hbm_s = hbm_s + outputs.sum(0)
+        spread = with_own_part(1.0, self._gpus)
+        asked_s = (of.asked_bytes * self._exchange_s).sum(0) * spread
+        returned_s = (of.returned_bytes * self._exchange_s).sum(0) * spread
+        return StepTimes(
+            hbm_s + copy_hbm_s,
+            link_s + copy_link_s,
+            asked_s + returned_s,
+            self._launch_s,
+            copy_hbm_s + copy_link_s + asked_s,
+            dram_s + copy_dram_s,
+            copy_dram_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """What batches did under a plan, and how long that takes.
+
+    Attributes
+    ----------
+    totals : Totals
+    records : tuple of StepRecord
+        Of each step, in order.
+    gpu_s : float64, shape (gpus,)
+        Mean seconds of each GPU's work in a step, one after the other.
+    """
+
+    totals: Totals
+    records: tuple[StepRecord, ...]
+    gpu_s: Float
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
+        """Several logs, one after the other, as one."""
+        totals = parts[0].totals
+        for part in parts[1:]:
+            totals = totals.joined(part.totals)
+        steps = [len(part.records) for part in parts]
+        work = [part.gpu_s * count for part, count in zip(parts, steps, strict=True)]
+        records = tuple(record for part in parts for record in part.records)
+        return cls(totals, records, np.sum(work, axis=0) / sum(steps))
+
+
+def replayed(
+    simulator: Simulator,
+    timer: StepTimer,
+    batches: Iterable[Chunk],
+    on_step: Callable[[int], object] = lambda done: None,
+) -> Replayed:
+    """Run batches through a simulator, from where it is, and time each of them.
+
+    Parameters
+    ----------
+    on_step : callable
+        Told how many steps are done.
+
+    Raises
+    ------
+    DataError
+        If there is no batch, or an id is no row of its table.
+    """
+    found, ahead = simulator.arrangement, simulator.options.look_ahead
+    totals = Totals.zeros(len(found.parts), len(found.pools), found.processes)
+    seen: list[StepRecord] = []
+    gpu_s, before = np.zeros(len(found.plan.topology.gpus)), None
+    for step in simulator.run(batches):
+        times = timer.times(step)
+        if before is not None and ahead:
+            seen[-1] = replace(seen[-1], step_s=before.overlapped_s(times))
+        step_s = times.overlapped_s(None) if ahead else times.sum_s
+        use, by = step.pools, served(found, step.parts)
+        held, needed = int(use.held.sum()), int(use.needed.sum())
+        seen.append(
+            StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
+        )
+        totals += step
+        gpu_s += times.gpu_s
+        before = times
+        on_step(len(seen))
+    if not seen:
+        raise DataError("there is no batch to replay; give a log that has samples")
+    return Replayed(totals, tuple(seen), gpu_s / len(seen))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSummary:
+    """Step times over batches, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "TimeSummary":
+        """Of at least one step."""
+        values = np.asarray(seconds, dtype=np.float64)
+        low, high = np.quantile(values, [0.5, 0.99])
+        return cls(float(values.mean()), float(low), float(high))
+
+
+class _Rows:
+    """Constants of each part, as arrays that counts are multiplied with."""
+
+    def __init__(
+        self, parts: Sequence[Part], equation: StepEquation, problem: Problem, plan: Plan
+    ) -> None:
+        topology = plan.topology
+        self.gpu_number = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+        host_number = {host.id: number for number, host in enumerate(topology.hosts)}
+        numbers = _numbers(problem, plan)
+        self._pooled = np.array([part.is_pooled for part in parts], dtype=bool)
+        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
+        # Hosts that serve by themselves: their link time is that of all their GPUs.
+        self._gpu_shares = np.zeros((len(topology.gpus), len(parts)))
+        self._hosts = np.zeros((len(topology.hosts), len(parts)))
+        self._split_lookup_s = np.zeros(len(parts))
+        charges = charges_of_groups(plan)
+        rates: list[list[list[PerUnit]]] = [[], [], []]
+        for at, part in enumerate(parts):
+            gpu = self.gpu_number.get(part.device)
+            if gpu is None:
+                host = part.device
+                attached = topology.gpus_of(host) or topology.gpus
+                for one in attached:
+                    self._gpu_shares[self.gpu_number[one.id], at] = 1 / len(attached)
+            else:
+                host = topology.gpus[gpu].host
+                self._gpu_shares[gpu, at] = 1.0
+            self._hosts[host_number[host], at] = 1.0
+            number = gpu if gpu is not None else self.gpu_number[attached[0].id]
+            costs = equation.unit_costs(problem, numbers[part.table], number)
+            shard = plan.shards[part.shard]
+            if gpu is not None and charges[group_of(shard, part.device)].splits:
+                share = (part.cols[1] - part.cols[0]) / shard.width
+                self._split_lookup_s[at] = share * costs.split_lookup_s
+            kinds = _KINDS[part.lookup]
+            for which, kind in enumerate(kinds):
+                read = costs.read(kind)
+                resources = [read.hbm, read.link, read.dram]
+                if gpu is None:  # It does for its rows what a GPU does, and no GPU asks it.
+                    own = equation.host_rates(problem, numbers[part.table], host)
+                    resources = [Rates(), read.link, own]
+                sizes = part.weight_bytes, part.row_bytes, part.weight_bytes
+                rates[which].append([one.of(*sizes) for one in resources])
+        shape = (len(parts), 3, 3)
+        base, moved, in_place = (np.array(one, np.float64).reshape(shape) for one in rates)
+        self._base, self._extra, self._in_place = base, moved - base, in_place
+
+    def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float, Float]:
+        """Time of HBM and link by GPU and of DRAM by host; then the same of copies ahead."""
+        c = counts.parts
+        left = c.in_place_lookups, c.in_place_rows
+        # Each holder of replicated rows updates all that any holder's samples read.
+        touched = np.where(self._replicated, c.update_rows, c.rows)
+        lookups, rows = c.lookups - left[0], np.maximum(touched - left[1], 0)
+        own = self._base * np.stack([lookups, rows, c.vectors], 1)[:, None]
+        own += self._in_place * np.stack([*left, np.zeros_like(left[0])], 1)[:, None]
+        missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
+        both = (c.staged_rows + c.written_back_rows) / 2
+        busier = np.maximum(c.staged_rows, c.written_back_rows)
+        moved = np.stack([both, busier, both], 1)
+        copies = self._extra[:, :, 0] * missed[:, None] + self._extra[:, :, 1] * moved
+        totals = own.sum(2)
+        totals[:, 0] += c.lookups * self._split_lookup_s
+        return (
+            self._gpu_shares @ totals[:, 0],
+            self._gpu_shares @ totals[:, 1],
+            self._hosts @ totals[:, 2],
+            self._gpu_shares @ copies[:, 0],
+            self._gpu_shares @ copies[:, 1],
+            self._hosts @ copies[:, 2],
+        )
+
+
+_KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
+    "device": ("device", "device", "device"),
+    "staged": ("device", "staged", "uva"),
+    "cached": ("hit", "miss", "uva"),
+    "uva": ("uva", "uva", "uva"),
+    "host": ("host", "host", "host"),
+}
+"""How rows of a part are read: those in HBM, those that were copied there, and all others."""
+
+
+def step_equation(model: object) -> StepEquation:
+    """A cost model as one whose constants can be multiplied with counts.
+
+    Raises
+    ------
+    PlacerError
+        If it has none.
+    """
+    if not isinstance(model, StepEquation):
+        name = getattr(model, "name", type(model).__name__)
+        raise PlacerError(
+            f"cost model {name!r} has no constants for a unit of work, so counts say nothing of "
+            "its times; take roofline, or a calibrated model"
+        )
+    return model
+
+
+def _numbers(problem: Problem, plan: Plan) -> list[int]:
+    """Number of each of the plan's tables in the problem's profile."""
+    known = {name: number for number, name in enumerate(problem.profile.table_names)}
+    missing = [table.name for table in plan.tables if table.name not in known]
+    if missing:
+        raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")
+    return [known[table.name] for table in plan.tables]
+
+
+def _known(plan: Plan) -> Profile:
+    """A profile of which nothing but the tables is known: all rows are read alike."""
+    return Profile(
+        tuple(TableProfile(table, AccessCdf.zipf(table.rows, 0.0)) for table in plan.tables)
+    )
+
+
+def _most(values: Float) -> float:
+    return float(values.max()) if values.size else 0.0

@@ -1,0 +1,233 @@
+"""The plans that `placer sweep` compares: one for each way to place tables that are all alike.
+
+Tables alike need no search: dealt out in turn, they are balanced as well as can be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cost_models import CostModel
+from placer.plan.memory import Shortage, cache_bytes, device_memory
+from placer.plan.plan import Plan, Shard, whole_table_shard
+from placer.problem import Problem
+
+PlanOf = Callable[[Problem, CostModel], Plan]
+
+
+def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
+    sized: dict[tuple[object, ...], Shard] = {}
+    charged: set[tuple[str, tuple[str, ...]]] = set()
+
+    def with_buffers(shard: Shard) -> Shard:
+        first = (shard.table, shard.devices) not in charged
+        charged.add((shard.table, shard.devices))
+        # Of tables that are alike, the same part takes the same buffers wherever it is.
+        key = (first, shard.rows, shard.memory, shard.lookup, shard.cache_rows)
+        if key not in sized:
+            sized[key] = model.with_buffers(problem, 0, shard, returns_bags=first)
+        return replace(sized[key], table=shard.table, devices=shard.devices)
+
+    return Plan(
+        tables=tuple(profile.table for profile in problem.profile),
+        topology=problem.topology,
+        shards=tuple(with_buffers(shard) for shard in shards),
+        batch_size=problem.batch_size,
+    )
+
+
+def _gpu_of(problem: Problem, table: int) -> str:
+    gpus = problem.topology.gpus
+    return gpus[table % len(gpus)].id
+
+
+def in_gpus(problem: Problem, model: CostModel) -> Plan:
+    """Each table whole in the memory of one GPU."""
+    return _plan(
+        problem,
+        model,
+        [
+            whole_table_shard(one.table, _gpu_of(problem, n), "hbm", "device")
+            for n, one in enumerate(problem.profile)
+        ],
+    )
+
+
+def by_rows(problem: Problem, model: CostModel) -> Plan:
+    """The rows of each table dealt out over the memories of all GPUs."""
+    gpus = problem.topology.gpus
+    return _plan(
+        problem,
+        model,
+        [
+            whole_table_shard(
+                one.table, gpu.id, "hbm", "device", (min(n, one.table.rows), one.table.rows,
+                                                     len(gpus))
+            )
+            for one in problem.profile
+            for n, gpu in enumerate(gpus)
+        ],
+    )  # fmt: skip
+
+
+def staged(problem: Problem, model: CostModel) -> Plan:
+    """All rows in host memory; the distinct ones of a step are copied to a GPU ahead of it."""
+    return _plan(
+        problem,
+        model,
+        [
+            whole_table_shard(one.table, _gpu_of(problem, n), "dram", "staged")
+            for n, one in enumerate(problem.profile)
+        ],
+    )
+
+
+def read_in_place(problem: Problem, model: CostModel) -> Plan:
+    """All rows in host memory, which GPUs read lookup by lookup."""
+    return _plan(
+        problem,
+        model,
+        [
+            whole_table_shard(one.table, _gpu_of(problem, n), "dram", "uva")
+            for n, one in enumerate(problem.profile)
+        ],
+    )
+
+
+def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
+    """All rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
+    hosts = problem.topology.hosts
+    return _plan(
+        problem,
+        model,
+        [
+            whole_table_shard(one.table, hosts[n % len(hosts)].id, "dram", "host")
+            for n, one in enumerate(problem.profile)
+        ],
+    )
+
+
+def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
+    """As many of each table's hottest rows in its GPU's memory as there is room for."""
+
+    def parts(number: int, hot: int) -> list[Shard]:
+        table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
+        found: list[Shard] = []
+        if hot:
+            found.append(whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1)))
+        if hot < table.rows:
+            cold = (hot, table.rows, 1)
+            found.append(whole_table_shard(table, gpu, "dram", "staged", cold))
+        return found
+
+    return _filled(problem, model, parts)
+
+
+def behind_caches(problem: Problem, model: CostModel) -> Plan:
+    """All rows in host memory behind caches, as large as there is room for in GPUs' memory."""
+
+    def parts(number: int, cached: int) -> list[Shard]:
+        table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
+        whole = whole_table_shard(table, gpu, "dram", "cached" if cached else "uva")
+        return [replace(whole, cache_rows=cached)]
+
+    return _filled(problem, model, parts)
+
+
+def _filled(
+    problem: Problem, model: CostModel, parts: Callable[[int, int], list[Shard]]
+) -> Plan:  # fmt: skip
+    """The plan whose tables have as many rows in HBM as fit, the same number on one GPU."""
+    gpus = problem.topology.gpus
+    shards: list[Shard] = []
+    rows_in_hbm: dict[tuple[int, int], int] = {}
+    for number in range(len(problem.profile)):
+        place = number % len(gpus)
+        on_gpu = len(range(place, len(problem.profile), len(gpus)))
+        room = gpus[place].memory_bytes // on_gpu
+        if (on_gpu, room) not in rows_in_hbm:
+            rows_in_hbm[on_gpu, room] = _most_rows(problem, model, number, parts, room)
+        shards += parts(number, rows_in_hbm[on_gpu, room])
+    return _plan(problem, model, shards)
+
+
+def _most_rows(
+    problem: Problem,
+    model: CostModel,
+    number: int,
+    parts: Callable[[int, int], list[Shard]],
+    room: int,
+) -> int:
+    """The most rows of table `number` that take at most `room` bytes of HBM, buffers included.
+
+    Bytes may fall over the first rows, which save more of staging than they take, but once
+    they grow they grow for good: so bisection finds the last number that fits.
+    """
+    table = problem.profile.tables[number].table
+
+    def fits(rows: int) -> bool:
+        total = 0
+        for turn, shard in enumerate(parts(number, rows)):
+            sized = model.with_buffers(problem, number, shard, returns_bags=turn == 0)
+            total += sized.buffer_bytes + cache_bytes(table, sized)
+            if sized.memory == "hbm":
+                total += sized.row_count * table.bytes_per_row()
+        return total <= room
+
+    low, high = 0, table.rows
+    if fits(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def shortage(plan: Plan) -> Shortage | None:
+    """What the device that is overfilled most is short of, or None if the plan fits."""
+    worst = min(device_memory(plan).values(), key=lambda use: use.free_bytes)
+    if worst.free_bytes >= 0:
+        return None
+    on_gpu = worst.device in plan.topology.gpus_by_id
+    rows = worst.weight_bytes + worst.state_bytes
+    return Shortage(
+        worst.device,
+        "hbm" if on_gpu else "dram",
+        -worst.free_bytes,
+        "rows" if rows > worst.capacity_bytes else "rows and buffers" if rows else "buffers",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A way to place all tables.
+
+    Attributes
+    ----------
+    meaning : str
+        For people.
+    plan : callable or None
+        The plan on GPUs; None where tables are with servers, or there are no GPUs to use.
+    copies_ahead : bool
+        Whether bytes on the host link come ahead of the step; else the GPU waits for them.
+    """
+
+    name: str
+    meaning: str
+    plan: PlanOf | None = None
+    copies_ahead: bool = True
+
+
+PLACEMENTS: dict[str, Placement] = {
+    one.name: one
+    for one in (
+        Placement("gpu", "each table whole in one GPU's memory", in_gpus),
+        Placement("row-wise", "rows of each table over all GPUs' memories", by_rows),
+        Placement("hot-cold", "hottest rows in HBM, the others staged", hot_and_cold),
+        Placement("cached", "caches in HBM over host memory", behind_caches),
+        Placement("host-staged", "host memory, a step's rows copied ahead", staged),
+        Placement("host-read", "host memory, read by the GPUs in place", read_in_place, False),
+        Placement("host-pooled", "host memory, CPUs pool and send", pooled_by_host),
+        Placement("remote", "memory of CPU servers, which pool and send"),
+        Placement("cpu", "host memory, dense layers on CPUs too"),
+    )
+}

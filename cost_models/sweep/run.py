@@ -1,0 +1,210 @@
+"""`placer sweep`: which placement trains a DLRM fastest, over models and machines.
+
+The characterisation of Acun et al. (HPCA 2021, arXiv:2011.05497) with a cost model in place of
+their servers: dense and sparse features, hash size, MLPs, batch and pooling against the places
+where tables can be. A plan is built for each placement, `cost_models` says what its embeddings
+cost, `cost_models.dense` what the rest does, and a step takes as long as what it waits for most:
+
+* the GPU, which computes, looks up, updates and exchanges, one after the other, and waits for
+  rows that it reads in place;
+* its host link, over which staged rows, pooled rows and inputs come ahead of the step, beside
+  what GPUs without links of their own exchange;
+* the host's memory, from which CPUs pool, or staged rows are copied, beside the GPUs' work;
+* the network, and the memory of parameter servers, likewise.
+
+Of CPU servers, some are trainers and the others parameter servers, in the best proportion; they
+do not wait for one another. docs/sweep.md says what of this is assumed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cost_models import CostModel
+from cost_models.sweep.placements import PLACEMENTS, Placement
+from cost_models.sweep.platforms import Platform, platform
+from cost_models.sweep.settings import (
+    AXES,
+    DEFAULT_AXES,
+    MODELS,
+    Setting,
+    axis_values,
+    cases,
+    with_overrides,
+)
+from cost_models.sweep.steps import Embeddings, ImpossibleError, Steps
+from placer.errors import PlanMismatchError, ProblemError
+from placer.plan.memory import Shortage
+
+__all__ = [
+    "AXES",
+    "DEFAULT_AXES",
+    "MODELS",
+    "PLACEMENTS",
+    "Placement",
+    "Platform",
+    "Point",
+    "Setting",
+    "Sweep",
+    "axis_values",
+    "platform",
+    "sweep",
+    "with_overrides",
+]
+
+PARAMETER_SERVERS = 8
+"""CPU servers that hold the tables of placement ``remote``; an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one placement of one setting does on one platform.
+
+    Attributes
+    ----------
+    varied : mapping of axis to value
+        Where the setting differs from the sweep's base.
+    step_time_s, samples_per_s : float or None
+        None where the placement is not possible. Of CPU servers the step is the time in which
+        every trainer does one batch.
+    parts_s : mapping of name to seconds
+        What the step may wait for; it takes as long as the longest.
+    waits_for : str
+        The name of the longest part.
+    hbm_lookup_share : float or None
+        Share of lookups that are served from HBM.
+    shortage : Shortage or None
+        What is short, and by how much, where that is why it is not possible.
+    detail : str
+        Why it is not possible; or what is particular of the placement.
+    extra_servers : int
+        Further machines that the placement needs.
+    """
+
+    platform: str
+    placement: str
+    setting: Setting
+    varied: Mapping[str, float]
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    waits_for: str = ""
+    hbm_lookup_share: float | None = None
+    shortage: Shortage | None = None
+    detail: str = ""
+    extra_servers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """All points, with what they are made from.
+
+    Attributes
+    ----------
+    grid : bool
+        Whether axes were varied together, not one at a time.
+    points : tuple of Point
+        Platform by platform, case by case, in the order of `placements`.
+    """
+
+    base: Setting
+    axes: Mapping[str, tuple[float, ...]]
+    grid: bool
+    platforms: tuple[Platform, ...]
+    placements: tuple[str, ...]
+    cost_model: str
+    points: tuple[Point, ...]
+
+    def ranked(self, platform: str, varied: Mapping[str, float]) -> tuple[Point, ...]:
+        """The possible placements of a case on a platform, the fastest first.
+
+        What needs further machines comes last: it is not the platform that is faster then. Of
+        equals the first of `placements` comes first.
+        """
+        found = [
+            point
+            for point in self.points
+            if point.platform == platform and point.varied == varied and point.samples_per_s
+        ]
+        return tuple(sorted(found, key=lambda p: (p.extra_servers > 0, -(p.samples_per_s or 0.0))))
+
+
+def sweep(
+    platforms: Sequence[Platform],
+    axes: Mapping[str, Sequence[float]],
+    cost_model: CostModel,
+    *,
+    base: Setting | None = None,
+    placements: Sequence[str] = tuple(PLACEMENTS),
+    grid: bool = False,
+    parameter_servers: int = PARAMETER_SERVERS,
+    on_point: Callable[[float, float | None, str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Sweep:
+    """Every placement of every case on every platform.
+
+    Parameters
+    ----------
+    axes : mapping of axis to values
+        What is varied: one axis at a time, the others as in `base`, or with `grid` together.
+    parameter_servers : int
+        CPU servers of placement ``remote``.
+    on_point : callable, optional
+        Told after each case how many are done, of how many.
+    stop : callable, optional
+        Asked before each case whether to end with the points so far.
+
+    Raises
+    ------
+    ProblemError
+        If a placement is unknown, there is no platform or axis, or a platform is named twice.
+    """
+    base = base or Setting()
+    unknown = [name for name in placements if name not in PLACEMENTS]
+    if unknown:
+        raise ProblemError(
+            f"no placement is called {unknown[0]!r}; choose from {', '.join(PLACEMENTS)}"
+        )
+    if not platforms or not axes or not placements:
+        raise ProblemError("a sweep needs a platform, a placement and an axis to vary")
+    names = [one.name for one in platforms]
+    if len(set(names)) < len(names):
+        raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
+    todo = [(one, *case) for one in platforms for case in cases(base, axes, grid=grid)]
+    embeddings = Embeddings(cost_model)
+    points: list[Point] = []
+    for done, (machine, varied, setting) in enumerate(todo):
+        if stop is not None and stop():
+            break
+        steps = Steps(machine, setting, embeddings, parameter_servers)
+        points += [_point(steps, PLACEMENTS[name], varied) for name in placements]
+        if on_point is not None:
+            on_point(done + 1, len(todo), machine.name)
+    return Sweep(
+        base,
+        {axis: tuple(values) for axis, values in axes.items()},
+        grid,
+        tuple(platforms),
+        tuple(placements),
+        cost_model.name,
+        tuple(points),
+    )
+
+
+def _point(steps: Steps, placement: Placement, varied: Mapping[str, float]) -> Point:
+    place = (steps.platform.name, placement.name, steps.setting, dict(varied))
+    try:
+        step = steps.of(placement)
+    except ImpossibleError as error:
+        return Point(*place, shortage=error.shortage, detail=str(error))
+    except PlanMismatchError as error:  # A cost model that does not know the placement.
+        return Point(*place, detail=str(error))
+    return Point(
+        *place,
+        step_time_s=step.parts_s[step.waits_for],
+        samples_per_s=step.samples_per_s,
+        parts_s=step.parts_s,
+        waits_for=step.waits_for,
+        hbm_lookup_share=step.hbm_lookup_share,
+        detail=step.detail,
+        extra_servers=step.extra_servers,
+    )

@@ -1,0 +1,291 @@
+"""TorchRec's own estimators, asked about tables of a problem. Importing this needs torchrec."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import Topology as TorchRecTopology
+from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
+from torchrec.distributed.planner.enumerators import get_partition_by_type
+from torchrec.distributed.planner.estimator import EmbeddingPerfEstimatorFactory
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.planner.types import Shard as TorchRecShard
+from torchrec.distributed.planner.types import (
+    ShardingOption as TorchRecOption,
+)
+from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
+from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets
+from torchrec.distributed.types import CacheParams, CacheStatistics
+from torchrec.optim import RowWiseAdagrad
+
+from placer.adapters.torchrec.sharding import Sharding
+from placer.errors import ProblemError, TopologyError
+from placer.problem import Problem
+from placer.profile.profile import TableProfile
+from placer.tables import Table
+from placer.topology.topology import Topology
+
+Float = npt.NDArray[np.float64]
+
+Bandwidths = Literal["torchrec", "topology"]
+
+OPTIMIZERS: dict[str, type] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rowwise_adagrad": RowWiseAdagrad,
+    "adam": torch.optim.Adam,  # It knows no SparseAdam; the state is the same.
+}
+"""By which TorchRec knows how much state a row has."""
+
+MODULE_PATHS = {True: "embeddings", False: "sequences"}
+"""Where the planner finds pooled tables and others in a model."""
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What TorchRec's planner leaves to its user; see `cost_models.torchrec.model.TorchRec`."""
+
+    prefetch_pipeline: bool = False
+    bandwidths: Bandwidths = "torchrec"
+    min_partition: int | None = None
+
+
+class Many(np.ndarray[Any, np.dtype[np.float64]]):
+    """Many load factors for which TorchRec's formulas are asked at once.
+
+    They are written for one number; all that they do to it, besides arithmetic, is to round
+    it up or to the nearest and to assert that it is positive.
+    """
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self).all())
+
+    def __ceil__(self) -> "Many":
+        return np.ceil(self).view(Many)
+
+    def __round__(self, digits: int | None = None) -> "Many":
+        return np.rint(self).view(Many)
+
+
+class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
+    """A table's profile as TorchRec's planner wants it: distinct rows, and misses of a cache.
+
+    A cache of k rows holds the k hottest, so the distinct rows of a global batch that miss it
+    are those expected among the others.
+    """
+
+    def __init__(self, profile: TableProfile, samples: int) -> None:
+        self._ranks = profile.cdf.ranks.astype(np.float64)
+        self._unique = profile.cdf.unique_at_ranks(samples * profile.table.lookups_per_sample)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ProfileCacheStatistics":
+        return self  # The planner copies options by the thousand; these never change.
+
+    @property
+    def expected_lookups(self) -> float:
+        """Distinct rows of a global batch."""
+        return float(self._unique[-1])
+
+    def expected_miss_rate(self, clf: Any) -> Any:
+        """Share of them that a cache of `clf` of the rows lacks."""
+        total = self._unique[-1]
+        if not total > 0:
+            return clf * 0.0
+        hits = np.interp(clf * self._ranks[-1], self._ranks, self._unique)
+        rate = np.maximum(0.0, 1 - hits / total)
+        return rate.view(Many) if isinstance(clf, Many) else float(rate)
+
+    @property
+    def cacheability(self) -> float:
+        """Area under the miss rate over load factors: 0 for tables that cache well."""
+        if not self._unique[-1] > 0:
+            return 0.0
+        rates = 1 - self._unique / self._unique[-1]
+        area = float(np.trapezoid(rates, self._ranks))
+        return area / float(self._ranks[-1])
+
+
+def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTopology:
+    """The machine as TorchRec describes it: equal ranks, and each rank's part of its host.
+
+    Raises
+    ------
+    TopologyError
+        If the GPUs are not equal, or not equally many on each host.
+    """
+    hosts = {gpu.host: len(topology.gpus_of(gpu.host)) for gpu in topology.gpus}
+    if len(set(hosts.values())) > 1:
+        raise TopologyError(
+            f"TorchRec knows hosts of equally many GPUs; {topology.name!r} has {hosts}"
+        )
+    local = next(iter(hosts.values()))
+    if any(
+        gpu.host != topology.gpus[rank - rank % local].host
+        for rank, gpu in enumerate(topology.gpus)
+    ):
+        raise TopologyError(
+            f"TorchRec numbers GPUs host by host; list those of {topology.name!r} so"
+        )
+    dram = min(topology.hosts_by_id[host].memory_bytes for host in hosts)
+    hardware = {}
+    if bandwidths == "topology":
+        hardware = _bandwidths(topology)
+    return TopologyFactory.create_topology(
+        TrainerConfig(
+            world_size=len(topology.gpus),
+            local_world_size=local,
+            hbm_cap_bytes=min(gpu.memory_bytes for gpu in topology.gpus),
+            ddr_cap_bytes=dram // local,
+        ),
+        HardwareConfig(**hardware),
+        KernelConfig(compute_device="cuda", use_hardware_based_bandwidth=bool(hardware)),
+    )
+
+
+def _bandwidths(topology: Topology) -> dict[str, float]:
+    """A machine's bandwidths in bytes per millisecond, as TorchRec has them."""
+
+    def same(name: str, values: set[float]) -> float:
+        if len(values) > 1:
+            raise TopologyError(
+                f"TorchRec knows one {name} for all GPUs; {topology.name!r} has {sorted(values)}"
+            )
+        return values.pop() / 1000
+
+    ids = [gpu.id for gpu in topology.gpus]
+    found = {
+        "hbm_mem_bw": same("HBM bandwidth", {gpu.hbm_bytes_per_s for gpu in topology.gpus}),
+        "ddr_mem_bw": same("DRAM bandwidth", {h.dram_bytes_per_s for h in topology.hosts}),
+        "hbm_to_ddr_mem_bw": same("host link", {topology.host_link_bytes_per_s(g) for g in ids}),
+        "intra_host_bw": same("peer link", {topology.peer_bytes_per_s(g) for g in ids}),
+    }
+    network = {topology.network_bytes_per_s(gpu) for gpu in ids}
+    if network != {0.0}:
+        found["inter_host_bw"] = same("network", network)
+    return found
+
+
+def input_lengths(table: Table) -> tuple[list[float], bool]:
+    """Mean ids per sample of each feature, and whether they are pooled.
+
+    Raises
+    ------
+    ProblemError
+        If TorchRec has no module for such a table.
+    """
+    poolings = {feature.pooling for feature in table.features}
+    if "max" in poolings or ("none" in poolings and len(poolings) > 1):
+        raise ProblemError(
+            f"table {table.name!r} has features with pooling {', '.join(sorted(poolings))}; "
+            "TorchRec's tables are pooled by sum or mean for all features, or for none"
+        )
+    return [feature.lookups_per_sample for feature in table.features], "none" not in poolings
+
+
+def weight(table: Table) -> torch.Tensor:
+    """A table's weights on the meta device, with the optimizer that its state is counted by."""
+    # TorchRec's formulas divide by the number of weights.
+    shape = max(1, table.rows), table.dim
+    tensor = torch.empty(shape, dtype=getattr(torch, table.dtype), device=_META)
+    tensor._optimizer_classes = [OPTIMIZERS[table.optimizer]]  # type: ignore[attr-defined]
+    return tensor
+
+
+def strip_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
+    """Strips of columns as TorchRec's enumerator cuts a table."""
+    sizes, _ = calculate_shard_sizes_and_offsets(
+        weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
+    )
+    return tuple(size[1] for size in sizes)
+
+
+class Estimates:
+    """TorchRec's estimators for one problem."""
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        self.problem = problem
+        self.settings = settings
+        self.topology = torchrec_topology(problem.topology, settings.bandwidths)
+        self._modules = {
+            True: EmbeddingBagCollection(tables=[], device=_META),
+            False: EmbeddingCollection(tables=[], device=_META),
+        }
+        self._sharders = build_sharder_data_map(
+            {
+                sharder_name(sharder.module_type): sharder
+                for sharder in (EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder())
+            }
+        )
+        # What the planner's enumerator asks by default.
+        self._perf = EmbeddingPerfEstimatorFactory.create(
+            DEFAULT_PERF_ESTIMATOR, topology=self.topology
+        )
+        self._storage = EmbeddingStorageEstimator(topology=self.topology)
+        self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
+
+    def cache_statistics(self, profile: TableProfile) -> ProfileCacheStatistics:
+        """What TorchRec is told of how a table's rows are read."""
+        key = id(profile.cdf), profile.table.lookups_per_sample
+        if key not in self._statistics:
+            samples = self.problem.global_batch_size
+            self._statistics[key] = ProfileCacheStatistics(profile, samples)
+        return self._statistics[key]
+
+    def cache_params(self, profile: TableProfile, load_factor: Any) -> CacheParams:
+        """TorchRec's parameters of a table's cache."""
+        return CacheParams(
+            load_factor=load_factor,
+            prefetch_pipeline=self.settings.prefetch_pipeline,
+            stats=self.cache_statistics(profile),
+        )
+
+    def option(
+        self, profile: TableProfile, sharding: Sharding, load_factor: Any = None
+    ) -> TorchRecOption:
+        """TorchRec's sharding option of a table, without estimates.
+
+        `load_factor` replaces that of `sharding`; it may be `Many`.
+        """
+        table = profile.table
+        lengths, pooled = input_lengths(table)
+        factor = sharding.load_factor if load_factor is None else load_factor
+        cached = sharding.kernel == "fused_uvm_caching"
+        rows = max(1, table.rows)
+        return TorchRecOption(
+            name=table.name,
+            tensor=weight(table),
+            module=(MODULE_PATHS[pooled], self._modules[pooled]),
+            input_lengths=lengths,
+            batch_size=self.problem.batch_size,
+            sharding_type=sharding.kind,
+            partition_by=get_partition_by_type(sharding.kind),
+            compute_kernel=sharding.kernel,
+            shards=[
+                TorchRecShard(
+                    size=[block.rows if table.rows else rows, block.width],
+                    offset=[block.first_row, block.first_column],
+                    rank=block.rank,
+                )
+                for block in sharding.blocks
+            ],
+            cache_params=self.cache_params(profile, factor) if cached else None,
+            is_pooled=pooled,
+        )
+
+    def estimate(self, options: list[TorchRecOption]) -> None:
+        """Have TorchRec write times (in ms) and bytes into the options' shards."""
+        self._perf.estimate(options, sharder_data_map=self._sharders)
+        self._storage.estimate(options, sharder_data_map=self._sharders)

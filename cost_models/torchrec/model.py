@@ -1,0 +1,271 @@
+"""Step time and memory as TorchRec's planner counts them: its own estimators are asked.
+
+The time of a rank is the sum of `Perf.total` over its shards and the step takes as long as
+the slowest rank, which is how the planner rates plans (`NoopPerfModel`). A table is placed
+whole, in even strips of columns, in contiguous row blocks over all GPUs, or replicated. Its
+rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in DRAM with
+a cache in HBM (``fused_uvm_caching``), whose misses come from the profile. docs/torchrec.md
+tells what the formulas leave out.
+
+No formula is repeated here. A curve is one call of the estimators with all load factors at
+once.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from cost_models.base import (
+    REPLICA,
+    CostCurve,
+    CostReport,
+    GpuCost,
+    HostCost,
+    ShardingOption,
+    TableShard,
+    require_match,
+)
+from placer.adapters.torchrec.sharding import (
+    KERNELS,
+    Block,
+    Kernel,
+    Sharding,
+    ShardingType,
+    even_blocks,
+    sharding_of,
+)
+from placer.errors import BackendError, PlanMismatchError, ProblemError
+from placer.plan.memory import device_memory
+from placer.plan.plan import Plan, Shard
+from placer.problem import Problem
+from placer.profile.profile import TableProfile
+from placer.tables import Table
+
+if TYPE_CHECKING:
+    from cost_models.torchrec.estimates import Estimates
+
+_MS = 1e-3
+
+INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps torchrec==1.8.0"
+"""TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
+
+
+class TorchRec:
+    """The cost model of TorchRec's planner; see `cost_models.CostModel`.
+
+    Parameters
+    ----------
+    prefetch_pipeline : bool
+        Whether caches are filled ahead of the step by TorchRec's prefetching pipeline: cached
+        rows are then read as fast as rows in HBM, and misses cost their copy alone.
+    bandwidths : {"torchrec", "topology"}
+        TorchRec's default bandwidths, or those of the problem's machine.
+    min_partition : int or None
+        The narrowest strip of columns, like TorchRec's constraint of that name; by default
+        128, so that narrower tables are not cut by columns.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefetch_pipeline: bool = False,
+        bandwidths: Literal["torchrec", "topology"] = "torchrec",
+        min_partition: int | None = None,
+    ) -> None:
+        self.name = "torchrec-prefetch" if prefetch_pipeline else "torchrec"
+        self._options: dict[str, Any] = {
+            "prefetch_pipeline": prefetch_pipeline,
+            "bandwidths": bandwidths,
+            "min_partition": min_partition,
+        }
+        # Of the last problem that was asked about, and only as long as this model lives.
+        self._estimates: Estimates | None = None
+        self._curves: dict[tuple[object, ...], CostCurve] = {}
+
+    def estimates(self, problem: Problem) -> "Estimates":
+        """TorchRec's estimators for a problem.
+
+        Raises
+        ------
+        BackendError
+            If torchrec is not installed.
+        """
+        if self._estimates is None or self._estimates.problem is not problem:
+            try:
+                from cost_models.torchrec.estimates import Estimates, Settings
+            except ImportError as error:
+                raise BackendError(
+                    f"cost model {self.name!r} asks TorchRec's estimators, which cannot be "
+                    f"imported ({error}); install them with: {INSTALL}"
+                ) from error
+            self._estimates = Estimates(problem, Settings(**self._options))
+            self._curves = {}
+        return self._estimates
+
+    def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
+        """The cuts that TorchRec's enumerator makes. See `CostModel.cuts`."""
+        self.estimates(problem)
+        from cost_models.torchrec.estimates import strip_widths
+
+        spec, gpus = problem.profile.tables[table].table, problem.topology.gpus
+        found = [ShardingOption(cold="cached")]
+        if len(gpus) == 1 or spec.rows == 0:
+            return tuple(found)
+        column_widths = strip_widths(spec, self._options["min_partition"])
+        if len(column_widths) > 1:
+            found.append(ShardingOption(1, column_widths, cold="cached"))
+        # Of a table of few rows some GPUs would get none, at the same charge.
+        start, stop = even_blocks(spec.rows, len(gpus))[-1]
+        if start < stop:
+            found.append(ShardingOption(len(gpus), cold="cached", blocked=True))
+        if spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
+            found.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
+        return tuple(found)
+
+    uniform_splits = True
+
+    def extra_sharding_s(self, problem: Problem) -> None:
+        """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""
+
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        """Cost of a whole plan. See `CostModel.evaluate`."""
+        require_match(problem, plan)
+        estimates = self.estimates(problem)
+        placed = {
+            profile.name: sharding_of(problem.topology, profile.table, shards)
+            for profile in problem.profile
+            if (shards := plan.shards_by_table.get(profile.name))
+        }
+        by_name = {profile.name: profile for profile in problem.profile}
+        options = [estimates.option(by_name[name], sharding) for name, sharding in placed.items()]
+        estimates.estimate(options)
+        times: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for option in options:
+            for shard in option.shards:
+                for part, seconds in _parts(option.compute_kernel, shard.perf, self).items():
+                    times[shard.rank][part] += seconds
+        hits = lookups = 0.0
+        for name, sharding in placed.items():
+            profile = by_name[name]
+            lookups += profile.table.lookups_per_sample
+            hits += profile.table.lookups_per_sample * _hit_share(profile, sharding)
+        return CostReport(
+            self.name,
+            tuple(
+                GpuCost(
+                    gpu.id, times[rank]["hbm"], times[rank]["link"], times[rank]["exchange"], 0.0
+                )
+                for rank, gpu in enumerate(problem.topology.gpus)
+            ),
+            tuple(HostCost(host.id, 0.0) for host in problem.topology.hosts),
+            device_memory(plan),
+            hits / lookups if lookups else 1.0,
+        )
+
+    def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
+        """Cost of a piece over its hot rows. See `CostModel.cost_curve`.
+
+        Exact at its points. It is not convex: an empty cache costs more than none, and a
+        cache of nearly all rows more than all rows in HBM.
+        """
+        estimates = self.estimates(problem)
+        profile = problem.profile.tables[shard.table]
+        table, gpus = profile.table, len(problem.topology.gpus)
+        start, stop, _ = shard.rows(table.rows)
+        first, last = shard.columns(table.dim)
+        kind = _kind_of_option(table, shard, gpus)
+        lookups = tuple(feature.lookups_per_sample for feature in table.features)
+        poolings = tuple(feature.pooling for feature in table.features)
+        # Tables of one size, read alike, share their curves.
+        key = (
+            shard.column_slice == REPLICA,
+            kind,
+            stop - start,
+            last - first,
+            (table.rows, table.dim, table.dtype, table.optimizer, lookups, poolings),
+            id(profile.cdf),
+        )
+        if key not in self._curves:
+            from cost_models.torchrec.curves import curve, replica_curve
+
+            block = Block(stop - start, last - first, start, first, gpu)
+            self._curves[key] = (
+                replica_curve(estimates, profile, kind)
+                if shard.column_slice == REPLICA
+                else curve(estimates, profile, kind, block)
+            )
+        return self._curves[key]
+
+    def with_buffers(
+        self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
+    ) -> Shard:
+        """What TorchRec counts beyond a shard's rows, state and cache. See `CostModel`.
+
+        No rows are staged: of TorchRec's kernels, caches take their misses in, and the others
+        read in place.
+        """
+        profile = problem.profile.tables[table]
+        kind, kernel = _kind_of_shard(profile.table, shard, len(problem.topology.gpus))
+        estimates = self.estimates(problem)
+        from cost_models.torchrec.curves import shard_buffer_bytes
+
+        size = shard_buffer_bytes(estimates, profile, shard, kind, kernel)
+        return replace(shard, staging_rows=0, buffer_bytes=size)
+
+
+def _kind_of_option(table: Table, shard: TableShard, gpus: int) -> ShardingType:
+    option = shard.option
+    if option.cold != "cached":
+        raise ProblemError(f"TorchRec reads cold rows through caches, not {option.cold!r}")
+    if shard.column_slice == REPLICA and option.replicated_rows == table.rows:
+        return "data_parallel" if gpus > 1 else "table_wise"
+    if option.replicated_rows == 0 and option.shard_count == 1:
+        return "table_wise"
+    if option.replicated_rows == 0 and option.row_slices == 1:
+        return "column_wise"
+    if (
+        option.replicated_rows == 0
+        and not option.column_widths
+        and option.blocked
+        and option.row_slices == gpus
+    ):
+        return "row_wise"
+    raise ProblemError(f"TorchRec has no such cut of table {table.name!r}: {option}")
+
+
+def _kind_of_shard(table: Table, shard: Shard, gpus: int) -> tuple[ShardingType, Kernel]:
+    if shard.lookup not in KERNELS:
+        raise PlanMismatchError(
+            f"table {shard.table!r}: TorchRec has no lookup {shard.lookup!r}; "
+            f"use {', '.join(KERNELS)}"
+        )
+    if len(shard.devices) > 1:
+        return "data_parallel", "dense"
+    kind: ShardingType = "table_wise"
+    if shard.width < table.dim:
+        kind = "grid_shard" if shard.row_count < table.rows else "column_wise"
+    elif shard.row_count < table.rows:
+        # Over the GPUs of one host TorchRec counts buffers of other sizes.
+        widest = even_blocks(table.rows, gpus)[0]
+        kind = "row_wise" if shard.row_count <= widest[1] else "table_row_wise"
+    return kind, KERNELS[shard.lookup]
+
+
+def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
+    """The parts of `Perf.total`, in seconds, by what they wait for most."""
+    compute = (perf.fwd_compute + perf.bwd_compute) * _MS
+    rows_in_hbm = kernel in ("fused", "dense") or (
+        kernel == "fused_uvm_caching" and model.name == "torchrec-prefetch"
+    )
+    return {
+        "hbm": compute if rows_in_hbm else 0.0,
+        "link": (0.0 if rows_in_hbm else compute) + perf.prefetch_compute * _MS,
+        "exchange": (perf.fwd_comms + perf.bwd_comms) * _MS,
+    }
+
+
+def _hit_share(profile: TableProfile, sharding: Sharding) -> float:
+    """Share of a table's lookups that are served from HBM."""
+    if sharding.load_factor is not None:
+        return float(profile.cdf.share(sharding.load_factor * profile.table.rows))
+    return 0.0 if sharding.kernel == "fused_uvm" else 1.0

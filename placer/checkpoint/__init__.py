@@ -1,5 +1,0 @@
-"""Checkpoints of placed tables in `torch.distributed.checkpoint`'s format."""
-
-from placer.checkpoint.model import load_model, save_model
-
-__all__ = ["load_model", "save_model"]

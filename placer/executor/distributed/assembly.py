@@ -1,0 +1,268 @@
+"""From a plan to what one rank holds, sends and serves, step by step."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placer.errors import PlacerError, PlanMismatchError
+from placer.executor.distributed.canonical import Canonical
+from placer.executor.distributed.channels import Channel, Channels, all_channels, channels_of
+from placer.executor.distributed.comm import Collectives, Communicator
+from placer.executor.distributed.division import Target, divide
+from placer.executor.distributed.exchange import InputExchange
+from placer.executor.distributed.local import local_features, local_plan
+from placer.executor.distributed.mapping import holders_of, ranks_of_devices
+from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
+from placer.executor.distributed.serve import Served
+from placer.executor.distributed.table_map import TableMap, table_maps
+from placer.executor.distributed.whole_rows import RowTotals, row_groups
+from placer.executor.local.placed import PlacedEmbeddings
+from placer.executor.lookups.translated import FeatureRead
+from placer.plan.plan import Plan, Shard
+from placer.tables import OptimizerName
+
+Build = Callable[[Plan, RowTotals | None], Held]
+"""Makes what holds a rank's own part of a plan; given what adds Σ g² up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What every rank knows of a plan: it is the same on all of them.
+
+    Attributes
+    ----------
+    plan : Plan
+    features : tuple of FeatureRead
+    optimizers : mapping of table name to optimizer
+    ranks : mapping of device to rank
+    targets : tuple of Target
+    maps : mapping of table name to TableMap
+    channels : tuple of Channel
+        Between any ranks.
+    shards : mapping of (table name, ranks) to tuple of Shard
+        What each set of ranks holds of a table.
+    """
+
+    plan: Plan
+    features: tuple[FeatureRead, ...]
+    optimizers: Mapping[str, OptimizerName]
+    ranks: Mapping[str, int]
+    targets: tuple[Target, ...]
+    maps: Mapping[str, TableMap]
+    channels: tuple[Channel, ...]
+    shards: Mapping[tuple[str, tuple[int, ...]], tuple[Shard, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        features: tuple[FeatureRead, ...],
+        optimizers: Mapping[str, OptimizerName],
+        world: int,
+        device: torch.device,
+    ) -> "Survey":
+        """Divide a plan over so many ranks.
+
+        Raises
+        ------
+        PlanMismatchError
+            If it cannot be cut so.
+        """
+        ranks = ranks_of_devices(plan.topology, world)
+        division = divide(plan, ranks, optimizers)
+        maps = table_maps(plan, division, device)
+        held: dict[tuple[str, tuple[int, ...]], list[Shard]] = defaultdict(list)
+        for shard in plan.shards:
+            held[shard.table, holders_of(shard, ranks)].append(shard)
+        return cls(
+            plan,
+            features,
+            optimizers,
+            ranks,
+            tuple(t for strips in division.values() for strip in strips for t in strip.targets),
+            maps,
+            all_channels(features, maps),
+            {key: tuple(shards) for key, shards in held.items()},
+        )
+
+
+def own_channels(survey: Survey, comm: Collectives) -> Channels:
+    """What this rank sends and serves."""
+    return channels_of(comm.rank, comm.world, survey.targets, survey.channels)
+
+
+def own_plans(survey: Survey, channels: Channels, rank: int) -> Iterator[Plan]:
+    """The plan of each of a rank's units."""
+    for unit in channels.units:
+        poolings = {
+            (channel.target.name, survey.features[channel.feature].name): channel.pooling
+            for channel in (channels.served[at] for at in unit.channels)
+        }
+        yield local_plan(
+            survey.plan,
+            unit.targets,
+            [local_features(target, poolings) for target in unit.targets],
+            survey.shards,
+            survey.optimizers,
+            [gpu for gpu in survey.plan.topology.gpus if survey.ranks[gpu.id] == rank],
+        )
+
+
+def serving(
+    survey: Survey,
+    channels: Channels,
+    comm: Collectives,
+    device: torch.device,
+    gradient_scale: float,
+    build: Build,
+) -> Served:
+    """What a rank holds, each unit made by `build`, and whom it takes part in updates with."""
+    targets, totals = survey.targets, None
+    if any(target.peers and not target.replicated for target in targets):
+        totals = _totals(targets, comm.rank, comm, device)
+    modules: list[Held] = []
+    for unit, own in zip(channels.units, own_plans(survey, channels, comm.rank), strict=True):
+        of_unit = _totals(unit.targets, comm.rank, None, device) if unit.replicated else totals
+        modules.append(build(own, of_unit))
+    replicas: list[ReplicaUpdates | Bystander] = []
+    for holders in sorted({target.holders for target in targets if target.replicated}):
+        position = next((i for i, u in enumerate(channels.units) if u.holders == holders), -1)
+        if position < 0:
+            count = sum(target.holders == holders for target in targets)
+            replicas.append(Bystander(comm, holders, count))
+            continue
+        unit = channels.units[position]
+        read_by = tuple(channels.served[at] for at in unit.channels)
+        replicas.append(ReplicaUpdates(position, unit, read_by, modules[position], comm))
+    return Served(
+        survey.features,
+        channels,
+        tuple(modules),
+        tuple(replicas),
+        totals,
+        comm,
+        device,
+        gradient_scale,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembly:
+    """One rank's part of a plan, ready to train.
+
+    Attributes
+    ----------
+    inputs : InputExchange
+    served : Served
+    modules : tuple of PlacedEmbeddings
+        Of the rank's units.
+    canonical : Canonical
+    targets : tuple of (Target, PlacedEmbeddings)
+        What is held here.
+    """
+
+    inputs: InputExchange
+    served: Served
+    modules: tuple[PlacedEmbeddings, ...]
+    canonical: Canonical
+    targets: tuple[tuple[Target, PlacedEmbeddings], ...]
+
+
+def assemble(
+    plan: Plan,
+    features: tuple[FeatureRead, ...],
+    optimizers: Mapping[str, OptimizerName],
+    comm: Communicator,
+    device: torch.device,
+    gradient_scale: float,
+    options: Mapping[str, Any],
+) -> Assembly:
+    """Build what this rank needs; all ranks must do so together.
+
+    Raises
+    ------
+    PlanMismatchError
+        On every rank, if they have different plans, or the plan cannot be cut so.
+    PlacerError
+        If another rank could not hold its part.
+    """
+    _check_same(plan, optimizers, comm)
+    survey = Survey.of(plan, features, optimizers, comm.world, device)
+    channels = own_channels(survey, comm)
+    modules: list[PlacedEmbeddings] = []
+
+    def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
+        module = PlacedEmbeddings(
+            own, device=device, weights=_nothing(own), whole_rows=totals, **options
+        )
+        modules.append(module)
+        return module
+
+    served, failure = None, None
+    try:
+        served = serving(survey, channels, comm, device, gradient_scale, build)
+    except PlacerError as error:
+        failure = error
+    _check_all_built(failure, comm)
+    assert served is not None, "or there was a failure"
+    held = {
+        target.name: module
+        for unit, module in zip(channels.units, modules, strict=True)
+        for target in unit.targets
+    }
+    return Assembly(
+        InputExchange(features, survey.maps, channels, comm, device),
+        served,
+        tuple(modules),
+        Canonical(survey.maps, held, comm, device),
+        tuple((target, held[target.name]) for target in survey.targets if target.name in held),
+    )
+
+
+def _totals(
+    targets: Sequence[Target], rank: int, comm: Collectives | None, device: torch.device
+) -> RowTotals | None:
+    """Of rows held alone, across ranks; or, without a communicator, of replicated ones."""
+    groups = row_groups(targets, rank, replicated=comm is None)
+    if comm is None and not groups:
+        return None
+    dims = {
+        target.name: target.table.dim
+        for target in targets
+        if target.peers and rank in target.holders and target.replicated == (comm is None)
+    }
+    return RowTotals(groups, dims, comm, device)
+
+
+def _nothing(plan: Plan) -> dict[str, Tensor]:
+    """Zeros that take no memory, so that no weights are drawn that would be overwritten."""
+    return {table.name: torch.zeros(1, 1).expand(table.rows, table.dim) for table in plan.tables}
+
+
+def _check_same(plan: Plan, optimizers: Mapping[str, OptimizerName], comm: Communicator) -> None:
+    digest = hashlib.sha256(repr((plan.tables, plan.shards, sorted(optimizers.items()))).encode())
+    for name in sorted(plan.hot_ids):
+        digest.update(name.encode() + plan.hot_ids[name].tobytes())
+    number = int.from_bytes(digest.digest()[:7], "little")
+    said = comm.gather("header", torch.tensor([number])).flatten().tolist()
+    other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
+    if other:
+        raise PlanMismatchError(
+            f"ranks {other} have another plan than rank 0; load the same file on all of them"
+        )
+
+
+def _check_all_built(failure: PlacerError | None, comm: Communicator) -> None:
+    said = comm.gather("header", torch.tensor([int(failure is not None)])).flatten().tolist()
+    if failure is not None:
+        raise failure
+    if any(said):
+        bad = [rank for rank, failed in enumerate(said) if failed]
+        raise PlanMismatchError(
+            f"ranks {bad} cannot hold their part of the plan; see what they say"
+        )

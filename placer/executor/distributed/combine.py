@@ -1,0 +1,91 @@
+"""What the holders gave back becomes each feature's output."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from placer.executor.distributed.channels import Channels
+from placer.executor.distributed.step import Route, ShardedBatch
+from placer.executor.distributed.table_map import TableMap
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.translated import FeatureRead, feature_bounds
+
+
+def combine(
+    flat: Tensor,
+    step: ShardedBatch,
+    channels: Channels,
+    features: Sequence[FeatureRead],
+    maps: Mapping[str, TableMap],
+    dims: Mapping[str, int],
+) -> dict[str, Tensor]:
+    """Outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
+
+    Partial sums are added in the order of a strip's targets, whoever holds them. Ordinary
+    operations, so that autograd differentiates them.
+    """
+    came: dict[tuple[int, int, int], Tensor] = {}
+    pooled: dict[tuple[int, int], bool] = {}
+    sizes = [
+        rows * channel.target.width
+        for (_, channel), rows in zip(channels.sent, step.sent_rows, strict=True)
+    ]
+    parts = torch.split(flat, sizes) if sizes else ()
+    for (_, channel), rows, part in zip(channels.sent, step.sent_rows, parts, strict=True):
+        came[channel.feature, channel.strip, channel.position] = part.view(
+            rows, channel.target.width
+        )
+        pooled[channel.feature, channel.strip] = channel.pooled
+    bounds = feature_bounds(step.batch, features)
+    results = {}
+    for index, feature in enumerate(features):
+        table = maps.get(feature.table)
+        if table is None:  # It has no rows, so all bags are empty.
+            rows = 0 if feature.pooling == "none" else step.batch.batch_size
+            strips = [flat.new_zeros((rows, dims[feature.table])) + flat[:0].sum()]
+        else:
+            strips = [
+                _strip(
+                    feature,
+                    pooled[index, number],
+                    [came[index, number, place] for place in range(len(strip.targets))],
+                    step.routes[index][number],
+                    _offsets(step, index),
+                )
+                for number, strip in enumerate(table.strips)
+            ]
+        whole = strips[0] if len(strips) == 1 else torch.cat(strips, 1)
+        if feature.pooling == "mean":
+            whole = mean_from_sum(whole, _offsets(step, index))
+        elif feature.pooling == "none" and step.kept is not None:
+            (start, stop), (first, last) = step.bounds[index], bounds[index]
+            places = step.kept[first:last] - start
+            whole = whole.new_zeros((stop - start, whole.shape[1])).index_put((places,), whole)
+        results[feature.name] = whole
+    return results
+
+
+def _strip(
+    feature: FeatureRead, pooled: bool, parts: list[Tensor], route: Route, offsets: Tensor
+) -> Tensor:
+    """One strip of a feature: sums, maxima, or rows in the order of the batch.
+
+    Where a holder alone has all rows of a bag, it has pooled them, be it their maximum.
+    """
+    if pooled:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if route.order is not None:
+        back = torch.empty_like(route.order)
+        back[route.order] = torch.arange(route.order.numel(), device=back.device)
+        rows = rows[back]
+    return rows if feature.pooling == "none" else segment_max(rows, offsets - offsets[0])
+
+
+def _offsets(step: ShardedBatch, index: int) -> Tensor:
+    size = step.batch.batch_size
+    return step.batch.offsets[index * size : (index + 1) * size + 1]

@@ -1,0 +1,112 @@
+"""Where the rows of each table are: for lookups, checkpoints and initial weights alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placer.executor.distributed.division import StripParts, Target
+from placer.executor.distributed.routing import RankOrder, Router
+from placer.plan.order import Ranks
+from placer.plan.plan import Plan
+from placer.tables import Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StripMap:
+    """A range of columns, its targets, and which of them has which row.
+
+    Attributes
+    ----------
+    cols : (start, stop)
+    targets : tuple of Target
+    router : Router or None
+        None where one target has all rows. Strips that are cut by the same rows share it.
+    """
+
+    cols: tuple[int, int]
+    targets: tuple[Target, ...]
+    router: Router | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMap:
+    """A table's strips, from left to right, and its row order where it matters.
+
+    Attributes
+    ----------
+    table : Table
+    strips : tuple of StripMap
+    order : RankOrder or None
+        None where rows follow ids, or no strip is cut by rows.
+    """
+
+    table: Table
+    strips: tuple[StripMap, ...]
+    order: RankOrder | None
+
+    def route(self, ids: Tensor, strip: StripMap) -> tuple[Tensor, Tensor]:
+        """Index of the target of each id, and its row there; both int64, shape (n,)."""
+        if strip.router is None:
+            return torch.zeros_like(ids, dtype=torch.int64), ids.long()
+        return strip.router.route(ids if self.order is None else self.order.ranks_of(ids))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the routing tables that each rank holds for it."""
+        routers = {id(s.router): s.router.nbytes for s in self.strips if s.router is not None}
+        return sum(routers.values()) + (0 if self.order is None else self.order.nbytes)
+
+
+def table_maps(
+    plan: Plan, division: Mapping[str, tuple[StripParts, ...]], device: torch.device
+) -> dict[str, TableMap]:
+    """The map of each table that has rows."""
+    return {
+        name: _table_map(plan, plan.tables_by_name[name], strips, device)
+        for name, strips in division.items()
+    }
+
+
+def ids_of(plan: Plan, target: Target, rows: range) -> Tensor:
+    """Ids of consecutive rows of a target, int64."""
+    own = torch.arange(rows.start, rows.stop)
+    if target.by_id:
+        return own
+    ranks = torch.empty_like(own)
+    for part, base in zip(target.parts, target.bases, strict=True):
+        here = (own >= base) & (own < base + part.count)
+        ranks[here] = part.start + (own[here] - base) * part.step
+    if plan.order_of(target.table.name).kind == "id":
+        return ranks
+    order = Ranks.in_plan(plan, target.table.name)
+    listed = ranks < order.listed.size
+    ids = torch.empty_like(ranks)
+    ids[listed] = torch.from_numpy(order.listed)[ranks[listed]]
+    ids[~listed] = torch.from_numpy(order.unlisted_ids(ranks[~listed].numpy()))
+    return ids
+
+
+def _table_map(
+    plan: Plan, table: Table, strips: tuple[StripParts, ...], device: torch.device
+) -> TableMap:
+    routers: dict[tuple[object, ...], Router] = {}
+    mapped = []
+    for strip in strips:
+        router = None
+        if len(strip.targets) > 1:
+            key = tuple(target.parts for target in strip.targets)
+            if key not in routers:
+                slices = [
+                    (part, index, base)
+                    for index, target in enumerate(strip.targets)
+                    for part, base in zip(target.parts, target.bases, strict=True)
+                ]
+                routers[key] = Router.of(table.rows, slices, device)
+            router = routers[key]
+        mapped.append(StripMap(strip.cols, strip.targets, router))
+    order = None
+    if routers and plan.order_of(table.name).kind == "profile" and plan.hot_ids[table.name].size:
+        order = RankOrder.of(plan.hot_ids[table.name], table.rows, device)
+    return TableMap(table, tuple(mapped), order)

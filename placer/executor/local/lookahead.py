@@ -1,0 +1,126 @@
+"""A loop over batches whose next batch is prepared while the present one trains."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+
+from placer.errors import DataError
+from placer.executor.lookups.bags import BagBatch
+
+_Prepared = TypeVar("_Prepared", covariant=True)
+_P = TypeVar("_P")
+_Extra = TypeVarTuple("_Extra")
+
+_WINDOW = 2
+
+
+class Prefetching(Protocol[_Prepared]):
+    """What `look_ahead` needs of `PlacedEmbeddings`.
+
+    It may have a method ``send_ahead(batch)`` too, as `ShardedEmbeddings` has: that begins what
+    can go on beside the training of two batches, and `prefetch` takes what it gives.
+    """
+
+    def prefetch(self, batch: Any, /) -> _Prepared:
+        """Bring the rows of a batch near; what `forward` takes in its place."""
+        ...
+
+
+@overload
+def look_ahead(
+    batches: Iterable[BagBatch], embeddings: Prefetching[_P]
+) -> Generator[_P, None, None]: ...
+@overload
+def look_ahead(
+    batches: Iterable[tuple[BagBatch, *_Extra]], embeddings: Prefetching[_P]
+) -> Generator[tuple[_P, *_Extra], None, None]: ...
+@overload
+def look_ahead(
+    batches: Iterable[tuple[BagBatch | None, *_Extra]], embeddings: Prefetching[_P]
+) -> Generator[tuple[_P | None, *_Extra], None, None]: ...
+def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generator[Any, None, None]:
+    """The same batches in the same order, each prepared before its predecessor is trained on.
+
+    ::
+
+        for lookups, dense, labels in look_ahead(loader, embeddings):
+            loss = criterion(model(dense, embeddings(lookups)), labels)
+            loss.backward()
+            ...
+
+    The loop body runs one batch behind: when it gets batch t, the ids of batch t + 1 are mapped
+    and its rows on their way; over many ranks, the ids of batch t + 2 are on their way to the
+    ranks that hold their rows. Training is exact all the same: rows that batch t updates are read
+    by batch t + 1 as they are after the update. An error that reading or preparing a batch
+    raises comes when that batch's turn has come, after the steps before it.
+
+    Parameters
+    ----------
+    batches : iterable of BagBatch, or of tuples whose first element is one
+        The other elements of a tuple are handed on. A tuple whose first element is None, such as
+        a batch that is not trained on, is handed on as it is; one such is looked past.
+    embeddings : PlacedEmbeddings or ShardedEmbeddings
+
+    Yields
+    ------
+    PreparedBatch, or tuple with one in the place of the BagBatch
+        Train on each before asking for the next; no other batch may be prepared meanwhile.
+
+    Raises
+    ------
+    DataError
+        If an item is neither a batch nor such a tuple.
+    """
+    send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
+    items = _checked(batches)
+    if send is not None:
+        items = _behind(items, send)
+    return _behind(items, embeddings.prefetch)
+
+
+def _behind(
+    source: Generator[Any, None, None], work: Callable[[Any], Any]
+) -> Generator[Any, None, None]:
+    """The items, each with the work done, and that of the next one done before it is given."""
+    ready: deque[Any] = deque()
+    failure: Exception | None = None
+    with closing(source):
+        while True:
+            try:
+                item = next(source)
+                is_gap = isinstance(item, tuple) and item[0] is None
+                if isinstance(item, tuple):
+                    item = item if is_gap else (work(item[0]), *item[1:])
+                else:
+                    item = work(item)
+            except StopIteration:
+                break
+            except Exception as error:
+                failure = error
+                break
+            ready.append(item)
+            while len(ready) > (_WINDOW if is_gap else 1):
+                yield ready.popleft()
+        while ready:
+            yield ready.popleft()
+        if failure is not None:
+            raise failure
+
+
+def _checked(batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """The same items, if they are such as `look_ahead` takes."""
+    source = iter(batches)
+    try:
+        for item in source:
+            first = item[0] if isinstance(item, tuple) and item else item
+            if not (isinstance(first, BagBatch) or (first is None and item is not None)):
+                raise DataError(
+                    "look_ahead takes BagBatches, or tuples that begin with one, not "
+                    f"{type(item).__name__}"
+                )
+            yield item
+    finally:
+        close = getattr(source, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,174 @@
+"""Optimizers that are applied to the summed gradient of each row that a step touched."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from placer.executor.optimizers.rounding import stochastic_round
+from placer.tables import OptimizerName
+
+if TYPE_CHECKING:
+    from placer.executor.memory.arena import Rows
+
+STATE: dict[OptimizerName, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+"""Names of an optimizer's state, as torch's own optimizers call it.
+
+Where there are two they stand side by side in a row of state, each as wide as the weights.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """An optimizer and its constants.
+
+    With g the gradient of a row summed over the whole step, for the rows that it read:
+
+    - ``sgd``: ``w −= lr · g``
+    - ``adagrad``: ``sum += g²``, ``w −= lr · g / (√sum + eps)``
+    - ``rowwise_adagrad``: the same with one ``sum += mean(g²)`` for a row.
+    - ``adam``: ``m += (1 − β₁)(g − m)``, ``v += (1 − β₂)(g² − v)``,
+      ``w −= lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · m / (√v + eps)``, where t counts all steps, also
+      those that left the row alone. A row that was read moves on by its m though its g be 0.
+
+    Adagrad: Duchi, Hazan and Singer 2011, JMLR 12; row-wise: Gupta et al. 2014,
+    "Training highly multiclass classifiers", JMLR 15; Adam: Kingma and Ba 2015,
+    arXiv:1412.6980, in the form at the end of its section 2. eps stands where
+    `torch.optim.Adagrad` and `torch.optim.SparseAdam` have it.
+
+    Attributes
+    ----------
+    optimizer : OptimizerName
+    lr : float32, shape (), on the computing device
+        A tensor, so that a captured CUDA graph sees it change.
+    eps : float
+    updates : int64, shape (), on the computing device
+        Updates so far, this one included: Adam's t.
+    beta1, beta2 : float
+        What Adam's averages keep of themselves a step.
+    stochastic : bool
+        Whether weights of half precision are rounded up or down at random
+        (`placer.executor.optimizers.rounding`) instead of to the nearest.
+    """
+
+    optimizer: OptimizerName
+    lr: Tensor
+    eps: float
+    updates: Tensor
+    beta1: float = 0.9
+    beta2: float = 0.999
+    stochastic: bool = False
+
+    def step_size(self) -> Tensor:
+        """What multiplies a row's direction: lr, for Adam with its bias corrections.
+
+        float32, shape (). Nothing waits for the device. In between it is float64, for
+        ``1 − 0.999`` has four digits left in float32.
+        """
+        if self.optimizer != "adam":
+            return self.lr
+        t = self.updates.double()
+        corrections = (1 - self.beta2**t).sqrt() / (1 - self.beta1**t)
+        return (self.lr * corrections).float()
+
+
+def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
+    """Sum of the gradients of each run of lookups.
+
+    Parameters
+    ----------
+    gradients : float32, shape (bags, width)
+    sources : int64, shape (lookups,)
+        The bag that each lookup went to, sorted by slot.
+    weights : float32, shape (lookups,), or None
+    starts : int64, shape (runs,)
+        Where each run of equal slots starts.
+
+    Returns
+    -------
+    float32, shape (runs, width)
+    """
+    return torch.nn.functional.embedding_bag(
+        sources, gradients, starts, mode="sum", per_sample_weights=weights
+    )
+
+
+def runs(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lookups by slot: a stable order, the distinct slots, and where each one's run starts."""
+    ordered, order = torch.sort(slots, stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=first[1:])
+    starts = torch.nonzero(first).squeeze(1)
+    return order, ordered[starts], starts
+
+
+def updated(
+    rule: Rule,
+    weights: Tensor,
+    state: Tensor | None,
+    gradients: Tensor,
+    mean_square: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Rows after one update, wherever they came from. Nothing waits for the device.
+
+    Parameters
+    ----------
+    rule : Rule
+    weights : float32, float16 or bfloat16, shape (rows, width)
+    state : float32, shape (rows,), (rows, width) or (rows, 2 · width), or None
+        See `placer.executor.memory.arena.state_shape`.
+    gradients : float32, shape (rows, width)
+        Each row's sum over the step.
+    mean_square : float32, shape (rows,), or None
+        Mean of g² over whole rows for row-wise Adagrad, where these are only strips of them.
+
+    Returns
+    -------
+    Weights and state, of the same types and shapes.
+    """
+    direction, state = _direction(rule, state, gradients, mean_square)
+    result = weights.float().addcmul(direction, rule.step_size(), value=-1)
+    if rule.stochastic:
+        return stochastic_round(result, weights.dtype, rule.updates), state
+    return result.to(weights.dtype), state
+
+
+def _direction(
+    rule: Rule, state: Tensor | None, gradients: Tensor, mean_square: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What a row moves along, and its new state."""
+    if state is None:
+        return gradients, None
+    if rule.optimizer == "adam":
+        mean, square = state.chunk(2, dim=1)
+        mean = mean + (gradients - mean) * (1 - rule.beta1)
+        square = square + (gradients * gradients - square) * (1 - rule.beta2)
+        return mean / square.sqrt().add_(rule.eps), torch.cat([mean, square], dim=1)
+    row_wise = rule.optimizer == "rowwise_adagrad"
+    if mean_square is None:
+        mean_square = (gradients * gradients).mean(1) if row_wise else gradients * gradients
+    state = state + mean_square
+    scale = state.sqrt().add_(rule.eps)
+    return gradients / (scale.unsqueeze(1) if row_wise else scale), state
+
+
+def apply_rule(
+    rule: Rule,
+    weights: "Rows",
+    state: "Rows | None",
+    slots: Tensor,
+    gradients: Tensor,
+    mean_square: Tensor | None = None,
+) -> None:
+    """Update the rows at distinct `slots` in place; see `updated`."""
+    before = None if state is None else state.read(slots)
+    rows, after = updated(rule, weights.read(slots), before, gradients, mean_square)
+    weights.write(slots, rows)
+    if state is not None and after is not None:
+        state.write(slots, after)

@@ -1,0 +1,28 @@
+"""Measures what plans take on this machine: cases, measurements of them, and files of those."""
+
+from placer.measurement.cases import Case
+from placer.measurement.dataset import Dataset, Measurement, collect, repeated
+from placer.measurement.draw import random_cases
+from placer.measurement.measure import (
+    QUICK,
+    Effort,
+    Measured,
+    Measurer,
+    Setting,
+    measure_plan,
+)
+
+__all__ = [
+    "QUICK",
+    "Case",
+    "Dataset",
+    "Effort",
+    "Measured",
+    "Measurement",
+    "Measurer",
+    "Setting",
+    "collect",
+    "measure_plan",
+    "random_cases",
+    "repeated",
+]

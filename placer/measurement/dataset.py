@@ -1,0 +1,255 @@
+"""Files of measurements: a line of JSON for the machine, then one for each case.
+
+Lines are appended as cases are measured, so that a run that ends early can be taken up again.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import platform
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from placer.errors import DataError, PlacerError
+from placer.measurement.cases import Case
+from placer.measurement.measure import QUICK, Effort, Measured, Measurer, Setting
+
+FORMAT = "placer-measurements"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A case and the times of its steps; `repeat` counts measurements of the same case."""
+
+    case: Case
+    measured: Measured
+    repeat: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Measurements of one machine in one setting, as they are in a file.
+
+    Attributes
+    ----------
+    setting : Setting
+    machine : dict
+        Processor, cores, system, versions and date.
+    measurements : tuple of Measurement
+    """
+
+    setting: Setting
+    machine: dict[str, Any]
+    measurements: tuple[Measurement, ...]
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Dataset":
+        """Read a file, compressed if its name ends in ``.gz``.
+
+        Its last line may be cut short, as an interrupted run leaves it.
+
+        Raises
+        ------
+        DataError
+            If it is none, or of a newer version.
+        """
+        try:
+            data = Path(path).read_bytes()
+            if Path(path).suffix == ".gz":
+                data = gzip.decompress(data)
+            lines = data.decode("utf-8").split("\n")
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise DataError(f"cannot read measurements from {path}: {error}") from error
+        header = _header(lines[0], path)
+        measurements = []
+        for number, line in enumerate(lines[1:-1], 2):
+            try:
+                found = json.loads(line)
+                measurements.append(
+                    Measurement(
+                        Case.from_json(found["case"]),
+                        Measured(tuple(found["wall_s"]), tuple(found["cpu_s"])),
+                        int(found["repeat"]),
+                        float(found["seconds"]),
+                    )
+                )
+            except (ValueError, KeyError, TypeError, DataError) as error:
+                raise DataError(f"{path}, line {number}, is no measurement: {error!r}") from error
+        return cls(Setting(**header["setting"]), header["machine"], tuple(measurements))
+
+    def of_kind(self, *kinds: str) -> "Dataset":
+        """The same with cases of these kinds only."""
+        kept = tuple(m for m in self.measurements if m.case.kind in kinds)
+        return Dataset(self.setting, self.machine, kept)
+
+
+def case_sha256(case: Case) -> str:
+    """Hash of a case."""
+    return hashlib.sha256(json.dumps(case.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def collect(
+    cases: Iterable[Case],
+    path: str | os.PathLike[str],
+    setting: Setting,
+    *,
+    budget_s: float = float("inf"),
+    effort: Effort | None = None,
+    repeats: int = 1,
+    on_case: Callable[[int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Measure cases and append them to a file; those that are in it already are left out.
+
+    Parameters
+    ----------
+    cases : iterable of Case
+    path : path
+        A new file, or one that was begun in the same setting; not a compressed one.
+    budget_s : float
+        No case is begun after so many seconds.
+    repeats : int
+        How often each case is measured, all of them once before one of them twice.
+    on_case : callable, optional
+        Told the number of measurements in the file after each of them.
+
+    Returns
+    -------
+    bool
+        Whether all cases are measured.
+
+    Raises
+    ------
+    DataError
+        If the file is of another setting, or compressed.
+    """
+    started = time.perf_counter()
+    target = Path(path)
+    done: dict[str, int] = {}
+    if target.suffix == ".gz":
+        raise DataError(f"{target} is compressed; gunzip it to go on measuring")
+    if target.exists():
+        known = Dataset.load(target)
+        if known.setting != setting:
+            raise DataError(
+                f"{target} was measured with {known.setting}, not with {setting}; write to "
+                "another file"
+            )
+        for measurement in known.measurements:
+            key = case_sha256(measurement.case)
+            done[key] = max(done.get(key, 0), measurement.repeat + 1)
+        _drop_cut_line(target)
+    else:
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "setting": asdict(setting),
+            "machine": machine(),
+        }
+        _append(target, header)
+    wanted = list(cases)
+    count = sum(done.values())
+    warm = False
+    with Measurer(setting) as measurer:
+        for repeat in range(repeats):
+            for case in wanted:
+                if done.get(case_sha256(case), 0) > repeat:
+                    continue
+                if time.perf_counter() - started > budget_s or stop():
+                    return False
+                if not warm:  # A process's first steps load and compile code, and ask for memory.
+                    measurer.measure(case.plan(), case.profile, effort=QUICK)
+                    warm = True
+                begun = time.perf_counter()
+                measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
+                _append(
+                    target,
+                    {
+                        "case": case.to_json(),
+                        "repeat": repeat,
+                        "seconds": round(time.perf_counter() - begun, 3),
+                        "wall_s": [float(f"{value:.4g}") for value in measured.wall_s],
+                        "cpu_s": [float(f"{value:.4g}") for value in measured.cpu_s],
+                    },
+                )
+                count += 1
+                if on_case is not None:
+                    on_case(count)
+    return True
+
+
+def machine() -> dict[str, Any]:
+    """This machine, the versions of what measures, and the date."""
+    found: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    for name in ("torch", "numba", "numpy", "triton", "embedding-placer"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(line)
+        version, kind = header["version"], header["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is no file of measurements: {error!r}") from error
+    if kind != FORMAT or version != VERSION:
+        raise DataError(
+            f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of version "
+            f"{VERSION}"
+        )
+    return header
+
+
+def _append(path: Path, data: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(data, separators=(",", ":")) + "\n")
+    except OSError as error:
+        raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Take off a last line that an interrupted run did not finish."""
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:
+    """Each case once, with all its measurements."""
+    found: dict[str, tuple[Case, list[Measured]]] = {}
+    for measurement in measurements:
+        key = case_sha256(measurement.case)
+        found.setdefault(key, (measurement.case, []))[1].append(measurement.measured)
+    for case, times in found.values():
+        yield case, tuple(times)

@@ -1,0 +1,166 @@
+"""Random tables under random placements: what a cost model is tested on."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from placer.measurement.cases import Case, tier_of
+from placer.plan.buffers import with_buffers
+from placer.plan.plan import Lookup, Shard
+from placer.profile.profile import TableProfile
+from placer.tables import Feature, OptimizerName, Table
+from placer.workloads.published import zipf_cdf
+
+DIMS = (4, 8, 16, 32, 64, 128)
+_MOST_TABLES = 12
+_ROWS = (1e3, 2e6)
+_POOLING = (1.0, 60.0)
+_COVERAGE = (0.3, 1.0)
+_MOST_EXPONENT = 1.3
+_BATCH_SIZES = (64, 16384)
+_OPTIMIZERS: tuple[OptimizerName, ...] = ("rowwise_adagrad", "adagrad", "sgd", "adam")
+_OPTIMIZER_ODDS = (0.4, 0.25, 0.2, 0.15)
+_WORKLOAD_BYTES = 256 << 20
+"""Weights and state of a workload's tables together."""
+
+_STEP_LOOKUPS = (3e4, 3e5)
+"""Lookups of a step of one GPU: with fewer of them nothing but Python is measured."""
+
+_HOT_SHARES = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
+"""Shares of a table's rows in HBM, or in a cache, where it is split."""
+
+_PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "mixed", "mixed")
+
+
+def random_cases(
+    seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0
+) -> Iterator[Case]:
+    """`plans` random placements of each of `workloads` random sets of tables.
+
+    Workload number n of a seed is the same however many are asked for.
+
+    Parameters
+    ----------
+    seed : int
+    workloads, plans : int
+    gpus : int
+        GPUs, one for each rank that measures.
+    first : int
+        Number of the first workload.
+    """
+    for number in range(first, first + workloads):
+        rng = np.random.default_rng([seed, number, gpus])
+        tables, exponents = _tables(rng)
+        per_sample = sum(table.lookups_per_sample for table in tables)
+        wanted = math.log2(_log_uniform(rng, *_STEP_LOOKUPS) / per_sample)
+        batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1])
+        bare = Case(f"random-{seed}-{number}", tables, exponents, batch_size, gpus, ())
+        for _ in range(plans):
+            yield replace(bare, shards=_placement(rng, bare))
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def _tables(rng: np.random.Generator) -> tuple[tuple[Table, ...], tuple[float, ...]]:
+    count = int(rng.integers(1, _MOST_TABLES + 1))
+    # Models have one optimizer and a few widths; tables of one width share an arena.
+    optimizer = _OPTIMIZERS[int(rng.choice(len(_OPTIMIZERS), p=_OPTIMIZER_ODDS))]
+    widths = rng.choice(DIMS, size=int(rng.integers(1, 4)))
+    tables: list[Table] = []
+    exponents = []
+    for number in range(count):
+        rows = round(_log_uniform(rng, *_ROWS))
+        feature = Feature(
+            f"t{number}",
+            round(_log_uniform(rng, *_POOLING), 2),
+            round(float(rng.uniform(*_COVERAGE)), 3),
+        )
+        table = Table(f"t{number}", rows, int(rng.choice(widths)), "float32", optimizer, (feature,))
+        room = _WORKLOAD_BYTES - sum(other.total_bytes for other in tables)
+        if table.total_bytes > room:
+            table = replace(table, rows=max(1000, room // (2 * table.bytes_per_row())))
+        tables.append(table)
+        exponents.append(round(float(rng.uniform(0.0, _MOST_EXPONENT)), 3))
+    return tuple(tables), tuple(exponents)
+
+
+def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
+    style = str(rng.choice(_PLAN_STYLES))
+    shards: list[Shard] = []
+    for table, exponent in zip(case.tables, case.exponents, strict=True):
+        profile = TableProfile(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
+        shards += _table_shards(rng, case, profile, style)
+    return tuple(shards)
+
+
+def _table_shards(
+    rng: np.random.Generator, case: Case, profile: TableProfile, style: str
+) -> Iterator[Shard]:
+    """Shards of one table: strips and slices on GPUs, each of which is read in some way."""
+    table = profile.table
+    gpus = [f"gpu:{number}" for number in range(case.gpus)]
+    cut = str(rng.choice(["whole", "columns", "rows", "replicated"], p=[0.7, 0.12, 0.12, 0.06]))
+    if cut == "replicated" and case.gpus > 1:
+        yield from _pieces(
+            rng, case, profile, "device", (0, table.rows, 1), (0, table.dim), tuple(gpus)
+        )
+        return
+    strips, ways = [(0, table.dim)], 1
+    if cut == "columns" and table.dim >= 8:
+        strips = [(0, table.dim // 2), (table.dim // 2, table.dim)]
+    elif cut == "rows":
+        ways = int(rng.choice([2, 4]))
+    order = rng.permutation(case.gpus)
+    number = 0
+    for cols in strips:
+        for offset in range(ways):
+            gpu = gpus[order[number % case.gpus]]
+            number += 1
+            own = style
+            if style == "mixed":
+                own = str(rng.choice(["device", "staged", "uva", "host", "cached", "split"]))
+            yield from _pieces(rng, case, profile, own, (offset, table.rows, ways), cols, (gpu,))
+
+
+def _pieces(
+    rng: np.random.Generator,
+    case: Case,
+    profile: TableProfile,
+    style: str,
+    rows: tuple[int, int, int],
+    cols: tuple[int, int],
+    devices: tuple[str, ...],
+) -> Iterator[Shard]:
+    start, stop, step = rows
+    members = len(range(*rows))
+    share = float(rng.choice(_HOT_SHARES))
+    hot = min(members - 1, max(1, round(members * share)))
+
+    def shard(
+        lookup: Lookup, part: tuple[int, int, int], first: bool, cache_rows: int = 0
+    ) -> Shard:
+        bare = Shard(
+            profile.name, part, cols, devices, tier_of(lookup), lookup, cache_rows=cache_rows
+        )
+        samples = case.batch_size * case.gpus // len(devices)
+        return with_buffers(profile, bare, samples=samples, returns_bags=first)
+
+    if style == "split":
+        colds: tuple[Lookup, ...] = ("staged", "staged", "uva", "host")
+        edge = start + hot * step
+        yield shard("device", (start, min(stop, edge), step), True)
+        yield shard(colds[int(rng.integers(len(colds)))], (edge, stop, step), False)
+    elif style == "cached":
+        yield shard("cached", rows, True, hot)
+    elif style == "device":
+        yield shard("device", rows, True)
+    elif style == "staged":
+        yield shard("staged", rows, True)
+    elif style == "uva":
+        yield shard("uva", rows, True)
+    else:
+        yield shard("host", rows, True)

@@ -1,0 +1,115 @@
+"""What a model's tensors are called in a checkpoint, and what shapes they have."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.executor.optimizers.rule import STATE
+from placer.tables import OptimizerName, Table
+
+UPDATES = "updates"
+"""Key of the number of updates: Adam corrects its averages by it, stochastic rounding draws by
+it."""
+
+
+class Shaped(Protocol):
+    """A tensor, or what stands for one that is still in a file."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its shape."""
+        ...
+
+
+def tensor_shape(table: Table, name: str, optimizer: OptimizerName) -> tuple[int, ...]:
+    """Shape of a table's ``weight``, or of one of its optimizer's tensors, in id order."""
+    per_row = name != "weight" and optimizer == "rowwise_adagrad"
+    return (table.rows,) if per_row else (table.rows, table.dim)
+
+
+def state_shapes(
+    tables: Sequence[Table], optimizers: Mapping[str, OptimizerName], *, counted: bool
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the optimizer's state by ``<table>.<name>``.
+
+    `counted` says that the number of updates is part of it; under Adam it always is.
+    """
+    shapes = {
+        f"{table.name}.{name}": tensor_shape(table, name, optimizers[table.name])
+        for table in tables
+        for name in STATE[optimizers[table.name]]
+    }
+    return {**shapes, UPDATES: ()} if counted or "adam" in optimizers.values() else shapes
+
+
+def check_shapes(
+    what: str, found: Mapping[str, Shaped], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Check tensors before any is loaded.
+
+    Raises
+    ------
+    CheckpointError
+        Names all that are missing, of no table, or of another shape.
+    """
+    faults = [f"{key} is missing" for key in shapes if key not in found]
+    faults += [f"{key} is of no table of the plan" for key in found if key not in shapes]
+    faults += [
+        f"{key} has shape {tuple(found[key].shape)}, not {shape}"
+        for key, shape in shapes.items()
+        if key in found and tuple(found[key].shape) != shape
+    ]
+    if faults:
+        raise CheckpointError(f"{what}: {'; '.join(faults)}")
+
+
+def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
+    """Check weights by table name; tables may be left out.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names all that are of no table or of another shape.
+    """
+    shapes = {table.name: (table.rows, table.dim) for table in tables}
+    faults = [f"{name!r} is no table of the plan" for name in given if name not in shapes]
+    faults += [
+        f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
+        for name, tensor in given.items()
+        if name in shapes and tuple(tensor.shape) != shapes[name]
+    ]
+    if faults:
+        raise PlanMismatchError(f"{what}: {'; '.join(faults)}")
+
+
+def weights_to_load(
+    state_dict: Mapping[str, Tensor],
+    prefix: str,
+    tables: Sequence[Table],
+    *,
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+) -> dict[str, Tensor]:
+    """What `nn.Module.load_state_dict` shall overwrite, by table name; keys are noted as it asks.
+
+    Nothing, where it is strict and the keys do not fit: then the caller raises, and the weights
+    stay as they are.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table has another shape.
+    """
+    keys = {f"{prefix}{table.name}.weight": table.name for table in tables}
+    given = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
+    check_weights("checkpoint", given, tables)
+    missing = [key for key in keys if key not in state_dict]
+    unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
+    missing_keys.extend(missing)
+    if not strict:
+        return given
+    unexpected_keys.extend(unknown)
+    return {} if missing or unknown else given

@@ -1,0 +1,350 @@
+"""What more memory, faster links or a larger batch would gain.
+
+Three answers to each question, so that one checks another: the prices that the linear
+relaxation puts on memory and its bandwidth (`solvers.bounds.linear_program`), the problem solved
+anew, and what the bounds of both problems prove. With step times T and proven bounds B, old and
+new, and the batch k times as large, the best placements' throughputs differ by a factor within
+k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what the solver leaves
+open.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cost_models import CostModel
+from placer.problem import Problem
+from placer.topology.topology import LinkKind, Topology
+from placer.units import format_bytes
+from solvers import solve
+from solvers.bounds.binding import binding
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.linear_program import LpBound, lp_bound
+from solvers.model.instance import Instance
+from solvers.result import SolveResult
+
+HBM_STEP_BYTES = 2**30
+"""How much HBM per GPU the first question adds."""
+
+DRAM_STEP_BYTES = 2**36
+"""How much memory per host the second question adds."""
+
+FASTER = 1.1
+"""By how much the other questions widen a bandwidth."""
+
+Solve = Callable[[Problem], SolveResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One change of the machine or batch, and what it does to throughput.
+
+    Gains are relative: 0.02 means 2% more samples per second.
+
+    Attributes
+    ----------
+    change : str
+        For people.
+    step_time_s, bound_s, gap : float or None
+        Of the changed problem; None if the solver found no plan, as all that follows.
+    gain : float or None
+        By solving anew, with the same solver.
+    priced_gain : float or None
+        By the prices of memory and of a host's time; None for other changes. A price is what
+        the first byte more is worth: all together are worth at most that, about.
+    least_gain, most_gain : float or None
+        What is proven of the best placements' gain.
+    detail : str
+        Why there is no plan.
+    """
+
+    change: str
+    step_time_s: float | None
+    bound_s: float | None
+    gap: float | None
+    gain: float | None
+    priced_gain: float | None
+    least_gain: float | None
+    most_gain: float | None
+    detail: str = ""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the effect, for better or worse, is larger than what the gaps leave open."""
+        if self.least_gain is None or self.most_gain is None:
+            return False
+        return self.least_gain > 0 or self.most_gain < 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPrices:
+    """What more of a memory saves of the step, at the margin.
+
+    Attributes
+    ----------
+    hbm_s_per_byte : float
+        Seconds, for one more byte on every GPU.
+    dram_s_per_byte : float
+        Seconds, for one more byte on every host.
+    dram_time_share : float
+        The share of the step that waits for hosts' memory.
+    """
+
+    hbm_s_per_byte: float = 0.0
+    dram_s_per_byte: float = 0.0
+    dram_time_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A problem as it is, and the effects of changes to it.
+
+    Attributes
+    ----------
+    base : SolveResult
+        Of the problem as it is.
+    prices : MemoryPrices
+    effects : tuple of Effect
+    binding : str
+        What keeps the plan from being faster, in words.
+    """
+
+    base: SolveResult
+    prices: MemoryPrices
+    effects: tuple[Effect, ...]
+    binding: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontPoint:
+    """A budget of HBM, and the step time that it buys.
+
+    Attributes
+    ----------
+    hbm_bytes : int
+        Of each GPU.
+    step_time_s, bound_s, gap : float or None
+        None without a plan or bound.
+    detail : str
+        Why there is no plan.
+    """
+
+    hbm_bytes: int
+    step_time_s: float | None
+    bound_s: float | None
+    gap: float | None
+    detail: str = ""
+
+
+def whatif(
+    problem: Problem,
+    cost_model: CostModel,
+    *,
+    solver: str = "greedy-cost",
+    time_limit_s: float = 20.0,
+    gap: float = 1e-3,
+    seed: int = 0,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] | None = None,
+    on_solved: Callable[[int, int], None] = lambda done, total: None,
+) -> WhatIf:
+    """The effects of more and faster HBM and DRAM, faster links, and a batch twice as large.
+
+    Parameters
+    ----------
+    problem : Problem
+    cost_model : CostModel
+    solver : str
+        Solves each changed problem within `time_limit_s`; a better one leaves smaller gaps.
+    time_limit_s, gap, seed, max_steps, stop
+        See `Limits`.
+    on_solved : callable
+        Told how many problems are solved, of how many.
+
+    Returns
+    -------
+    WhatIf
+        Without effects if the problem as it is has no plan; `base` says why. After `stop`, with
+        those that were known already.
+    """
+
+    def solved(changed: Problem) -> SolveResult:
+        return solve(
+            changed,
+            solver,
+            cost_model,
+            time_limit_s=time_limit_s,
+            gap=gap,
+            seed=seed,
+            max_steps=max_steps,
+            stop=stop,
+        )
+
+    base = solved(problem)
+    if base.plan is None or base.step_time_s is None:
+        return WhatIf(base, MemoryPrices(), ())
+    instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, base.plan)
+    pooled = lagrangian_bound(instance)
+    relaxed = lp_bound(
+        instance, base.step_time_s, pooled=pooled, time_limit_s=time_limit_s, stop=stop
+    )
+    prices, words = _prices(pooled, relaxed), binding(instance, relaxed or pooled, report).words
+    changes = _changes(problem)
+    on_solved(1, len(changes) + 1)
+    effects = []
+    for number, (name, changed) in enumerate(changes):
+        saved_s = _priced_s(prices, base.step_time_s, problem.topology, changed.topology)
+        result = solved(changed)
+        if stop is not None and stop():
+            break  # What was searched for less long than the base says nothing beside it.
+        effects.append(_effect(name, problem, base, changed, result, saved_s))
+        on_solved(number + 2, len(changes) + 1)
+    return WhatIf(base, prices, tuple(effects), words)
+
+
+def _prices(pooled: LagrangianBound, relaxed: LpBound | None) -> MemoryPrices:
+    """Prices by the linear relaxation, or by the pooled bound where there was no time for it."""
+    if relaxed is None:
+        return MemoryPrices(pooled.price_s_per_byte)
+    return MemoryPrices(
+        relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
+    )
+
+
+def _priced_s(
+    prices: MemoryPrices, step_time_s: float, before: Topology, after: Topology
+) -> float | None:
+    """What a change of memory saves of the step by prices; None for other changes.
+
+    A change is the same on all GPUs, or on all hosts.
+    """
+    gpu, host = (before.gpus[0], after.gpus[0]), (before.hosts[0], after.hosts[0])
+    saved_s = [
+        prices.hbm_s_per_byte * (gpu[1].memory_bytes - gpu[0].memory_bytes),
+        prices.dram_s_per_byte * (host[1].memory_bytes - host[0].memory_bytes),
+        step_time_s
+        * prices.dram_time_share
+        * (1 - host[0].dram_bytes_per_s / host[1].dram_bytes_per_s),
+    ]
+    changed = gpu[1].memory_bytes, host[1].memory_bytes, host[1].dram_bytes_per_s
+    as_is = gpu[0].memory_bytes, host[0].memory_bytes, host[0].dram_bytes_per_s
+    return None if changed == as_is else sum(saved_s)
+
+
+def front(
+    problem_at: Callable[[int], Problem], budgets_bytes: Sequence[int], solve_problem: Solve
+) -> tuple[FrontPoint, ...]:
+    """The step time and the bound at each HBM budget of a GPU, in ascending order.
+
+    More memory never makes the best placement slower: a plan for less memory is one for more,
+    and a bound for more memory is one for less. Each point has the best of both.
+
+    Parameters
+    ----------
+    problem_at : callable
+        The problem with so many bytes of HBM on each GPU, of which the user's constraints may
+        reserve some.
+    budgets_bytes : sequence of int
+    solve_problem : callable
+    """
+    budgets = sorted(set(budgets_bytes))
+    results = [solve_problem(problem_at(budget)) for budget in budgets]
+    times: list[float | None] = []
+    for result in results:
+        known = [t for t in (result.step_time_s, times[-1] if times else None) if t is not None]
+        times.append(min(known, default=None))
+    bounds: list[float | None] = []
+    for result in reversed(results):
+        known = [b for b in (result.bound_s, bounds[-1] if bounds else None) if b is not None]
+        bounds.append(max(known, default=None))
+    points = []
+    for budget, result, step_time_s, bound_s in zip(
+        budgets, results, times, reversed(bounds), strict=True
+    ):
+        found = step_time_s is not None and bool(bound_s)
+        points.append(
+            FrontPoint(
+                budget,
+                step_time_s,
+                bound_s if step_time_s is not None else None,
+                max(0.0, (step_time_s or 0.0) / (bound_s or 1.0) - 1) if found else None,
+                "" if step_time_s is not None else result.termination.detail,
+            )
+        )
+    return tuple(points)
+
+
+def _changes(problem: Problem) -> list[tuple[str, Problem]]:
+    """Changed problems with their names; links that the machine lacks are left out."""
+    machine = problem.topology
+    larger = replace(
+        machine,
+        gpus=tuple(replace(g, memory_bytes=g.memory_bytes + HBM_STEP_BYTES) for g in machine.gpus),
+    )
+    roomier = replace(
+        machine,
+        hosts=tuple(
+            replace(h, memory_bytes=h.memory_bytes + DRAM_STEP_BYTES) for h in machine.hosts
+        ),
+    )
+    faster_hbm = replace(
+        machine,
+        gpus=tuple(replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * FASTER) for g in machine.gpus),
+    )
+    faster_dram = replace(
+        machine,
+        hosts=tuple(
+            replace(h, dram_bytes_per_s=h.dram_bytes_per_s * FASTER) for h in machine.hosts
+        ),
+    )
+    machines = [
+        (f"+{format_bytes(HBM_STEP_BYTES)} of HBM per GPU", larger),
+        (f"+{format_bytes(DRAM_STEP_BYTES)} of DRAM per host", roomier),
+        ("HBM bandwidth +10%", faster_hbm),
+        ("host link bandwidth +10%", _with_faster(machine, "pcie")),
+        ("DRAM bandwidth +10%", faster_dram),
+    ]
+    kinds = {link.kind for link in machine.links}
+    if "nvlink" in kinds:
+        machines.append(("peer bandwidth +10%", _with_faster(machine, "nvlink")))
+    if "network" in kinds and len(machine.hosts) > 1:
+        machines.append(("network bandwidth +10%", _with_faster(machine, "network")))
+    changed = [(words, replace(problem, topology=other)) for words, other in machines]
+    return [*changed, ("batch size x2", replace(problem, batch_size=2 * problem.batch_size))]
+
+
+def _with_faster(machine: Topology, kind: LinkKind) -> Topology:
+    return replace(
+        machine,
+        links=tuple(
+            replace(link, bytes_per_s=link.bytes_per_s * FASTER) if link.kind == kind else link
+            for link in machine.links
+        ),
+    )
+
+
+def _effect(
+    words: str,
+    problem: Problem,
+    base: SolveResult,
+    changed: Problem,
+    result: SolveResult,
+    priced_s: float | None,
+) -> Effect:
+    if result.step_time_s is None or base.step_time_s is None:
+        detail = result.termination.detail
+        return Effect(words, None, result.bound_s, None, None, None, None, None, detail)
+    scale = changed.global_batch_size / problem.global_batch_size
+    before, after = base.step_time_s, result.step_time_s
+    # A price holds at the margin: of a saving larger than the step it says nothing.
+    known = priced_s is not None and 0 <= priced_s < before
+    priced = before / (before - (priced_s or 0.0)) - 1 if known else None
+    return Effect(
+        words,
+        after,
+        result.bound_s,
+        result.gap,
+        scale * before / after - 1,
+        priced,
+        None if not base.bound_s else scale * base.bound_s / after - 1,
+        None if not result.bound_s else scale * before / result.bound_s - 1,
+    )

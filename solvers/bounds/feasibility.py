@@ -1,0 +1,68 @@
+"""Problems that no placement fits: what is short, and by how much."""
+
+import math
+
+from placer.plan.memory import Shortage
+from placer.units import format_bytes
+from solvers.model.instance import Instance, ShardingOption
+from solvers.result import Termination
+
+
+def impossible(instance: Instance) -> Termination | None:
+    """A proof that nothing fits, or None if these tests do not find one.
+
+    Every table needs buffers in HBM however few of its rows are there, and all rows and
+    buffers need a place in HBM or DRAM together. Where cutting a table makes neither
+    smaller, whole tables stand for all ways to cut them.
+    """
+    hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
+    whole_is_least = instance.cost_model.extra_sharding_s(instance.problem) is not None
+    needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
+    least_hbm = math.fsum(need for need, _ in needs)
+    if least_hbm > hbm:
+        short = math.ceil(least_hbm - hbm)
+        return _infeasible(
+            Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
+            f"even with every table in DRAM, the buffers of a step of "
+            f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
+            f"the GPUs have {format_bytes(hbm)} together. Lower --batch-size or raise --hbm",
+        )
+    least = math.fsum(need for _, need in needs)
+    if least > hbm + dram:
+        short = math.ceil(least - hbm - dram)
+        return _infeasible(
+            Shortage("all hosts", "dram", short, "weights, optimizer state and buffers"),
+            f"the tables take {format_bytes(least)} with optimizer state and buffers; HBM "
+            f"({format_bytes(hbm)}) and DRAM ({format_bytes(dram)}) together are short by "
+            f"{format_bytes(short)} ({short} bytes). Use more or larger machines, a smaller dim or "
+            "dtype, or an optimizer with less state",
+        )
+    return None
+
+
+def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
+    """The fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
+    found: list[tuple[float, float]] = []
+    for option in instance.options_of(table):
+        if option.replicated_rows or (option.shard_count > 1 and whole_is_least):
+            continue
+        found.append(_least_of(instance, table, option))
+    # Replicas only add bytes; they count where nothing else is allowed.
+    found = found or [_least_of(instance, table, option) for option in instance.options_of(table)]
+    return min(need for need, _ in found), min(need for _, need in found)
+
+
+def _least_of(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:
+    shards = instance.shards(table, option)
+    replica = instance.replica(table, option)
+    curves = [instance.curve(shard, instance.kinds[0]) for shard in shards]
+    if replica is not None:
+        curves += [instance.curve(replica, instance.kinds[0])] * instance.gpus
+    return (
+        math.fsum(float(curve.hbm_bytes.min()) for curve in curves),
+        math.fsum(float((curve.hbm_bytes + curve.dram_bytes).min()) for curve in curves),
+    )
+
+
+def _infeasible(shortage: Shortage, detail: str) -> Termination:
+    return Termination("infeasible", detail=detail, shortages=(shortage,))

@@ -1,0 +1,422 @@
+"""A lower bound of the step time by pooling all HBM at one price.
+
+For any price λ ≥ 0 of a byte of HBM, any placement of step time T satisfies on each GPU
+
+    Σ over its pieces of (time + λ · bytes)  ≤  T + λ · HBM
+
+Summed over GPUs, the left side is at least what the tables cost when each takes its
+cheapest cut, among those whose every piece can finish within T, and each piece its cheapest
+number of hot rows that one GPU can hold. The smallest T for which that sum is at most
+GPUs × T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffrion 1974,
+doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a
+second one: what must be staged whatever is in the pooled HBM.
+
+Where cutting a table always costs extra (`CostModel.extra_cut_s`), the cuts of tables that
+one GPU can serve whole need not be looked at: the whole table stands for all of them, its
+rows split freely and one GPU's memory no limit, plus that extra cost.
+
+What is replicated takes the same time β of every GPU, so that a piece has T − β left and not
+T: a GPU that serves a long piece leaves little room for replicas of other tables. The sum is
+therefore taken for each of a list of ranges of β: with cuts that leave room for the least β
+of the range, and replicas that take the most of it together, a budget that is priced like
+HBM is. The smallest of those sums counts.
+
+Both hold for the whole search space of `solvers.model.instance`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostCurve
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_S, GPU_S, costs_of
+
+Float = npt.NDArray[np.float64]
+
+_PRICES = 13
+"""Prices looked at around the pooled one; the bound is flat near its best."""
+
+_PRICE_SPAN = 6.0
+
+_MOST_CROWDED = 200
+_REPLICA_RANGES = 16
+_REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
+"""Ranges of β, for problems of at most so many tables, and prices of a second of replicas on
+every GPU, in GPU seconds for each GPU."""
+
+_ALL_OPTIONS = 2500
+"""Tables × GPUs up to which all cuts of all tables are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionCost:
+    """One way to cut a table, at the best for each of its pieces.
+
+    `longest_s` is the least time of the slowest piece; `priced_s` the least time plus price
+    times bytes, summed over pieces.
+    """
+
+    option: ShardingOption
+    longest_s: float
+    priced_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LagrangianBound:
+    """The bound, and what it was made of.
+
+    Attributes
+    ----------
+    step_time_s : float
+    price_s_per_byte : float
+        The price λ: GPU seconds that one more byte of HBM saves, about.
+    pool_s : float
+        λ × all HBM.
+    cuts : tuple of tuples of CutWork
+        Per table, every cut of the search space that can be the cheapest for a step time of
+        at least the bound.
+    dram_s : float
+        The part that the hosts' memory alone enforces.
+    """
+
+    step_time_s: float
+    price_s_per_byte: float
+    pool_s: float
+    options: tuple[tuple[OptionCost, ...], ...]
+    dram_s: float
+
+    def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
+        """The cheapest cut whose pieces can each take at most `step_time_s`."""
+        allowed = [option for option in self.options[table] if option.longest_s <= step_time_s]
+        return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
+
+    def work_s(self, step_time_s: float) -> float:
+        """GPU seconds that any placement of that step time needs; infinite if there is none."""
+        total = -self.pool_s
+        for table in range(len(self.options)):
+            option = self.option_for(table, step_time_s)
+            if option is None:
+                return float("inf")
+            total += option.priced_s
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """Cuts of a table with times, and costs at several prices.
+
+    `longest_s` and `replica_s`, the part of it that all GPUs spend on replicas, have shape
+    (cuts,), `priced_s` shape (cuts, prices).
+    """
+
+    options: tuple[ShardingOption, ...]
+    longest_s: Float
+    replica_s: Float
+    priced_s: Float
+
+    def set(self, at: int, longest_s: float, replica_s: float, priced_s: Float) -> None:
+        """Fill in one cut."""
+        self.longest_s[at], self.replica_s[at], self.priced_s[at] = longest_s, replica_s, priced_s
+
+
+def lagrangian_bound(instance: Instance) -> LagrangianBound:
+    """The bound of this module's docstring."""
+    prices, dram_s = _pooled_prices(instance)
+    few = instance.tables * instance.gpus <= _ALL_OPTIONS
+    extra_s = None if few else instance.cost_model.extra_sharding_s(instance.problem)
+    whole = _Whole(instance, prices)
+    if extra_s is None:
+        works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
+    else:
+        found = [
+            _whole_works(instance, whole, table, prices, extra_s)
+            for table in range(instance.tables)
+        ]
+        works = [work for work, _ in found]
+        # No step is shorter than this, so that tables that one GPU can serve within it need
+        # no finer cut; the others do.
+        least_s = max(_bounds(instance, works, prices, dram_s))
+        for table, (_, usual_s) in enumerate(found):
+            if usual_s > least_s or not np.isfinite(usual_s):
+                works[table] = _all_works(instance, whole, table, prices)
+    bounds = _bounds(instance, works, prices, dram_s)
+    best = int(np.argmax(bounds))
+    options = tuple(
+        tuple(
+            OptionCost(option, float(longest), float(priced))
+            for option, longest, priced in zip(
+                work.options, work.longest_s, work.priced_s[:, best], strict=True
+            )
+        )
+        for work in works
+    )
+    pool_s = float(prices[best] * instance.hbm_bytes.sum())
+    return LagrangianBound(bounds[best], float(prices[best]), pool_s, options, dram_s)
+
+
+def _bounds(
+    instance: Instance, works: Sequence[_Works], prices: Float, dram_s: float
+) -> list[float]:
+    """The bound at each price."""
+    shape = len(works), max(len(work.options) for work in works)
+    longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
+    priced = np.full((*shape, prices.size), np.inf)
+    for table, work in enumerate(works):
+        longest[table, : len(work.options)] = work.longest_s
+        replica_s[table, : len(work.options)] = work.replica_s
+        priced[table, : len(work.options)] = work.priced_s
+    lowest = max(dram_s, float(longest.min(axis=1).max()))
+    found = []
+    for at, price in enumerate(prices.tolist()):
+        work_s = _Work(priced[:, :, at], longest, replica_s, lowest, instance.gpus)
+        pool_s = price * float(instance.hbm_bytes.sum())
+        low = lowest
+        if work_s(low) - pool_s > instance.gpus * low:
+            # Work falls in steps as T grows: find where it crosses GPUs × T.
+            high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
+            high = max(high, (work_s(high) - pool_s) / instance.gpus)
+            while high - low > 1e-6 * high:
+                middle = (low + high) / 2
+                enough = work_s(middle) - pool_s <= instance.gpus * middle
+                low, high = (low, middle) if enough else (middle, high)
+        found.append(low)
+    return found
+
+
+class _Work:
+    """GPU seconds plus price times bytes of all tables, as a function of the step time."""
+
+    def __init__(
+        self, costs: Float, longest: Float, replica_s: Float, lowest_s: float, gpus: int
+    ) -> None:
+        usual = np.where(longest <= lowest_s, costs, np.inf).argmin(axis=1)
+        at_most = float(replica_s[np.arange(usual.size), usual].sum())
+        self.most_replicas_s = at_most
+        # Tables whose every cut fits, however much is replicated, cost the same at any T.
+        fits = (longest + at_most <= lowest_s) | np.isinf(costs)
+        settled = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
+        self.done_s = float(costs[settled].min(axis=1).sum())
+        self.costs, self.replica_s = costs[~settled], replica_s[~settled]
+        self.shards_s = longest[~settled] - self.replica_s
+        self.gpus = gpus
+        # Ranges of the time of all replicas: the last one has no end.
+        crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
+        crowded &= costs.shape[0] <= _MOST_CROWDED
+        self.starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
+
+    def __call__(self, step_time_s: float) -> float:
+        least = np.inf
+        for at, start in enumerate(self.starts.tolist()):
+            open_s = self.shards_s + np.maximum(start, self.replica_s)
+            costs = np.where(open_s <= step_time_s, self.costs, np.inf)
+            if at + 1 == self.starts.size:
+                total = float(costs.min(axis=1, initial=np.inf).sum())
+            else:
+                end = float(self.starts[at + 1])
+                total = max(
+                    float((costs + price * self.replica_s).min(axis=1, initial=np.inf).sum())
+                    - price * end
+                    for price in (factor * self.gpus for factor in _REPLICA_PRICES)
+                )
+            least = min(least, total)
+        return self.done_s + least
+
+
+class _Whole:
+    """Whole tables on each kind of GPU, at several prices."""
+
+    def __init__(self, instance: Instance, prices: Float) -> None:
+        self.instance = instance
+        self.prices = prices
+        self.most_of_kind = [
+            max(
+                float(h)
+                for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
+                if k == kind
+            )
+            for kind in range(len(instance.kinds))
+        ]
+
+    def best(self, shard: TableShard) -> tuple[float, Float]:
+        """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
+        found = [
+            least(self.instance.curve(shard, gpu), most, self.prices)
+            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
+        ]
+        return min(time_s for time_s, _ in found), np.min([p for _, p in found], axis=0)
+
+    def free(self, shard: TableShard) -> Float:
+        """Least time + price × bytes without the cost of splits and the limit of one GPU."""
+        found = []
+        for gpu in self.instance.kinds:
+            curve = self.instance.free_curve(shard, gpu)
+            found.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+        lowest: Float = np.min(found, axis=0)
+        return lowest
+
+    def replicas(self, shard: TableShard | None) -> tuple[float, Float]:
+        """Time of replicas on the best GPU, and their cost on all GPUs together."""
+        if shard is None:
+            return 0.0, np.zeros_like(self.prices)
+        instance = self.instance
+        curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
+        counts = np.bincount(instance.kind_of_gpu)
+        total = np.zeros_like(self.prices)
+        for curve, count in zip(curves, counts, strict=True):
+            total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
+        return min(float(curve.gpu_s[0]) for curve in curves), total
+
+
+def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> _Works:
+    """Every cut of a table."""
+    options = instance.options_of(table)
+    works = _Works(
+        options,
+        np.zeros(len(options)),
+        np.zeros(len(options)),
+        np.zeros((len(options), prices.size)),
+    )
+    for at, option in enumerate(options):
+        works.set(at, *_work_of(instance, whole, table, option))
+    return works
+
+
+def _work_of(
+    instance: Instance, whole: _Whole, table: int, option: ShardingOption
+) -> tuple[float, float, Float]:
+    """Longest piece, time of replicas, and costs at each price of one cut."""
+    replica_s, priced = whole.replicas(instance.replica(table, option))
+    shards = instance.shards(table, option)
+    if not shards:
+        return replica_s, replica_s, priced
+    found = [whole.best(shard) for shard in _representatives(shards)]
+    longest_s = replica_s + max(time_s for time_s, _ in found)
+    priced = priced + np.sum([p for _, p in found], axis=0)
+    # Thin slices differ only in which of the hottest ranks they hold; the last one has
+    # the least work and stands for those that were not looked at.
+    if rest := len(shards) - len(found):
+        priced = priced + rest * found[-1][1]
+    return longest_s, replica_s, priced
+
+
+def _whole_works(
+    instance: Instance, whole: _Whole, table: int, prices: Float, extra_s: float
+) -> tuple[_Works, float]:
+    """The uncut variants of a table, cheap enough to stand for all cuts.
+
+    Their `priced_s` and `longest_s` are below those of all cuts with the same replicas and
+    cold rows read alike; caches are looked at cut by cut. Also returned is the longest time
+    of the first variant in truth: it stands for all for any step that is not shorter.
+    """
+    options = instance.options_of(table)
+    finer = {(option.replicated_rows, option.cold) for option in options if option.shard_count > 1}
+    chosen = tuple(
+        option for option in options if option.shard_count == 1 or option.cold == "cached"
+    )
+    works = _Works(
+        chosen, np.zeros(len(chosen)), np.zeros(len(chosen)), np.zeros((len(chosen), prices.size))
+    )
+    usual_s = 0.0
+    for at, option in enumerate(chosen):
+        longest_s, replica_s, priced = _work_of(instance, whole, table, option)
+        if at == 0:
+            usual_s = longest_s
+        if option.cold != "cached" and (option.replicated_rows, option.cold) in finer:
+            longest_s = replica_s  # Finer cuts may be shorter.
+            free = whole.replicas(instance.replica(table, option))[1] + extra_s
+            for shard in instance.shards(table, option):
+                free = free + whole.free(shard)
+            priced = np.minimum(priced, free)
+        works.set(at, longest_s, replica_s, priced)
+    return works, usual_s
+
+
+def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
+    """Least time, and least time + price × bytes, of a piece within `hbm_bytes`, in seconds.
+
+    All or no rows in HBM are compared without the cost of a split. Infinite if not even the
+    piece's buffers fit.
+
+    Parameters
+    ----------
+    prices : float64, shape (m,)
+
+    Returns
+    -------
+    float, and float64 of shape (m,)
+    """
+    points = costs_of(curve)
+    points, inner = points[: GPU_S + 1], np.stack((curve.hbm_bytes, curve.gpu_s))
+    fits = points[BYTES] <= hbm_bytes
+    if not fits.any() and not (inner[BYTES] <= hbm_bytes).any():
+        return float("inf"), np.full(prices.shape, np.inf)
+    # Between a point that fits and a next one that does not, up to the last byte. (The other
+    # way round, the point that fits is better: it has less time and fewer bytes.)
+    inside = inner[BYTES] <= hbm_bytes
+    edges = np.flatnonzero(inside[:-1] & ~inside[1:])
+    part = (hbm_bytes - inner[BYTES, edges]) / (inner[BYTES, edges + 1] - inner[BYTES, edges])
+    at_limit = inner[GPU_S, edges] + part * (inner[GPU_S, edges + 1] - inner[GPU_S, edges])
+    # The ends with a split beside none of it stand for what is just beside them.
+    split = inner[:, inside] + np.array([[curve.split_hbm_bytes], [curve.split_s]])
+    limit = np.stack((np.full(at_limit.shape, hbm_bytes), at_limit + curve.split_s))
+    every = np.concatenate((points[:, fits], split, limit), axis=1)
+    cost = every[GPU_S] + prices[:, None] * every[BYTES]
+    return float(every[GPU_S].min()), cost.min(axis=1)
+
+
+def _pooled_prices(instance: Instance) -> tuple[Float, float]:
+    """Prices of HBM to look at, and the bound that the hosts' memory alone gives.
+
+    Whole tables at the instance's prices tell how many bytes they take together, and so the
+    price at which they fill all HBM.
+    """
+    pool = float(instance.hbm_bytes.sum())
+    grid = instance.prices
+    total = np.zeros((5, grid.size))
+    for table in range(instance.tables):
+        total += instance.ladder(instance.whole(table), instance.kinds[0]).values
+    rung = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
+    price = float(grid[min(max(1, rung + 1), grid.size - 1)])
+    staged_s = float(total[DRAM_S, rung]) / len(instance.dram_bytes)
+    busy_s = float(total[GPU_S, rung]) / instance.gpus
+    if price == 0:
+        return np.array([0.0]), 0.0
+    around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
+    dram_s = 0.0
+    comparable = instance.cost_model.extra_sharding_s(instance.problem) is not None and not any(
+        option.cold == "cached" and option.shard_count > 1
+        for table in range(instance.tables)
+        for option in instance.options_of(table)
+    )
+    if staged_s > busy_s / 2 and comparable:
+        spans = np.ptp(total[[DRAM_S, GPU_S]], axis=1)
+        dram_s = _staged_bound(instance, around * float(spans[0] / spans[1]))
+    return np.concatenate(([0.0], around)), dram_s
+
+
+def _staged_bound(instance: Instance, prices: Float) -> float:
+    """What the hosts' memory must read and write, with all HBM pooled at one price.
+
+    The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
+    whole tables stand for their cuts, which those with caches do not.
+    """
+    total = -prices * float(instance.hbm_bytes.sum())
+    for table in range(instance.tables):
+        colds = {option.cold for option in instance.options_of(table)}
+        curves = [
+            instance.curve(TableShard(table, ShardingOption(cold=cold)), gpu)
+            for cold in sorted(colds)
+            for gpu in instance.kinds
+        ]
+        total += np.min(
+            [(c.dram_s + prices[:, None] * c.hbm_bytes).min(axis=1) for c in curves], axis=0
+        )
+    return max(0.0, float(total.max())) / len(instance.dram_bytes)
+
+
+def _representatives(shards: list[TableShard]) -> list[TableShard]:
+    """The first pieces, which hold the hottest ranks, and the last."""
+    return shards if len(shards) <= 5 else [*shards[:4], shards[-1]]

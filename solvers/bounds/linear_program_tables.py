@@ -1,0 +1,253 @@
+"""What one table can do: its cuts, their pieces, and all numbers of hot rows of these.
+
+A curve is linear between its points, so that the least of a price-weighted sum over all
+numbers of hot rows is at one of them, or at the edge of what a GPU has room or time for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostCurve
+from solvers.bounds.linear_program_devices import Pools
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S, costs_of
+
+Float = npt.NDArray[np.float64]
+
+_INSIDE = 1 + 1e-9
+"""What is full may be so much fuller, for rounding: it makes bounds lower."""
+
+_SLICES = 4
+"""Row slices that are looked at besides the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Pieces that cost the same: how many, and their points, shape (4, m), on each pool.
+
+    Pools that cannot serve them are left out.
+    """
+
+    times: int
+    points: dict[int, Float]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChoice:
+    """A cut of a table: its longest piece, replicas on one GPU of each pool, and pieces."""
+
+    longest_s: float
+    replica_s: Float
+    replica_bytes: Float
+    parts: tuple[Part, ...]
+
+    @property
+    def points(self) -> int:
+        """How many points its pieces have."""
+        return sum(mine.shape[1] for part in self.parts for mine in part.points.values())
+
+
+class TableChoices:
+    """The cuts of a table that a plan faster than `upper_s` can use."""
+
+    def __init__(self, instance: Instance, pools: Pools, table: int, upper_s: float) -> None:
+        self.instance = instance
+        self.pools = pools
+        self.table = table
+        self.upper_s = upper_s
+        allowed = instance.allowed(table)
+        self.serving = {
+            pool: number
+            for pool, members in enumerate(pools.gpus)
+            if (number := sum(allowed is None or bool(allowed[gpu]) for gpu in members))
+        }
+
+    def of_options(self, options: Iterable[ShardingOption]) -> list[TableChoice]:
+        """Those cuts as they are."""
+        found = [self._option(option) for option in options]
+        return [choice for choice in found if choice is not None]
+
+    def whole_suffices(self, least_s: float) -> bool:
+        """Whether whole tables may stand for cuts, and one GPU can serve this one in time."""
+        options = self.instance.options_of(self.table)
+        whole = [option for option in options if option.shard_count == 1]
+        if {(c.replicated_rows, c.cold) for c in options} - {
+            (c.replicated_rows, c.cold) for c in whole
+        }:
+            return False
+        # Of pieces with caches one may be read in place, another be all in HBM.
+        if any(option.cold == "cached" and option.shard_count > 1 for option in options):
+            return False
+        # Pieces that have to be in one tier are not a part of the whole table in one.
+        if any(
+            not np.isfinite(self._curve(TableShard(self.table, option)).split_s) for option in whole
+        ):
+            return False
+        return any(choice.longest_s <= least_s for choice in self.of_options(whole))
+
+    def of_wholes(self, extra_s: float) -> list[TableChoice]:
+        """Uncut placements, and for each one that stands for all those cut finer.
+
+        That is the whole table with its rows split freely, and as large as can be. At prices
+        that are the same on all GPUs, pieces on several do not do better together.
+        """
+        options = self.instance.options_of(self.table)
+        finer = {
+            (option.replicated_rows, option.cold) for option in options if option.shard_count > 1
+        }
+        whole = [option for option in options if option.shard_count == 1]
+        found = self.of_options(whole)
+        for option in whole:
+            if (option.replicated_rows, option.cold) in finer:
+                replica_s, replica_bytes = self._replicas(option)
+                points = _stacked(self._curve(TableShard(self.table, option)))
+                points[GPU_S] += extra_s
+                parts = (Part(1, {0: points}),)
+                found.append(TableChoice(float(replica_s.max()), replica_s, replica_bytes, parts))
+        return found
+
+    def _option(self, option: ShardingOption) -> TableChoice | None:
+        """A cut; None if a plan that is fast enough cannot use it."""
+        replica_s, replica_bytes = self._replicas(option)
+        longest_s = float(replica_s.max())
+        parts, least_s = [], []
+        for shard, times in _distinct(self.instance.shards(self.table, option)):
+            points = {
+                pool: found
+                for pool in self.serving
+                if (found := self._points(shard, pool, replica_s, replica_bytes)).size
+            }
+            if not points:
+                return None
+            parts.append(Part(times, points))
+            least_s.append(
+                {pool: found[GPU_S].min() + replica_s[pool] for pool, found in points.items()}
+            )
+        if parts:
+            times_of = [part.times for part in parts]
+            longest_s = max(longest_s, _longest_s(least_s, times_of, self.serving))
+        if not longest_s <= self.upper_s or not np.isfinite(longest_s):
+            return None
+        return TableChoice(longest_s, replica_s, replica_bytes, tuple(parts))
+
+    def _points(
+        self, shard: TableShard, pool: int, replica_s: Float, replica_bytes: Float
+    ) -> Float:
+        """The points of a piece that a GPU of a pool has room and time for, replicas included."""
+        limits = np.full(4, np.inf)
+        limits[BYTES] = self.pools.most_hbm_bytes[pool] - replica_bytes[pool]
+        limits[GPU_S] = self.upper_s - replica_s[pool]
+        limits[DRAM_S] = self.upper_s
+        limits[DRAM_BYTES] = self.pools.most_dram_bytes[self.pools.host_of[pool]]
+        return within(self._curve(shard, pool), limits)
+
+    def _curve(self, shard: TableShard, pool: int = 0) -> CostCurve:
+        return self.instance.curve(shard, self.pools.gpus[pool][0])
+
+    def _replicas(self, option: ShardingOption) -> tuple[Float, Float]:
+        """Time and bytes of replicas on one GPU of each pool."""
+        replica = self.instance.replica(self.table, option)
+        if replica is None:
+            return np.zeros(len(self.pools.gpus)), np.zeros(len(self.pools.gpus))
+        curves = [self._curve(replica, pool) for pool in range(len(self.pools.gpus))]
+        return np.array([c.gpu_s[0] for c in curves]), np.array([c.hbm_bytes[0] for c in curves])
+
+
+def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
+    """Pieces that cost different amounts, and how many cost as much, or more.
+
+    Strips of one width are alike. Thin row slices differ only in which of the hottest ranks
+    they hold; the last one has the least work and stands for those that are not looked at.
+    """
+    if not shards:
+        return []
+    option = shards[0].option
+    strips = Counter(option.column_widths or (0,))
+    slices = [(row_slice, 1) for row_slice in range(min(option.row_slices, _SLICES))]
+    if option.row_slices > _SLICES:
+        slices.append((option.row_slices - 1, option.row_slices - _SLICES))
+    return [
+        (
+            TableShard(
+                shards[0].table,
+                option,
+                row_slice,
+                option.column_widths.index(width) if width else 0,
+            ),
+            times * same,
+        )
+        for width, same in strips.items()
+        for row_slice, times in slices
+    ]
+
+
+def _longest_s(
+    least_s: Sequence[dict[int, float]], times: Sequence[int], servers: dict[int, int]
+) -> float:
+    """A lower limit of the slowest piece's time, as pieces of a table need a GPU each.
+
+    Parameters
+    ----------
+    least_s : sequence of dict
+        Time of a piece on each pool that can serve it.
+    times : sequence of int
+        How many such pieces there are.
+    servers : dict
+        GPUs of each pool.
+    """
+    lowest = max(min(mine.values()) for mine in least_s)
+    if len(servers) == 1:
+        return lowest if sum(times) <= sum(servers.values()) else float("inf")
+    for step_s in sorted({t for mine in least_s for t in mine.values() if t >= lowest}):
+        # Pieces that only some pools serve in time must not be more than their GPUs (Hall).
+        able = [frozenset(pool for pool, t in mine.items() if t <= step_s) for mine in least_s]
+        if all(
+            sum(n for n, mine in zip(times, able, strict=True) if mine <= some)
+            <= sum(servers[pool] for pool in some)
+            for some in {*able, frozenset(servers)}
+        ):
+            return step_s
+    return float("inf")
+
+
+def _stacked(curve: CostCurve) -> Float:
+    """The points of a curve without the costs of splits, shape (4, m)."""
+    found = np.empty((4, curve.hot_rows.size))
+    found[BYTES], found[GPU_S] = curve.hbm_bytes, curve.gpu_s
+    found[DRAM_S], found[DRAM_BYTES] = curve.dram_s, curve.dram_bytes
+    return found
+
+
+def within(curve: CostCurve, limits: Float) -> Float:
+    """The corners of the part of a curve that is within limits, shape (4, m), m may be 0.
+
+    The least of any price-weighted sum over that part, for prices of at least 0, is at one of
+    them. All or no rows in HBM are without the cost of a split.
+
+    Parameters
+    ----------
+    limits : float64, shape (4,)
+        Of HBM bytes, GPU seconds, DRAM seconds and DRAM bytes.
+    """
+    loose = (limits * _INSIDE)[:, None]
+    points = costs_of(curve)[:4]
+    fits = (points <= loose).all(axis=0)
+    if fits.all() or curve.hot_rows.size == 1 or not np.isfinite(curve.split_s):
+        return points[:, fits]
+    # Where the curve, with the cost of a split, crosses a limit between two of its points.
+    # (Just beside an end it costs more than there, and crosses no limit that the end meets.)
+    inner = _stacked(curve)
+    inner[BYTES] += curve.split_hbm_bytes
+    inner[GPU_S] += curve.split_s
+    edge = [points[:, fits]]
+    inside = inner <= limits[:, None]
+    for row, limit in enumerate(limits):
+        crossed = np.flatnonzero(inside[row, :-1] != inside[row, 1:])
+        low, high = inner[:, crossed], inner[:, crossed + 1]
+        at = low + (limit - low[row]) / (high[row] - low[row]) * (high - low)
+        edge.append(at[:, (at <= loose).all(axis=0)])
+    return np.concatenate(edge, axis=1)

@@ -1,0 +1,77 @@
+"""When a search has to stop."""
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from solvers.result import Limit, Limits
+
+
+@dataclass
+class Clock:
+    """Counts down what is left of a search's limits; shared by its parts.
+
+    Attributes
+    ----------
+    deadline : float
+        On `time.monotonic`.
+    steps_left : int or None
+        Steps of local search; None for as many as there is time for.
+    whole : Clock or None
+        That of which this is a part, and whose steps are spent too.
+    """
+
+    limits: Limits
+    deadline: float
+    steps_left: int | None
+    whole: "Clock | None" = None
+
+    @classmethod
+    def start(cls, limits: Limits) -> "Clock":
+        """A clock that starts now."""
+        return cls(limits, time.monotonic() + limits.time_limit_s, limits.max_steps)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time limit."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the caller wants the best plan so far, as with Ctrl-C."""
+        return self.limits.stop is not None and self.limits.stop()
+
+    @property
+    def spent(self) -> bool:
+        """Whether to stop now."""
+        if self.steps_left is not None and self.steps_left <= 0:
+            return True
+        return time.monotonic() > self.deadline or self.stopped
+
+    @property
+    def limit_hit(self) -> Limit | None:
+        """Which limit ended the search, if one did."""
+        if self.stopped:
+            return "stop"
+        if time.monotonic() > self.deadline:
+            return "time"
+        return "steps" if self.steps_left is not None and self.steps_left <= 0 else None
+
+    def step(self) -> None:
+        """Count one step of local search."""
+        if self.steps_left is not None:
+            self.steps_left -= 1
+        if self.whole is not None:
+            self.whole.step()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether steps are counted, so that nothing else but them should be measured."""
+        return self.limits.max_steps is not None
+
+    def part(self, share: float) -> "Clock":
+        """A clock that stops after a share of the time that is left, or of the steps."""
+        steps = None if self.steps_left is None else math.ceil(self.steps_left * share)
+        left_s = max(0.0, self.left_s) * (1.0 if self.repeats else share)
+        deadline = time.monotonic() + left_s
+        return replace(self, deadline=deadline, steps_left=steps, whole=self)

@@ -1,0 +1,408 @@
+"""A problem as solvers see it: pieces of tables and their cost curves.
+
+The search space is the cost model's: every table is cut in one of the ways of
+`Instance.options_of(table)`, its replicated rows are on every GPU, and every piece is served
+by one GPU, pieces of one table by different GPUs; the hottest rows of a piece are in HBM
+and the rest in the DRAM of the GPU's host. What the user forbids is left out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import WHOLE, CostCurve, CostModel, ShardingOption, TableShard, shards_of
+from cost_models.base import FREE, REPLICA
+from placer.errors import ProblemError
+from placer.problem import Problem
+from solvers.model.knapsack import BYTES, GPU_S, Float, Ladder, costs_of, ladder
+
+_COARSE_RATIO = 2.0
+_FINE_RATIO = 1.08
+_FINE_SPAN = 8.0
+"""Prices are dense between the pooled price over this and times this."""
+
+_PRICED_TABLES = 500
+"""Of more tables than these, an even sample sets the prices."""
+
+_CURVES = 4096
+"""Curves kept at a time; ladders, which are far smaller, are kept for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A piece on a GPU, with its `hot_rows` hottest rows in HBM."""
+
+    shard: TableShard
+    gpu: int
+    hot_rows: int
+
+
+class Instance:
+    """Curves of a problem under a cost model, computed when first asked for.
+
+    GPUs that cost the same share their curves, so that 1,024 equal GPUs are one.
+
+    Attributes
+    ----------
+    gpus, tables : int
+        Numbers of them.
+    kinds : list of int
+        One GPU of each kind.
+    kind_of_gpu, host_of_gpu : list of int
+    hbm_bytes, dram_bytes : float64
+        Memory of each GPU and host.
+    """
+
+    def __init__(self, problem: Problem, cost_model: CostModel) -> None:
+        self.problem = problem
+        self.cost_model = cost_model
+        topology = problem.topology
+        self.gpus = len(topology.gpus)
+        self.tables = len(problem.profile)
+        kinds: dict[tuple[object, ...], int] = {}
+        self.kind_of_gpu: list[int] = []
+        self.kinds: list[int] = []
+        for number, gpu in enumerate(topology.gpus):
+            host = topology.hosts_by_id[gpu.host]
+            key = (
+                gpu.hbm_bytes_per_s,
+                gpu.launch_s,
+                host.dram_bytes_per_s,
+                len(topology.gpus_of(gpu.host)),
+                topology.host_link_bytes_per_s(gpu.id),
+                topology.peer_bytes_per_s(gpu.id),
+                topology.network_bytes_per_s(gpu.id),
+            )
+            if key not in kinds:
+                kinds[key] = len(kinds)
+                self.kinds.append(number)
+            self.kind_of_gpu.append(kinds[key])
+        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
+        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
+        self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
+        self._rules = _Rules(problem)
+        self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
+        self._ladders: dict[tuple[object, ...], Ladder] = {}
+        self._options: dict[int, tuple[ShardingOption, ...]] = {}
+
+    @cached_property
+    def prices(self) -> Float:
+        """Prices of a byte of HBM, in seconds, from infinity down to 0.
+
+        Dense around the price at which all tables, whole, would fill all HBM together.
+        """
+        looked_at = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
+        whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in looked_at]
+        hbm_bytes = self.hbm_bytes.sum() * len(looked_at) / self.tables
+        low, high = np.inf, 0.0
+        for points in whole:
+            more = np.diff(points[BYTES])
+            saved = -np.diff(points[GPU_S])
+            worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
+            if worth.size:
+                low, high = min(low, float(worth.min())), max(high, float(worth.max()))
+        if not high:
+            return np.array([np.inf, 0.0])
+        steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
+        coarse = np.geomspace(high * 2, low / 2, steps)
+        taken = np.zeros(steps)
+        for points in whole:
+            at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
+            taken += points[BYTES, at]
+        pooled = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
+        first, last = (min(max(p, low / 2), high * 2) for p in
+                       (pooled * _FINE_SPAN, pooled / _FINE_SPAN))  # fmt: skip
+        steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
+        every = np.concatenate((coarse, np.geomspace(first, last, steps)))
+        return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
+
+    def options_of(self, table: int) -> tuple[ShardingOption, ...]:
+        """The cuts of a table that are searched: the cost model's, without forbidden ones."""
+        if table not in self._options:
+            options = self.cost_model.sharding_options(self.problem, table)
+            self._options[table] = self._rules.allowed_options(table, options)
+        return self._options[table]
+
+    def whole(self, table: int) -> TableShard:
+        """A table in one piece, its cold rows read in the usual way."""
+        return TableShard(table, self.options_of(table)[0])
+
+    def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
+        """The pieces of a table that is cut in this way, replicas aside."""
+        return shards_of(table, option, self.rows(table))
+
+    def replica(self, table: int, option: ShardingOption) -> TableShard | None:
+        """What every GPU holds of a table that is cut in this way."""
+        return TableShard(table, option, 0, REPLICA) if option.replicated_rows else None
+
+    def rows(self, table: int) -> int:
+        """Rows of a table."""
+        return self.problem.profile.tables[table].table.rows
+
+    def columns(self, shard: TableShard) -> tuple[int, int]:
+        """The range of columns of a piece."""
+        return shard.columns(self.problem.profile.tables[shard.table].table.dim)
+
+    def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
+        """Which GPUs may serve a table's pieces, shape (gpus,); None for all of them."""
+        return self._rules.gpus_of_table.get(table)
+
+    def may_serve(self, shard: TableShard, gpu: int) -> bool:
+        """Whether a GPU may serve a piece."""
+        if shard.option.blocked and shard.row_slice != gpu:
+            return False
+        allowed = self._rules.gpus_of_table.get(shard.table)
+        return allowed is None or bool(allowed[gpu])
+
+    def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
+        """Pieces as they have to stay together: mostly one by one."""
+        return self._rules.blocks(shards)
+
+    def in_group(self, table: int) -> bool:
+        """Whether a table has to stay together with others."""
+        return table in self._rules.group_of_table
+
+    def curve(self, shard: TableShard, gpu: int) -> CostCurve:
+        """Cost of a piece on a GPU."""
+        key = self._key(shard, gpu)
+        curve = self._curves.get(key)
+        if curve is None:
+            if shard.option.share >= 0 and shard.column_slice != REPLICA:
+                free = self.curve(shard._replace(option=shard.option._replace(share=FREE)), gpu)
+                curve = at_share(free, shard.option.share)
+            else:
+                number = self.kinds[self.kind_of_gpu[gpu]]
+                curve = self.cost_model.cost_curve(self.problem, shard, number)
+                curve = self._rules.within_tier(shard, curve)
+            self._curves[key] = curve
+            if len(self._curves) > _CURVES:
+                self._curves.popitem(last=False)
+        return curve
+
+    def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
+        """The same if the constraints left any number of its rows in HBM."""
+        if not self._rules.limits_tiers(shard):
+            return self.curve(shard, gpu)
+        return self.cost_model.cost_curve(self.problem, shard, gpu)
+
+    def ladder(self, shard: TableShard, gpu: int) -> Ladder:
+        """Cost of a piece on a GPU at each of `prices`."""
+        key = self._key(shard, gpu)
+        found = self._ladders.get(key)
+        if found is None:
+            found = self._ladders[key] = ladder(self.curve(shard, gpu), self.prices)
+        return found
+
+    def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
+        """What the cost of a piece depends on: not on the widths of other strips."""
+        option = shard.option
+        width = (
+            option.column_widths[shard.column_slice]
+            if option.column_widths and shard.column_slice >= 0
+            else shard.column_slice
+        )
+        rest = option if not option.column_widths else option._replace(column_widths=())
+        return shard.table, shard.row_slice, width, rest, self.kind_of_gpu[gpu]
+
+    @property
+    def search_space(self) -> str:
+        """The search space in words, for plans and reports."""
+        options = {option for table in range(self.tables) for option in self.options_of(table)}
+        kinds = [
+            option._replace(replicated_rows=min(option.replicated_rows, 1)) for option in options
+        ]
+        rows = sorted(
+            {
+                option.row_slices
+                for option in kinds
+                if not option.column_widths and option.row_slices > 1
+            }
+        )
+        strips = sorted(
+            {
+                len(option.column_widths)
+                for option in kinds
+                if option.column_widths and option.row_slices == 1
+            }
+        )
+        grids = sorted(
+            {
+                (option.row_slices, len(option.column_widths))
+                for option in kinds
+                if option.column_widths and option.row_slices > 1
+            }
+        )
+        words = ["whole"]
+        if rows:
+            blocks = (
+                "blocks of rows"
+                if any(option.blocked for option in kinds)
+                else "strided row slices"
+            )
+            words.append(f"in {', '.join(map(str, rows))} {blocks}")
+        if strips:
+            words.append(f"in {', '.join(map(str, strips))} strips of columns")
+        if grids:
+            words.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in grids))
+        if any(option.replicated_rows for option in kinds):
+            words.append("with all or its hottest rows replicated")
+        colds = sorted({option.cold for option in kinds})
+        return (
+            f"each table {', '.join(words)}; each piece on one GPU, any number of its hottest rows "
+            f"in HBM and the rest in DRAM, {' or '.join(colds)}"
+            + (", within the constraints" if self._rules.any else "")
+        )
+
+
+def at_share(curve: CostCurve, share: float) -> CostCurve:
+    """The one point of a curve with so large a share of the rows in HBM."""
+    hot = round(share * int(curve.hot_rows[-1]))
+    inside = 0 < hot < curve.hot_rows[-1]
+
+    def at(values: Float) -> Float:
+        return np.array([np.interp(hot, curve.hot_rows, values)])
+
+    return CostCurve(
+        hot_rows=np.array([hot]),
+        gpu_s=at(curve.gpu_s) + (curve.split_s if inside else 0.0),
+        dram_s=at(curve.dram_s),
+        hbm_bytes=at(curve.hbm_bytes) + (curve.split_hbm_bytes if inside else 0.0),
+        dram_bytes=at(curve.dram_bytes),
+        split_s=0.0,
+        split_hbm_bytes=0.0,
+    )
+
+
+class _Rules:
+    """What the user's constraints leave of the search space."""
+
+    def __init__(self, problem: Problem) -> None:
+        constraints, names = problem.constraints, problem.profile.table_names
+        gpus = problem.topology.gpus
+        number = {name: at for at, name in enumerate(names)}
+        rules = {} if not constraints else {
+            at: constraints.rule_of(name) for at, name in enumerate(names)
+        }  # fmt: skip
+        self.any = bool(constraints)
+        self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
+        self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
+        self.gpus_of_table: dict[int, npt.NDArray[np.bool_]] = {}
+        for at, rule in rules.items():
+            if rule.devices is not None:
+                pinned = set(rule.devices)
+                self.gpus_of_table[at] = np.array(
+                    [gpu.id in pinned or gpu.host in pinned for gpu in gpus]
+                )
+        self.group_of_table: dict[int, int] = {}
+        for group, members in enumerate(constraints.together if constraints else ()):
+            for name in members:
+                self.group_of_table[number[name]] = group
+        self._names = names
+        self._rows = [profile.table.rows for profile in problem.profile]
+        # Tables that stay together are served by GPUs that each of them may be on.
+        for group in set(self.group_of_table.values()):
+            tables = [t for t, g in self.group_of_table.items() if g == group]
+            masks = [self.gpus_of_table[t] for t in tables if t in self.gpus_of_table]
+            if masks:
+                common: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
+                self.gpus_of_table |= dict.fromkeys(tables, common)
+
+    def allowed_options(
+        self, table: int, options: Sequence[ShardingOption]
+    ) -> tuple[ShardingOption, ...]:
+        """The cuts that are not forbidden.
+
+        Raises
+        ------
+        ProblemError
+            If there are none.
+        """
+        forbidden = self.forbidden.get(table, frozenset())
+        pinned = self.gpus_of_table.get(table)
+        tests: dict[str, Callable[[ShardingOption], bool]] = {
+            "row-wise": lambda option: option.row_slices > 1,
+            "column-wise": lambda option: len(option.column_widths) > 1,
+            "replicated": lambda option: option.replicated_rows > 0,
+        }
+        refused = [test for kind, test in tests.items() if kind in forbidden]
+        if table in self.group_of_table:
+            refused.append(lambda option: option.shard_count > 1 or option.replicated_rows > 0)
+        if pinned is not None:
+            servers = int(pinned.sum())
+            if servers < pinned.size:
+                refused.append(
+                    lambda option: (
+                        option.shard_count > servers or option.replicated_rows > 0 or option.blocked
+                    )
+                )
+        if self.tiers.get(table) == "dram":
+            refused.append(lambda option: option.replicated_rows > 0 or option.cold in forbidden)
+            if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
+                rows = self._rows[table]
+                refused.append(
+                    lambda option: option.cold == "cached" and rows < 2 * option.row_slices
+                )
+        left = tuple(option for option in options if not any(test(option) for test in refused))
+        if not left:
+            raise ProblemError(
+                f"table {self._names[table]!r}: the constraints forbid every way to place it; "
+                f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
+            )
+        return left
+
+    def limits_tiers(self, shard: TableShard) -> bool:
+        """Whether not every number of a piece's rows may be in HBM."""
+        forbidden = self.forbidden.get(shard.table, frozenset())
+        return shard.table in self.tiers or bool(
+            forbidden & {"split", "staged", "uva", "host", "cached"}
+        )
+
+    def within_tier(self, shard: TableShard, curve: CostCurve) -> CostCurve:
+        """The part of a curve that the table's tier, and what is forbidden, allow."""
+        last = curve.hot_rows.size - 1
+        if last == 0 or not self.limits_tiers(shard):
+            return curve
+        forbidden = self.forbidden.get(shard.table, frozenset())
+        tier, cached = self.tiers.get(shard.table), shard.option.cold == "cached"
+        kept = np.ones(last + 1, dtype=bool)
+        if tier == "hbm" or shard.option.cold in forbidden:
+            kept[:-1] = False
+        if tier == "dram":
+            kept[-1 if cached else slice(1, None)] = False
+        if cached and "uva" in forbidden:
+            kept[0] = False
+        if "split" in forbidden and not cached:
+            kept[1:-1] = False
+        if kept.all():
+            return curve
+        return replace(
+            curve,
+            hot_rows=curve.hot_rows[kept],
+            gpu_s=curve.gpu_s[kept],
+            dram_s=curve.dram_s[kept],
+            hbm_bytes=curve.hbm_bytes[kept],
+            dram_bytes=curve.dram_bytes[kept],
+            split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
+        )
+
+    def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
+        """Pieces by the group of their table; tables without one by themselves."""
+        if not self.group_of_table:
+            return [(shard,) for shard in shards]
+        together: dict[int, list[TableShard]] = {}
+        alone = []
+        for shard in shards:
+            group = self.group_of_table.get(shard.table)
+            if group is None:
+                alone.append((shard,))
+            else:
+                together.setdefault(group, []).append(shard)
+        return alone + [tuple(members) for members in together.values()]
+
+
+__all__ = ["WHOLE", "Instance", "Placement", "ShardingOption", "TableShard"]

@@ -1,0 +1,246 @@
+"""From a plan back to placed shards of tables: the inverse of `solvers.model.build_plan`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cost_models import ShardingOption, TableShard, shards_of
+from cost_models.base import FREE, REPLICA, Cold
+from placer.errors import PlanMismatchError
+from placer.plan.plan import Plan, Shard
+from placer.tables import Table
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Instance, Placement
+
+_COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlacement:
+    """Where a table is: its pieces with their GPUs and hot rows, and what every GPU holds.
+
+    Attributes
+    ----------
+    cut : Cut
+        Of a table that is all in HBM, how its cold rows would be read is a guess.
+    placements : tuple of Placement
+        In the order of pieces; none of a data-parallel table.
+    replica : Piece or None
+    """
+
+    option: ShardingOption
+    placements: tuple[Placement, ...]
+    replica: TableShard | None = None
+
+    @property
+    def replicas(self) -> tuple[TableShard, ...]:
+        """`replica` as `build_plan` takes it."""
+        return () if self.replica is None else (self.replica,)
+
+
+def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
+    """The pieces that a table's shards are; None if there is no such cut, or GPU.
+
+    Cuts of the search space are preferred where shards can be read in several ways, but any
+    cut will do.
+    """
+    number = instance.problem.profile.table_names.index(table)
+    return read_shards(
+        number,
+        instance.problem.profile.tables[number].table,
+        plan.shards_by_table[table],
+        [gpu.id for gpu in instance.problem.topology.gpus],
+        instance.options_of(number),
+    )
+
+
+def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
+    """The packing with a plan's pieces on their GPUs, HBM filled anew; None if none fits.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table is not in the plan, or is placed in a way that is not searched: another
+        cut, a GPU that may not serve it, or apart from tables that it belongs together with.
+    """
+    pairs: list[tuple[TableShard, int]] = []
+    replicas: list[TableShard] = []
+    for number, profile in enumerate(instance.problem.profile):
+        if profile.name not in plan.tables_by_name:
+            raise PlanMismatchError(f"the plan has no table {profile.name!r} of the problem")
+        found = placements_of(instance, plan, profile.name)
+        if found is None or not is_one_of(found.option, instance.options_of(number)):
+            raise PlanMismatchError(
+                f"table {profile.name!r} is placed in a way that solvers do not search here: "
+                f"{'no option that they know' if found is None else found.option}"
+            )
+        for placed in found.placements:
+            if not instance.may_serve(placed.shard, placed.gpu):
+                device = instance.problem.topology.gpus[placed.gpu].id
+                raise PlanMismatchError(
+                    f"table {profile.name!r} is on {device}, where constraints forbid it"
+                )
+            members = len(range(*placed.shard.rows(instance.rows(number))))
+            shard = _with_share(placed, instance.options_of(number), members)
+            pairs.append((shard, placed.gpu))
+        replicas += found.replicas
+    gpu_of = dict(pairs)
+    for block in instance.blocks(gpu_of):
+        if len({gpu_of[shard] for shard in block}) > 1:
+            names = [instance.problem.profile.tables[shard.table].name for shard in block]
+            raise PlanMismatchError(f"tables {', '.join(names)} have to share a GPU and do not")
+    return Assignment.of(instance, pairs, replicas)
+
+
+def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
+    """Whether a cut is one of others; strips in another order are the same cut."""
+    return _sorted(option) in {_sorted(other) for other in options}
+
+
+def _sorted(option: ShardingOption) -> ShardingOption:
+    """A cut whatever its strips' order and its share of rows in HBM."""
+    return option._replace(column_widths=tuple(sorted(option.column_widths)), share=FREE)
+
+
+def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
+    """A piece as one of a cut that fixes the share of rows in HBM, if those searched do."""
+    shard = placed.shard
+    share = placed.hot_rows / rows if rows else 0.0
+    alike = [option for option in options if _sorted(option) == _sorted(shard.option)]
+    nearest = min(alike, key=lambda option: abs(option.share - share), default=shard.option)
+    return shard._replace(option=shard.option._replace(share=nearest.share))
+
+
+def read_shards(
+    number: int,
+    table: Table,
+    shards: Sequence[Shard],
+    gpus: Sequence[str],
+    options: Sequence[ShardingOption],
+) -> TablePlacement | None:
+    """The placement of table number `number` that `shards` are, on GPUs of these names.
+
+    `cuts` are preferred where shards can be read in several ways.
+    """
+    at = {gpu: n for n, gpu in enumerate(gpus)}
+    if not shards or any(device not in at for shard in shards for device in shard.devices):
+        return None
+    everywhere = [shard for shard in shards if len(shard.devices) > 1 and shard.row_count]
+    replicated_rows = _head_of(table, everywhere, at.keys())
+    if replicated_rows is None:
+        return None
+    by_gpu: dict[int, list[Shard]] = {}
+    for shard in shards:
+        if len(shard.devices) == 1:
+            by_gpu.setdefault(at[shard.devices[0]], []).append(shard)
+    if replicated_rows and replicated_rows == table.rows:
+        by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
+    for option in sorted(
+        _options_of(table, replicated_rows, by_gpu),
+        key=lambda option: not is_one_of(option, options),
+    ):
+        placements = _matched(number, table, option, by_gpu)
+        if placements is not None:
+            replica = TableShard(number, option, 0, REPLICA) if replicated_rows else None
+            return TablePlacement(option, tuple(placements), replica)
+    return None
+
+
+def _head_of(table: Table, replicated: Sequence[Shard], gpus: Iterable[str]) -> int | None:
+    """How many of the hottest rows every GPU has; None if something else is replicated."""
+    if not replicated:
+        return 0
+    first = replicated[0]
+    everywhere = len(replicated) == 1 and set(first.devices) == set(gpus)
+    hottest = range(*first.rows) == range(first.row_count)
+    whole_rows = first.cols == (0, table.dim) and first.lookup == "device"
+    return first.row_count if everywhere and hottest and whole_rows else None
+
+
+def _options_of(
+    table: Table, replicated_rows: int, by_gpu: dict[int, list[Shard]]
+) -> list[ShardingOption]:
+    """The cuts that shards may be of, by their outlines."""
+    mine = [shard for part in by_gpu.values() for shard in part]
+    filled = [shard for shard in mine if shard.row_count]
+    lookups = {shard.lookup for shard in filled or mine} - {"device"}
+    colds: tuple[Cold, ...] = {
+        frozenset[str](): _COLDS,
+        frozenset({"staged"}): ("staged",),
+        # A cache of no rows is no cache: rows are read in place.
+        frozenset({"uva"}): ("uva", "cached"),
+        frozenset({"host"}): ("host",),
+        frozenset({"cached"}): ("cached",),
+        frozenset({"cached", "uva"}): ("cached",),
+    }.get(frozenset(lookups), ())
+    strips = sorted({shard.cols for shard in mine}) or [(0, table.dim)]
+    if [0, *(last for _, last in strips)] != [*(first for first, _ in strips), table.dim]:
+        return []
+    column_widths = tuple(last - first for first, last in strips) if len(strips) > 1 else ()
+    slices = max(1, len(by_gpu) // len(strips))
+    steps = {1} if not mine else {max(shard.rows[2] for shard in mine), slices}
+    shapes = [(row_slices, False) for row_slices in sorted(steps)]
+    if slices > 1:
+        shapes.append((slices, True))
+    return [
+        ShardingOption(row_slices, column_widths, replicated_rows, cold, blocked)
+        for cold in colds
+        for row_slices, blocked in shapes
+    ]
+
+
+def _matched(
+    number: int, table: Table, option: ShardingOption, by_gpu: dict[int, list[Shard]]
+) -> list[Placement] | None:
+    """Placements of the pieces of a cut, if each GPU's shards are one of them."""
+    shards = shards_of(number, option, table.rows)
+    if len(shards) != len(by_gpu):
+        return None
+    known: dict[tuple[tuple[int, int], int], TableShard] = {}
+    empty: dict[tuple[int, int], list[TableShard]] = {}
+    for table_shard in shards:
+        rows, columns = range(*table_shard.rows(table.rows)), table_shard.columns(table.dim)
+        if rows:
+            known[columns, rows[0]] = table_shard
+        else:
+            empty.setdefault(columns, []).append(table_shard)
+    placements = []
+    for gpu, mine in sorted(by_gpu.items()):
+        filled = [shard for shard in mine if shard.row_count]
+        columns = (filled or mine)[0].cols
+        if any(shard.cols != columns for shard in filled):
+            return None
+        if not filled:
+            if not empty.get(columns):
+                return None
+            placements.append(Placement(empty[columns].pop(0), gpu, 0))
+            continue
+        found = known.pop((columns, min(shard.rows[0] for shard in filled)), None)
+        hot = (
+            None
+            if found is None
+            else _hot_rows(range(*found.rows(table.rows)), filled, option.cold)
+        )
+        if found is None or hot is None:
+            return None
+        placements.append(Placement(found, gpu, hot))
+    return sorted(placements, key=lambda placed: placed.shard)
+
+
+def _hot_rows(rows: range, shards: Sequence[Shard], cold: Cold) -> int | None:
+    """How many of a piece's rows its shards put in HBM (or cache); None if they are not its."""
+    hot = [shard for shard in shards if shard.lookup == "device"]
+    rest = [shard for shard in shards if shard.lookup != "device"]
+    count = sum(shard.row_count for shard in hot)
+    parts = [part for part in (rows[:count], rows[count:]) if part]
+    if [range(*shard.rows) for shard in (*hot, *rest)] != parts:
+        return None
+    if cold != "cached":
+        return count if all(shard.lookup == cold for shard in rest) else None
+    if len(parts) > 1:
+        return None
+    cached = rest[0].cache_rows if rest else count
+    # A cache of all rows is how rows in HBM are written.
+    return cached if cached < len(rows) or hot else None
+
+
+__all__ = ["TablePlacement", "assignment_of", "is_one_of", "placements_of", "read_shards"]

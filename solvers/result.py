@@ -1,0 +1,111 @@
+"""What a solver is asked and what it answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from cost_models import CostModel
+from placer.plan.memory import Shortage
+from placer.plan.plan import Plan
+from placer.problem import Problem
+
+Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
+Limit = Literal["time", "steps", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop.
+
+    Attributes
+    ----------
+    time_limit_s : float
+        Wall-clock seconds for the whole call; a solver returns the best plan it has.
+    gap : float
+        Relative gap at which a plan counts as optimal.
+    seed : int
+        Of everything random; equal seeds give equal plans where no time limit is hit.
+    threads : int
+        Of the backend; 0 lets it use every core.
+    max_steps : int or None
+        Steps of local search. With it, and a time limit that is not hit, the same problem has
+        the same plan on any machine.
+    stop : callable or None
+        Asked now and then whether to end at once with the best plan so far: how Ctrl-C, or
+        a thread, ends a search.
+    """
+
+    time_limit_s: float = 60.0
+    gap: float = 1e-3
+    seed: int = 0
+    threads: int = 0
+    max_steps: int | None = None
+    stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """Why a solver stopped.
+
+    Attributes
+    ----------
+    reason : {"optimal", "feasible", "infeasible", "no_plan"}
+        ``optimal``: the gap to the bound is closed. ``feasible``: a plan without that
+        proof. ``infeasible``: proven that no plan exists. ``no_plan``: none was found, by
+        a strategy that does not prove there is none or before its limit.
+    limit : {"time", "steps", "stop", None}
+        The limit that ended the search, if one did.
+    detail : str
+        For people.
+    shortages : tuple of Shortage
+        What is missing, and by how many bytes, where there is no plan.
+    """
+
+    reason: Reason
+    limit: Limit | None = None
+    detail: str = ""
+    shortages: tuple[Shortage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SolveResult:
+    """A plan, why the search ended, and how far from the best possible the plan can be.
+
+    Attributes
+    ----------
+    plan : Plan or None
+    step_time_s : float or None
+        The cost model's time of the plan, of `CostModel.evaluate`.
+    bound_s : float or None
+        Proven lower limit of the step time over the search space that
+        `stats["search_space"]` states.
+    stats : dict
+        Seconds, and what the solver counts.
+    """
+
+    plan: Plan | None
+    termination: Termination
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> float | None:
+        """(step time − bound) / bound; None without a plan or a bound."""
+        if self.step_time_s is None or not self.bound_s:
+            return None
+        return max(0.0, self.step_time_s / self.bound_s - 1)
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """One strategy. Stateless; infeasibility is a result, exceptions mean a broken backend."""
+
+    name: str
+
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Search for a placement of small step time."""
+        ...
+
+
+__all__ = ["Limit", "Limits", "Reason", "Shortage", "SolveResult", "Solver", "Termination"]

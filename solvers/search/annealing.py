@@ -1,0 +1,302 @@
+"""Simulated annealing over packings: many cheap moves instead of a few well-chosen ones.
+
+Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
+of its pieces' ladders (`solvers.model.knapsack.least_times`), which a move changes for two GPUs;
+nothing is filled exactly before the end. The energy is Σ (tᵢ/T)^p / p over the GPUs' times:
+nearly the largest time alone, but lower with fewer slow GPUs.
+"""
+
+import math
+import random
+import time
+
+from solvers.model.assignment import Assignment, total
+from solvers.model.clock import Clock
+from solvers.model.instance import ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, GPU_S, Float
+
+_NORM = 24
+_HEATS = (0.3, 0.03, 0.003)
+"""Temperatures at the start of a run, by turns: from one that leaves the best packing behind
+to one that looks around it. What a move may cost, as a share of the step."""
+
+_COOLING = 1e-3
+"""Temperature at the end of a run, beside that at its start."""
+
+_STEPS_PER_PLACE = 600
+"""Steps of the first runs, for each table and GPU; later runs are longer."""
+
+_LONGEST = 8
+"""Times the first run's steps that a run may take."""
+
+_IDLE_RUNS = 6
+"""Runs of the longest kind without a gain after which the search ends."""
+
+_RECUT, _SWAP = 0.4, 0.76
+"""Shares of moves that cut a table anew, and up to which two blocks are swapped."""
+
+_MOST_SHARDS = 8
+_LOOK = 256
+"""Steps between two looks at the clock."""
+
+_MANY_GPUS = 64
+"""On more GPUs than these, the slowest of a few is taken for the slowest of all."""
+
+
+def anneal(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
+    """The best packing of runs of growing length, each from the best one so far.
+
+    Ends at `target_s` seconds, when the clock is spent, or when long runs gain nothing.
+    """
+    instance = start.instance
+    best = start
+    if instance.gpus == 1:
+        return best
+    rng = random.Random(seed)
+    run = idle = 0
+    speed = 0.0
+    while not clock.spent and best.step_time_s > target_s and idle < _IDLE_RUNS:
+        length = min(2 ** (run // len(_HEATS)), _LONGEST)
+        steps = length * _STEPS_PER_PLACE * (instance.tables + instance.gpus)
+        # A run that the deadline would cut off finds nothing: it ends cold.
+        if speed and not clock.repeats:
+            steps = max(1, min(steps, int(speed * clock.left_s)))
+        began = time.monotonic()
+        found = _Annealing(best, rng).run(steps, _HEATS[run % len(_HEATS)], target_s, clock)
+        speed = steps / max(1e-9, time.monotonic() - began)
+        if found is not None and found.step_time_s < best.step_time_s * (1 - 1e-7):
+            best, idle = found, 0
+        elif length == _LONGEST:
+            idle += 1
+        run += 1
+    return best
+
+
+class _Annealing:
+    """One run: the packing as sums, and what the best state was."""
+
+    def __init__(self, start: Assignment, rng: random.Random) -> None:
+        self.start = start
+        self.instance = instance = start.instance
+        self.rng = rng
+        self.hbm = instance.hbm_bytes.tolist()
+        self.sums = [start.sums[gpu].copy() for gpu in range(instance.gpus)]
+        self.on: list[list[tuple[TableShard, ...]]] = [
+            instance.blocks(shards) for shards in start.shards
+        ]
+        self.replicas = {shard.table: shard for shard in start.replicas}
+        self.times = [self._time(gpu, sums) for gpu, sums in enumerate(self.sums)]
+        self.scale_s = max(self.times)
+        self.energies = [self._energy(time_s) for time_s in self.times]
+        self._sums: dict[tuple[tuple[TableShard, ...], int], Float] = {}
+        self._options: dict[int, list[ShardingOption]] = {}
+
+    def run(self, steps: int, hot: float, target_s: float, clock: Clock) -> Assignment | None:
+        """The best packing of `steps` moves, filled exactly; None if none was better."""
+        best_s = self.scale_s
+        best: tuple[list[list[tuple[TableShard, ...]]], list[TableShard]] | None = None
+        cooling = math.log(_COOLING) / steps
+        rarely = 1 + len(self.times) // _MANY_GPUS
+        for step in range(steps):
+            if step % _LOOK == 0 and clock.spent:
+                break
+            clock.step()
+            if not self._move(hot * math.exp(cooling * step)) or step % rarely:
+                continue
+            worst = max(self.times)
+            if worst < best_s * (1 - 1e-7):
+                best_s = worst
+                best = [list(blocks) for blocks in self.on], list(self.replicas.values())
+                if worst <= target_s * (1 - 1e-5):
+                    break
+        if best is None:
+            return None
+        blocks, replicas = best
+        pairs = [
+            (shard, gpu) for gpu, mine in enumerate(blocks) for block in mine for shard in block
+        ]
+        return Assignment.of(self.instance, pairs, replicas)
+
+    def _move(self, temperature: float) -> bool:
+        """Try one random change; whether it was made."""
+        rng = self.rng
+        slow = self._slow() if rng.random() < 0.5 else rng.randrange(len(self.times))
+        kind = rng.random()
+        if kind < _RECUT:
+            return self._resharded(slow, temperature)
+        if not self.on[slow]:
+            return False
+        other = rng.randrange(len(self.times) - 1)
+        other += other >= slow
+        i = rng.randrange(len(self.on[slow]))
+        given = self.on[slow][i]
+        taken: tuple[TableShard, ...] = ()
+        j = -1
+        if kind < _SWAP and self.on[other]:
+            j = rng.randrange(len(self.on[other]))
+            taken = self.on[other][j]
+        if not (self._may(given, other, taken) and self._may(taken, slow, given)):
+            return False
+        here = self.sums[slow] - self._sum(given, slow)
+        there = self.sums[other] + self._sum(given, other)
+        if taken:
+            here += self._sum(taken, slow)
+            there -= self._sum(taken, other)
+        if not self._accept({slow: here, other: there}, temperature):
+            return False
+        if taken:
+            self.on[slow][i], self.on[other][j] = taken, given
+        else:
+            self.on[slow][i] = self.on[slow][-1]
+            self.on[slow].pop()
+            self.on[other].append(given)
+        return True
+
+    def _slow(self) -> int:
+        """The slowest GPU, or one of the slow ones where there are many."""
+        gpus = len(self.times)
+        looked_at = range(gpus) if gpus <= _MANY_GPUS else self.rng.sample(range(gpus), 16)
+        return max(looked_at, key=self.times.__getitem__)
+
+    def _resharded(self, slow: int, temperature: float) -> bool:
+        """Cut a table of a GPU, or one that is replicated, in another way."""
+        rng, instance = self.rng, self.instance
+        held = len(self.on[slow])
+        at = rng.randrange(max(1, held + len(self.replicas)))
+        if at < held:
+            block = self.on[slow][at]
+            if len(block) > 1 or instance.in_group(block[0].table):
+                return False
+            table = block[0].table
+        elif self.replicas:
+            table = list(self.replicas)[at - held]
+        else:
+            return False
+        options = self._options_of(table)
+        # Cheap cuts are first, and tried more often.
+        option = options[int(len(options) * rng.random() ** 2)]
+        new: dict[int, Float] = {}
+        dropped: dict[int, tuple[TableShard, ...]] = {}
+        for gpu, blocks in enumerate(self.on):
+            for block in blocks:
+                if block[0].table == table:
+                    dropped[gpu] = block
+                    new[gpu] = self.sums[gpu] - self._sum(block, gpu)
+        old = self.replicas.get(table)
+        replica = instance.replica(table, option)
+        if replica != old:
+            for gpu in range(instance.gpus):
+                sums = new.get(gpu, self.sums[gpu])
+                if old is not None:
+                    sums = sums - self._sum((old,), gpu)
+                if replica is not None:
+                    sums = sums + self._sum((replica,), gpu)
+                new[gpu] = sums
+        shards = instance.shards(table, option)
+        if option.blocked:
+            free = list(range(instance.gpus))
+        elif len(shards) == len(dropped) and rng.random() < 0.5:
+            free = rng.sample(list(dropped), len(dropped))  # Only their shares change.
+        else:
+            noise = 0.5 * self.scale_s
+            after = [
+                (self.times[gpu] if gpu not in dropped else self._time(gpu, new[gpu]))
+                + noise * rng.random()
+                for gpu in range(instance.gpus)
+            ]
+            free = sorted(range(instance.gpus), key=after.__getitem__)
+        added: list[tuple[TableShard, int]] = []
+        for shard in shards:
+            gpu = next((g for g in free if instance.may_serve(shard, g)), -1)
+            if gpu < 0:
+                return False
+            free.remove(gpu)
+            new[gpu] = new.get(gpu, self.sums[gpu]) + self._sum((shard,), gpu)
+            added.append((shard, gpu))
+        if not self._accept(new, temperature):
+            return False
+        for gpu, block in dropped.items():
+            self.on[gpu].remove(block)
+        for shard, gpu in added:
+            self.on[gpu].append((shard,))
+        self.replicas.pop(table, None)
+        if replica is not None:
+            self.replicas[table] = replica
+        return True
+
+    def _accept(self, new: dict[int, Float], temperature: float) -> bool:
+        """Take the new sums of some GPUs if that is better, or bad luck allows it."""
+        times, energies, change = {}, {}, 0.0
+        for gpu, sums in new.items():
+            times[gpu] = time_s = self._time(gpu, sums)
+            if time_s == math.inf:
+                return False
+            energies[gpu] = energy = self._energy(time_s)
+            change += energy - self.energies[gpu]
+        if change > 0 and self.rng.random() >= math.exp(-change / temperature):
+            return False
+        for gpu, sums in new.items():
+            self.sums[gpu], self.times[gpu] = sums, times[gpu]
+            self.energies[gpu] = energies[gpu]
+        return True
+
+    def _energy(self, time_s: float) -> float:
+        return float((time_s / self.scale_s) ** _NORM / _NORM)
+
+    def _time(self, gpu: int, sums: Float) -> float:
+        """`least_times` of one GPU, an order of magnitude faster for one alone."""
+        bytes_, time_s = sums[BYTES], sums[GPU_S]
+        room: float = self.hbm[gpu]
+        above = int(bytes_.searchsorted(room, "right"))
+        if above == 0:
+            return math.inf
+        slow: float = time_s.item(above - 1)
+        if above == bytes_.size:
+            return slow
+        low: float = bytes_.item(above - 1)
+        more: float = bytes_.item(above) - low
+        if more < 0.5:
+            return slow
+        fast: float = time_s.item(above)
+        return slow + (room - low) / more * (fast - slow)
+
+    def _sum(self, block: tuple[TableShard, ...], gpu: int) -> Float:
+        key = block, self.instance.kind_of_gpu[gpu]
+        found = self._sums.get(key)
+        if found is None:
+            found = self._sums[key] = total(self.instance, block, gpu)
+        return found
+
+    def _may(
+        self, block: tuple[TableShard, ...], gpu: int, leaving: tuple[TableShard, ...]
+    ) -> bool:
+        """Whether a block may be served by a GPU that another block leaves."""
+        for shard in block:
+            if not self.instance.may_serve(shard, gpu):
+                return False
+            if shard.option.shard_count > 1 and any(
+                other[0].table == shard.table for other in self.on[gpu] if other is not leaving
+            ):
+                return False
+        return True
+
+    def _options_of(self, table: int) -> list[ShardingOption]:
+        """Cuts that can be tried, by the GPU seconds and HBM that they take."""
+        if table not in self._options:
+            instance = self.instance
+            most = min(_MOST_SHARDS, instance.gpus)
+            gpu = instance.kinds[0]
+            rated = []
+            for option in instance.options_of(table):
+                shards = instance.shards(table, option)
+                if len(shards) > most:
+                    continue
+                # All rows in HBM: a rough order is enough.
+                work = sum(float(instance.ladder(p, gpu).values[GPU_S, -1]) for p in shards)
+                replica = instance.replica(table, option)
+                if replica is not None:
+                    alone = float(instance.ladder(replica, gpu).values[GPU_S, -1])
+                    work += instance.gpus * alone
+                rated.append((work, option))
+            self._options[table] = [option for _, option in sorted(rated)]
+        return self._options[table]

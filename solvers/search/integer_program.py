@@ -1,0 +1,310 @@
+"""The integer program over which GPU serves which piece, for `solvers.strategies.ilp` and
+`solvers.strategies.lns`.
+
+With x[p,g] ∈ {0,1} for piece p on GPU g, z[t,c] ∈ {0,1} for table t in cut c, and h[p] the
+piece's hot rows::
+
+    minimise T
+    Σ_c z[t,c] = 1                                    for each table t
+    Σ_g x[p,g] = z[t,c]                               for each piece p of table t in cut c
+    Σ_p time(p, h[p])·x[p,g] ≤ T                      for each GPU g
+    Σ_p bytes(p, h[p])·x[p,g] ≤ HBM[g]                for each GPU g
+
+RecShard enumerates split points with a binary each, which relaxes badly. Here the last two
+rows are replaced by their combinations at a list of prices λ of HBM:
+
+    Σ_p c[p,λ]·x[p,g] ≤ T + λ·HBM[g]    with c[p,λ] = min over h of time(p, h) + λ·bytes(p, h)
+
+The split of each piece is thereby decided by the price, and only the assignment is left for
+CP-SAT. Each row holds for every placement, so CP-SAT's bound is one of the true problem;
+and as time is convex in bytes, the rows of all prices together are equivalent to the two
+they replace (duality of the fractional knapsack), up to the cost of splits. A few prices
+come close, so the placement found is nearly as good as the program says; it is filled GPU
+by GPU and costed exactly. Rows that a cut replicates count on every GPU.
+
+Cuts that no plan as good as the one at hand can use are left out: those with a piece longer
+than that plan's step, and those whose extra work alone lifts the pooled bound above it.
+"""
+
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from placer.errors import BackendError
+from solvers.bounds.lagrangian import LagrangianBound, least
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, GPU_S
+from solvers.result import Limits
+
+_TIME_UNITS = 1_000_000
+"""The step time of the plan at hand in integer units, so that rounding is far below any gap."""
+
+_PRICE_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
+
+_REPEATED_S = 2.0
+"""CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
+_MAX_PLACES = 20_000
+"""Pieces × GPUs beyond which a model takes longer to build than a search would gain."""
+
+
+_POLL_S = 0.05
+"""How often the caller is asked whether to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What CP-SAT found: pieces on GPUs or None, and a bound of the true step time."""
+
+    pairs: tuple[tuple[TableShard, int], ...] | None
+    replicas: tuple[TableShard, ...]
+    bound_s: float
+    status: str
+    variables: int
+
+
+class Program:
+    """The assignment problem over some GPUs, and what is needed to read its answer.
+
+    Parameters
+    ----------
+    instance : Instance
+    gpus : sequence of int
+        The GPUs that are filled anew.
+    cuts : mapping of int to sequence of Cut
+        The tables to be placed on them, each in one of these cuts.
+    loose : iterable of Piece
+        Pieces to be placed on them of tables whose cut stays, as other GPUs hold parts of it.
+    replicas : iterable of Piece
+        What all GPUs hold whatever is decided.
+    upper_s : float
+        A step time that is to be beaten.
+    prices : sequence of float
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        gpus: Sequence[int],
+        sharding_options: Mapping[int, Sequence[ShardingOption]],
+        upper_s: float,
+        prices: Sequence[float],
+        *,
+        loose: Iterable[TableShard] = (),
+        replicas: Iterable[TableShard] = (),
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.instance = instance
+        self.gpus = gpus
+        self.unit_s = upper_s / _TIME_UNITS
+        self.prices = np.array(prices)
+        self.model = cp_model.CpModel()
+        self.on: dict[tuple[TableShard, int], Any] = {}
+        self.option: dict[tuple[int, ShardingOption], Any] = {}
+        self._load: dict[int, list[list[Any]]] = {gpu: [[] for _ in prices] for gpu in gpus}
+        self._hbm = {gpu: float(instance.hbm_bytes[gpu]) for gpu in gpus}
+        self._spent_s = dict.fromkeys(gpus, 0.0)
+        for replica in replicas:
+            for gpu in gpus:
+                values = instance.ladder(replica, gpu).values[:, 0]
+                self._hbm[gpu] -= float(values[BYTES])
+                self._spent_s[gpu] += float(values[GPU_S])
+        for table, options in sharding_options.items():
+            self._add_table(table, options)
+        by_table: dict[int, list[TableShard]] = {}
+        for shard in loose:
+            self._add_shard(shard, 1)
+            by_table.setdefault(shard.table, []).append(shard)
+        for shards in by_table.values():
+            self._keep_apart(shards)
+        self._keep_together([shard for shard, _ in self.on])
+        self.step = self.model.new_int_var(0, _TIME_UNITS, "T")
+        for gpu in gpus:
+            spent = math.floor(self._spent_s[gpu] / self.unit_s)
+            for row, price in zip(self._load[gpu], prices, strict=True):
+                credit = math.ceil(price * self._hbm[gpu] / self.unit_s)
+                self.model.add(sum(row) + spent <= self.step + credit)
+        self.model.minimize(self.step)
+
+    def _add_table(self, table: int, options: Sequence[ShardingOption]) -> None:
+        chosen = [self.model.new_bool_var("") for _ in options]
+        self.model.add_exactly_one(chosen)
+        for option, used in zip(options, chosen, strict=True):
+            self.option[table, option] = used
+            shards = self.instance.shards(table, option)
+            for shard in shards:
+                self._add_shard(shard, used)
+            self._keep_apart(shards)
+            replica = self.instance.replica(table, option)
+            if replica is None:
+                continue
+            for gpu in self.gpus:
+                values = self.instance.ladder(replica, gpu).values[:, 0]
+                costs = values[GPU_S] + self.prices * values[BYTES]
+                for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
+                    row.append(math.floor(cost / self.unit_s) * used)
+
+    def _add_shard(self, shard: TableShard, used: Any) -> None:
+        here = []
+        for gpu in self.gpus:
+            costs = least(self.instance.curve(shard, gpu), self._hbm[gpu], self.prices)[1]
+            if not np.isfinite(costs).all() or not self.instance.may_serve(shard, gpu):
+                continue
+            variable = self.model.new_bool_var("")
+            here.append(variable)
+            self.on[shard, gpu] = variable
+            for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
+                row.append(math.floor(cost / self.unit_s) * variable)
+        self.model.add(sum(here) == used)
+
+    def _keep_apart(self, shards: Sequence[TableShard]) -> None:
+        for gpu in self.gpus if len(shards) > 1 else ():
+            here = [self.on[shard, gpu] for shard in shards if (shard, gpu) in self.on]
+            self.model.add_at_most_one(here)
+
+    def _keep_together(self, shards: Sequence[TableShard]) -> None:
+        for block in self.instance.blocks(dict.fromkeys(shards)):
+            for gpu in self.gpus if len({shard.table for shard in block}) > 1 else ():
+                on: dict[int, list[Any]] = {}
+                for shard in block:
+                    on.setdefault(shard.table, []).append(self.on.get((shard, gpu), 0))
+                first, *others = (sum(variables) for variables in on.values())
+                for other in others:
+                    self.model.add(first == other)
+
+    @classmethod
+    def build(
+        cls,
+        instance: Instance,
+        bound: LagrangianBound,
+        warm: Assignment | None,
+        upper_s: float,
+        *,
+        most_places: int = _MAX_PLACES,
+    ) -> "Program | None":
+        """The program of a whole instance, or None if it has too many pieces × GPUs."""
+        if not math.isfinite(upper_s):
+            upper_s = 8 * bound.step_time_s
+        spare_s = instance.gpus * upper_s - bound.work_s(upper_s)
+        sharding_options: dict[int, list[ShardingOption]] = {}
+        for table in range(instance.tables):
+            cheapest = bound.option_for(table, upper_s)
+            assert cheapest is not None, "a plan of this step time exists, or the limit is generous"
+            sharding_options[table] = [
+                option.option
+                for option in bound.options[table]
+                if option.longest_s <= upper_s
+                and option.priced_s - cheapest.priced_s <= spare_s + 1e-12
+            ]
+        places = (
+            sum(option.shard_count for options in sharding_options.values() for option in options)
+            * instance.gpus
+        )
+        if places > most_places:
+            return None
+        program = cls(
+            instance,
+            range(instance.gpus),
+            sharding_options,
+            upper_s,
+            price_list(bound.price_s_per_byte),
+        )
+        if warm is not None:
+            program.hint(warm)
+        return program
+
+    def hint(self, warm: Assignment) -> None:
+        """Start from a packing."""
+        used = {(shard, gpu) for gpu in self.gpus for shard in warm.shards[gpu]}
+        options = {(shard.table, shard.option) for shard, _ in used}
+        options |= {(shard.table, shard.option) for shard in warm.replicas}
+        for place, variable in self.on.items():
+            self.model.add_hint(variable, place in used)
+        for choice, variable in self.option.items():
+            self.model.add_hint(variable, choice in options)
+
+    def run(self, limits: Limits, time_limit_s: float) -> Answer:
+        """Solve, and read the packing and the bound of the true problem back.
+
+        Raises
+        ------
+        BackendError
+            If CP-SAT rejects the model.
+        """
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+        solver.parameters.num_workers = limits.threads or os.cpu_count() or 1
+        if limits.max_steps is not None:  # The same answer on any machine.
+            solver.parameters.max_time_in_seconds = limits.time_limit_s
+            solver.parameters.max_deterministic_time = _REPEATED_S
+        solver.parameters.random_seed = limits.seed
+        solver.parameters.relative_gap_limit = limits.gap / 4
+        # Deterministic for a seed as long as the time limit does not strike.
+        solver.parameters.interleave_search = True
+        status = _solved(solver, self.model, limits)
+        if status == cp_model.MODEL_INVALID:
+            raise BackendError(f"CP-SAT rejects the model: {self.model.validate()}")
+        pairs, replicas = None, []
+        bound_s = solver.best_objective_bound * self.unit_s
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            pairs = tuple(place for place, variable in self.on.items() if solver.value(variable))
+            for (table, option), variable in self.option.items():
+                replica = self.instance.replica(table, option)
+                if replica is not None and solver.value(variable):
+                    replicas.append(replica)
+        elif status == cp_model.INFEASIBLE:
+            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit given.
+        return Answer(
+            pairs,
+            tuple(replicas),
+            bound_s,
+            solver.status_name(status),
+            len(self.model.proto.variables),
+        )
+
+
+def _solved(solver: Any, model: Any, limits: Limits) -> Any:
+    """CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
+
+    It runs in a thread of its own, as Python handles signals, and the caller's wish is asked
+    for, between the bytecodes of the main thread alone.
+    """
+    # Its own handling of Ctrl-C would keep the signal from Python.
+    solver.parameters.catch_sigint_signal = False
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append(solver.solve(model))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="CP-SAT", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            if limits.stop is not None and limits.stop():
+                solver.stop_search()
+    except BaseException:
+        while thread.is_alive():  # A search that has not begun yet cannot be stopped yet.
+            solver.stop_search()
+            thread.join(_POLL_S)
+        raise
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def price_list(price: float) -> list[float]:
+    """Prices of HBM around one, and none, for the rows of a program."""
+    return sorted({0.0, *(price * factor for factor in _PRICE_FACTORS)})

@@ -1,0 +1,135 @@
+"""Iterated local search over packings: shake a few GPUs, improve, keep what is not worse."""
+
+import random
+
+import numpy as np
+
+from solvers.model.assignment import Assignment, replicated, total
+from solvers.model.clock import Clock
+from solvers.model.instance import TableShard
+from solvers.model.knapsack import GPU_S, least_times
+from solvers.search.moves import improve, with_option
+
+_NORM = 8
+_SHAKEN_GPUS = 3
+_PATIENCE = 400
+"""Shakes without a gain after which the search starts again from the best packing."""
+
+_KICK = 6
+"""Shakes away from the best packing at which it starts again."""
+
+_RESTARTS = 8
+"""Times that it does so in a row before it ends: small problems need no more."""
+
+_MOST_SHARDS = 4
+
+
+def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
+    """The best packing found until the clock is spent, or `target_s` seconds are reached.
+
+    Ends before that when it has started again a few times without a gain.
+
+    Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
+    deals their pieces out again in a random order, and improves the result (Lourenço et
+    al. 2003, doi:10.1007/0-306-48056-5_11).
+    """
+    rng = random.Random(seed)
+    best = current = start
+    idle = restarts = 0
+    while not clock.spent and best.step_time_s > target_s:
+        clock.step()
+        trial = _shaken(current, rng)
+        idle += 1
+        if trial is not None:
+            improve(trial, clock, reshard_tables=False)
+            if load_key(trial) <= load_key(current):
+                current = trial
+            if trial.step_time_s < best.step_time_s * (1 - 1e-9):
+                best, idle, restarts = trial, 0, 0
+        if idle > _PATIENCE:
+            current, idle, restarts = _kicked(best, rng), 0, restarts + 1
+            if restarts > _RESTARTS:
+                break
+    return best
+
+
+def _kicked(assignment: Assignment, rng: random.Random) -> Assignment:
+    """A packing some shakes away, good or bad: the way out of a valley."""
+    for _ in range(_KICK):
+        assignment = _shaken(assignment, rng) or assignment
+    return assignment
+
+
+def load_key(assignment: Assignment) -> float:
+    """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
+
+    Their p-norm: the maximum alone would not tell a packing with one slow GPU from one with
+    several, and see no way out of a tie.
+    """
+    times = assignment.times_s
+    slowest = assignment.step_time_s
+    return slowest * float(((times / slowest) ** _NORM).sum() ** (1 / _NORM)) if slowest else 0.0
+
+
+def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
+    instance = assignment.instance
+    if instance.gpus == 1:
+        return None
+    slow = int(assignment.times_s.argmax())
+    others = [gpu for gpu in range(instance.gpus) if gpu != slow]
+    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, _SHAKEN_GPUS - 1)))]
+    trial = assignment.copy()
+    if rng.random() < 0.5:
+        reshard_table = _resharded(trial, touched, rng)
+        if reshard_table is not None:
+            trial, touched = reshard_table
+    blocks = instance.blocks(shard for gpu in touched for shard in trial.shards[gpu])
+    if not blocks:
+        return None
+    noise = {block: _time(trial, block) * rng.uniform(0.6, 1.0) for block in blocks}
+    base = replicated(instance, trial.replicas)
+    sums = np.array([base[instance.kind_of_gpu[gpu]] for gpu in touched])
+    hbm_bytes = instance.hbm_bytes[touched]
+    dealt: list[list[TableShard]] = [[] for _ in touched]
+    for block in sorted(blocks, key=lambda b: (-noise[b], b)):
+        # Where would the GPU that takes it be done first, its HBM filled anew?
+        added = np.array([total(instance, block, gpu) for gpu in touched])
+        after = least_times(sums + added, hbm_bytes)
+        tables = {shard.table for shard in block}
+        for at, gpu in enumerate(touched):
+            if any(p.table in tables for p in dealt[at]) or not all(
+                instance.may_serve(shard, gpu) for shard in block
+            ):
+                after[at] = np.inf
+        at = int(after.argmin())
+        if not np.isfinite(after[at]):
+            return None
+        dealt[at].extend(block)
+        sums[at] += added[at]
+    return trial.changed({gpu: sorted(mine) for gpu, mine in zip(touched, dealt, strict=True)})
+
+
+def _resharded(
+    assignment: Assignment, touched: list[int], rng: random.Random
+) -> tuple[Assignment, list[int]] | None:
+    """Cut one table anew; GPUs that hold its other pieces are shaken too."""
+    instance = assignment.instance
+    shaken = [shard.table for gpu in touched for shard in assignment.shards[gpu]]
+    tables = [t for t in shaken if not instance.in_group(t)]
+    tables += [shard.table for shard in assignment.replicas]
+    if not tables:
+        return None
+    table = rng.choice(tables)
+    before = assignment.holders(table)
+    most = min(_MOST_SHARDS, instance.gpus)
+    options = [option for option in instance.options_of(table) if option.shard_count <= most]
+    changed = with_option(assignment, table, rng.choice(options)) if options else None
+    if changed is None:
+        return None
+    return changed, sorted({*touched, *before, *changed.holders(table)})
+
+
+def _time(assignment: Assignment, block: tuple[TableShard, ...]) -> float:
+    """GPU time of pieces with all their rows in HBM."""
+    gpu = assignment.instance.kinds[0]
+    return sum(float(assignment.instance.ladder(p, gpu).values[GPU_S, -1]) for p in block)

@@ -1,0 +1,319 @@
+"""Local search: what the slowest GPU serves is moved, swapped or cut anew while that helps.
+
+Every candidate is rated by the sums of ladders (`solvers.model.knapsack.least_times`), many at
+once; only the best few have their HBM filled exactly.
+"""
+
+import numpy as np
+
+from solvers.model.assignment import Assignment, Change, least_loaded, replicated, time_with, total
+from solvers.model.clock import Clock
+from solvers.model.instance import ShardingOption, TableShard
+from solvers.model.knapsack import GPU_S, Filling, Float, least_times
+
+_CANDIDATE_GPUS = 8
+"""GPUs that a piece of the slowest one is tried on, least loaded first."""
+
+_FINALISTS = 4
+"""Candidates that are filled exactly before a kind of move is given up."""
+
+_LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
+"""Tables of the slowest GPU that are cut anew, and cuts of each that are tried."""
+
+_MOST_SHARDS = 8
+"""Finer cuts than this are left to the construction."""
+
+_LEAST_GAIN = 1e-7
+
+
+def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
+    """Change a packing, in place, until no move makes the slowest GPU faster.
+
+    Without `recuts`, tables stay cut as they are: ten times as fast.
+    """
+    if assignment.instance.gpus == 1:
+        return
+    while not clock.spent:
+        if not (exchange(assignment) or (reshard_tables and reshard_table(assignment, clock))):
+            return
+        clock.step()
+
+
+def exchange(assignment: Assignment) -> bool:
+    """Make the best move of a block off the slowest GPU, or swap with one of another GPU's."""
+    instance = assignment.instance
+    times = assignment.times_s
+    slow = int(times.argmax())
+    mine = instance.blocks(assignment.shards[slow])
+    if not mine:
+        return False
+    others = [g for g in np.argsort(times, kind="stable")[: _CANDIDATE_GPUS + 1] if g != slow]
+    found: list[tuple[float, int, int, int]] = []
+    theirs = {}
+    for other in map(int, others[:_CANDIDATE_GPUS]):
+        theirs[other] = instance.blocks(assignment.shards[other])
+        rated = _exchange_times(assignment, slow, other, mine, theirs[other])
+        rated[rated >= times[slow] * (1 - _LEAST_GAIN)] = np.inf
+        # One best for each piece given: finalists should differ.
+        back = rated.argmin(axis=1)
+        best = rated[np.arange(len(mine)), back]
+        found += [
+            (float(best[i]), other, i, int(back[i]))
+            for i in np.flatnonzero(np.isfinite(best)).tolist()
+        ]
+    for _, other, i, j in sorted(found)[:_FINALISTS]:
+        given = mine[i]
+        taken = theirs[other][j] if j < len(theirs[other]) else ()
+        change = {
+            slow: sorted([*(p for p in assignment.shards[slow] if p not in given), *taken]),
+            other: sorted([*(p for p in assignment.shards[other] if p not in taken), *given]),
+        }
+        if _make(assignment, change, assignment.replicas, times[slow]):
+            return True
+    return False
+
+
+def _exchange_times(
+    assignment: Assignment,
+    slow: int,
+    other: int,
+    mine: list[tuple[TableShard, ...]],
+    theirs: list[tuple[TableShard, ...]],
+) -> Float:
+    """About the later of two GPUs' times when they swap blocks, shape (mine, theirs + 1).
+
+    The last column is for a move that takes nothing back. Infinite where a swap is not
+    allowed.
+    """
+    instance = assignment.instance
+    here = np.array([total(instance, block, slow) for block in mine])
+    there = np.array([total(instance, block, other) for block in theirs])
+    nothing = np.zeros((1, *here.shape[1:]))
+    there = np.concatenate((there, nothing)) if theirs else nothing
+    if instance.kind_of_gpu[slow] == instance.kind_of_gpu[other]:
+        here_there, there_here = here, there
+    else:
+        here_there = np.array([total(instance, block, other) for block in mine])
+        there_here = np.concatenate(
+            [*(total(instance, block, slow)[None] for block in theirs), nothing]
+        )
+    of_slow = assignment.sums[slow] - here[:, None] + there_here[None]
+    of_other = assignment.sums[other] + here_there[:, None] - there[None]
+    times = np.maximum(
+        least_times(of_slow, instance.hbm_bytes[slow]),
+        least_times(of_other, instance.hbm_bytes[other]),
+    )
+    times[~_may_swap(assignment, slow, other, mine, theirs)] = np.inf
+    return times
+
+
+def _may_swap(
+    assignment: Assignment,
+    slow: int,
+    other: int,
+    mine: list[tuple[TableShard, ...]],
+    theirs: list[tuple[TableShard, ...]],
+) -> np.ndarray:
+    """Which swaps keep pieces of one table apart and each where it may be served."""
+    instance = assignment.instance
+    allowed = np.ones((len(mine), len(theirs) + 1), dtype=bool)
+    tables_here = {shard.table for shard in assignment.shards[slow]}
+    tables_there = {shard.table for shard in assignment.shards[other]}
+    for i, block in enumerate(mine):
+        if not all(instance.may_serve(shard, other) for shard in block):
+            allowed[i] = False
+        twice = {shard.table for shard in block} & tables_there
+        if twice:
+            allowed[i] &= [twice <= {p.table for p in back} for back in (*theirs, ())]
+    for j, block in enumerate(theirs):
+        if not all(instance.may_serve(shard, slow) for shard in block):
+            allowed[:, j] = False
+        twice = {shard.table for shard in block} & tables_here
+        if twice:
+            allowed[:, j] &= [twice <= {p.table for p in given} for given in mine]
+    return allowed
+
+
+def reshard_table(assignment: Assignment, clock: Clock) -> bool:
+    """Make a new cut of a table of the slowest GPU, its pieces spread anew.
+
+    The largest tables are tried first, each in the cheapest of its cuts; the first that
+    leaves another GPU the slowest is taken, or else the best.
+    """
+    instance = assignment.instance
+    times = assignment.times_s
+    slow = int(times.argmax())
+    slow_s, next_s = float(times[slow]), float(np.partition(times, -2)[-2])
+    # What a new cut may cost in all: with more, some GPU would be as slow.
+    slack_s = instance.gpus * slow_s - float(times.sum())
+    found: list[tuple[float, int, ShardingOption]] = []
+    for table, now in _largest(assignment, slow):
+        without = _Without(assignment, table)
+        before = without.work_s
+        rated = [
+            (work_s, option)
+            for option in instance.options_of(table)
+            if option != now
+            and option.shard_count <= _MOST_SHARDS
+            and (work_s := _work_s(assignment, table, option)) - before < slack_s
+        ]
+        for _, option in sorted(rated)[:_CHEAPEST_OPTIONS]:
+            if clock.spent:
+                return False
+            worst = without.spread(option)[0]
+            if worst < slow_s * (1 - _LEAST_GAIN):
+                found.append((worst, table, option))
+        if found and min(found)[0] <= next_s and _recut_to(assignment, found, slow_s):
+            return True
+    return _recut_to(assignment, found, slow_s)
+
+
+def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
+    """Tables of a GPU with their cuts, those that take most of its time first."""
+    instance = assignment.instance
+    # Replicas are on every GPU, so on the slowest one too.
+    alone = [p for p in assignment.shards[slow] if not instance.in_group(p.table)]
+    ranked = []
+    for shards in (alone, assignment.replicas):
+        times = [(-float(instance.ladder(p, slow).values[GPU_S, -1]), p) for p in shards]
+        ranked += [(p.table, p.option) for _, p in sorted(times)[:_LARGEST_TABLES]]
+    return list(dict(ranked).items())
+
+
+def _recut_to(
+    assignment: Assignment, found: list[tuple[float, int, ShardingOption]], slow_s: float
+) -> bool:
+    """Make the best of some new cuts that helps when filled exactly."""
+    for _, table, option in sorted(found)[:_FINALISTS]:
+        change, replicas = _Without(assignment, table).spread(option)[1:]
+        if _make(assignment, change, replicas, slow_s):
+            return True
+    return False
+
+
+def with_option(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
+    """A packing with a table cut anew, for better or worse; None if it does not fit."""
+    worst, change, replicas = _Without(assignment, table).spread(option)
+    if not np.isfinite(worst):
+        return None
+    changed = assignment.copy()
+    return changed if _make(changed, change, replicas, np.inf) else None
+
+
+class _Without:
+    """A packing with one table taken off all GPUs."""
+
+    def __init__(self, assignment: Assignment, table: int) -> None:
+        self.assignment = assignment
+        self.table = table
+        self.holders = assignment.holders(table)
+        instance = assignment.instance
+        self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
+        self.sums = assignment.sums
+        dropped = [shard for shard in assignment.replicas if shard.table == table]
+        if dropped:
+            base = np.array(replicated(instance, dropped))
+            self.sums = assignment.sums - base[instance.kind_of_gpu]
+        self.kept = {
+            gpu: [shard for shard in assignment.shards[gpu] if shard.table != table]
+            for gpu in self.holders
+        }
+        self.sums_of_holders = {
+            gpu: self.sums[gpu]
+            - total(instance, (p for p in assignment.shards[gpu] if p.table == table), gpu)
+            for gpu in self.holders
+        }
+
+    @property
+    def work_s(self) -> float:
+        """GPU seconds that the table takes as it is now."""
+        held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
+        shards = {shard.option for shard in (*held, *self.assignment.replicas)
+                  if shard.table == self.table}  # fmt: skip
+        return sum(_work_s(self.assignment, self.table, option) for option in shards)
+
+    def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
+        """The table's pieces on the GPUs that are done first: about the slowest one's time.
+
+        Returns that time, the change, and what is then replicated.
+        """
+        assignment, instance = self.assignment, self.assignment.instance
+        shards = instance.shards(self.table, option)
+        replica = instance.replica(self.table, option)
+        sums, replicas = self.sums, self.replicas
+        everywhere = sums is not assignment.sums or replica is not None
+        if replica is not None:
+            replicas = tuple(sorted((*replicas, replica)))
+            sums = sums + np.array(replicated(instance, [replica]))[instance.kind_of_gpu]
+        near = least_loaded(assignment, instance.allowed(self.table), len(shards) + _CANDIDATE_GPUS)
+        homes = range(instance.gpus) if option.blocked else near
+        candidates = list(dict.fromkeys((*self.holders, *homes)))
+        open_sums = sums[candidates].copy()
+        for at, gpu in enumerate(candidates):
+            if gpu in self.sums_of_holders:
+                extra = sums[gpu] - self.sums[gpu]
+                open_sums[at] = self.sums_of_holders[gpu] + extra
+        free = np.ones(len(candidates), dtype=bool)
+        change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
+        for shard in shards:
+            if len({instance.kind_of_gpu[gpu] for gpu in candidates}) == 1:
+                added = total(instance, [shard], candidates[0])
+            else:
+                added = np.array([total(instance, [shard], gpu) for gpu in candidates])
+            may = free & [instance.may_serve(shard, gpu) for gpu in candidates]
+            after = np.where(may, time_with(instance, open_sums, candidates, added), np.inf)
+            at = int(after.argmin())
+            if not np.isfinite(after[at]):
+                return np.inf, {}, replicas
+            gpu = candidates[at]
+            open_sums[at] += added if added.ndim == 2 else added[at]
+            free[at] = False  # One piece of a table on a GPU.
+            change.setdefault(gpu, list(assignment.shards[gpu])).append(shard)
+        if everywhere:
+            all_sums = sums.copy()
+            all_sums[candidates] = open_sums
+            worst = least_times(all_sums, instance.hbm_bytes).max()
+        else:
+            touched = [at for at, gpu in enumerate(candidates) if gpu in change]
+            worst = least_times(
+                open_sums[touched], instance.hbm_bytes[[candidates[at] for at in touched]]
+            ).max(initial=0.0)
+        return float(worst), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
+
+
+def _work_s(assignment: Assignment, table: int, option: ShardingOption) -> float:
+    """GPU seconds of a table cut in this way, with all rows in HBM that are worth any."""
+    instance = assignment.instance
+    gpu = instance.kinds[0]
+    shards = instance.shards(table, option)
+    replica = instance.replica(table, option)
+    work = 0.0
+    if shards:
+        # The first and the last slice are the extremes of what lies between.
+        ends = [float(instance.ladder(p, gpu).values[GPU_S, -1]) for p in (shards[0], shards[-1])]
+        work += len(shards) * sum(ends) / 2
+    if replica is not None:
+        work += instance.gpus * float(instance.ladder(replica, gpu).values[GPU_S, -1])
+    return work
+
+
+def _make(
+    assignment: Assignment, change: Change, replicas: tuple[TableShard, ...], below_s: float
+) -> bool:
+    """Make a change if, filled exactly, all GPUs it touches take less than `below_s`."""
+    touched = range(assignment.instance.gpus) if replicas != assignment.replicas else change
+    fillings: dict[int, Filling] = {}
+    for gpu in touched:
+        shards = change.get(gpu, assignment.shards[gpu])
+        filling = assignment.filling(gpu, shards, replicas=replicas)
+        if filling is None or filling.gpu_s >= below_s * (1 - _LEAST_GAIN):
+            return False
+        fillings[gpu] = filling
+    host_s, used = assignment.hosts(fillings)
+    if (used > assignment.instance.dram_bytes).any():
+        return False
+    worst = max((filling.gpu_s for filling in fillings.values()), default=0.0)
+    if np.isfinite(below_s) and host_s.max() > max(worst, assignment.hosts({})[0].max()):
+        return False
+    assignment.apply(change, fillings, replicas)
+    return True

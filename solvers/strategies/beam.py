@@ -1,0 +1,410 @@
+"""Beam search over strips of columns, greedy grid search over GPUs: NeuroShard's strategy.
+
+Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained
+Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model in the place of
+their neural ones:
+
+* Outer loop: a beam of the K best ways to cut tables by columns. Each step halves one piece
+  of each of them, tried for the N most costly and the N largest pieces; L steps.
+* Inner loop: pieces sorted by the cost that each has by itself, the most costly first, go to
+  the GPU whose cost is then least, among those with memory left and with columns left below a
+  limit: M limits, evenly from 1 to 1.5 times the mean columns of a GPU, are all tried. The
+  limit keeps communication balanced. (Where it leaves a piece no GPU, there is none.)
+
+GPUs of the paper have nothing but HBM. Here, a piece needs no more than its buffers there;
+what it costs on a GPU is its time plus the bound's price of the HBM that it would then fill,
+and the cost of a finished assignment is its step time with every GPU's HBM filled anew. Pieces
+of one table go to different GPUs, as everywhere in our search space, which is also why only
+those halvings are made that it has.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostModel
+from cost_models.sharding_options import STRIP_COLUMNS
+from placer.problem import Problem
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import finished, fitted_plan
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, least_times
+from solvers.result import Limits, SolveResult, Termination
+
+Int = npt.NDArray[np.int64]
+Block = tuple[TableShard, ...]
+Options = tuple[tuple[int, ShardingOption], ...]
+"""The tables that are cut, with their cuts, in order."""
+
+_BEAM = 3
+_CANDIDATES = 10
+_STEPS = 10
+_GRID = np.linspace(1.0, 1.5, 11)
+"""K, N, L and the M limits, as the paper's experiments have them."""
+
+_FINALISTS = 8
+"""Assignments whose HBM is filled exactly at the end, for the best of them."""
+
+_BATCH = 20_000
+"""Beam states × limits × GPUs that are assigned at once."""
+
+
+class Beam:
+    """The strategy of this module's docstring."""
+
+    name = "beam"
+
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Halve pieces, assign, keep the best few. See `Solver.solve`."""
+        started, clock = time.monotonic(), Clock.start(limits)
+        instance = Instance(problem, cost_model)
+        failure = impossible(instance)
+        if failure:
+            return SolveResult(None, failure)
+        bound = lagrangian_bound(instance)
+        search = _Search(instance, bound)
+        search.run(clock)
+        plan = None
+        for assignment in search.assignments():
+            plan = fitted_plan(assignment)
+            if plan is not None:
+                break
+        if plan is None:
+            return SolveResult(
+                None,
+                Termination(
+                    "no_plan",
+                    clock.limit_hit,
+                    detail="no assignment of whole tables and strips of columns fits: every GPU "
+                    "needs room for the buffers of its pieces, and every host for their cold "
+                    "rows; `greedy-cost` cuts tables by rows too",
+                ),
+                bound_s=bound.step_time_s,
+            )
+        return finished(
+            self.name,
+            instance,
+            plan,
+            bound=bound,
+            limits=limits,
+            started=started,
+            limit=clock.limit_hit,
+            stats={"beam_steps": search.steps, "assignments": search.rated},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rated:
+    """An assignment: what found no place, about how long it takes, and where things are.
+
+    Ordered by bytes without a place, then time.
+    """
+
+    unplaced_bytes: float
+    step_time_s: float
+    options: Options
+    items: Int
+    gpus: Int
+
+    @property
+    def key(self) -> tuple[float, float]:
+        return self.unplaced_bytes, self.step_time_s
+
+
+class _Search:
+    """The beam and what is known of the pieces that it has come across."""
+
+    def __init__(self, instance: Instance, bound: LagrangianBound) -> None:
+        self.instance = instance
+        self.items = _Items(instance, bound.price_s_per_byte)
+        self.whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
+        self.finalists: list[_Rated] = []
+        self.steps = 0
+        self.rated = 0
+        shards = [TableShard(table, option) for table, option in enumerate(self.whole)]
+        self.base = self.items.of(instance.blocks(shards))
+        dims = float(self.items.columns[self.base].sum())
+        self.limits = np.append(_GRID, np.inf) * dims / instance.gpus
+
+    def run(self, clock: Clock) -> None:
+        """Search until the beam's steps are done, no piece can be halved, or the clock is spent."""
+        beam = self._assign([()])
+        done: set[Options] = {()}
+        # As long as something finds no place, cutting goes on: it is not for speed.
+        while self.steps < _STEPS or beam[0].unplaced_bytes:
+            if clock.spent:
+                return
+            clock.step()
+            self.steps += 1
+            wanted = dict.fromkeys(options for rated in beam for options in self._halvings(rated))
+            fresh = [options for options in wanted if options not in done]
+            done.update(fresh)
+            found: list[_Rated] = []
+            size = max(1, _BATCH // (self.limits.size * self.instance.gpus))
+            for first in range(0, len(fresh), size):
+                if found and clock.left_s < 0:
+                    break
+                found += self._assign(fresh[first : first + size])
+            if not found:
+                return
+            beam = sorted(found, key=lambda rated: rated.key)[:_BEAM]
+
+    def assignments(self) -> Iterable[Assignment]:
+        """The best assignments with their HBM filled exactly, fastest first."""
+        found = []
+        for rated in self.finalists:
+            pairs = [
+                (shard, gpu)
+                for item, gpu in zip(rated.items.tolist(), rated.gpus.tolist(), strict=True)
+                for shard in self.items.blocks[item]
+            ]
+            assignment = Assignment.of(self.instance, pairs)
+            if assignment is not None:
+                found.append(assignment)
+        return sorted(found, key=lambda assignment: assignment.step_time_s)
+
+    def _halvings(self, rated: _Rated) -> Iterable[Options]:
+        """The cuts with one piece more halved: of the most costly and of the largest pieces."""
+        items, now = rated.items, dict(rated.options)
+        tried = [
+            item
+            for by in (self.items.cost[items, 0], self.items.size_bytes[items])
+            for item in items[np.argsort(-by, kind="stable")[:_CANDIDATES]].tolist()
+        ]
+        if rated.unplaced_bytes:
+            tried += items[rated.gpus < 0][:_CANDIDATES].tolist()
+        for item in dict.fromkeys(tried):
+            block = self.items.blocks[item]
+            if len(block) > 1:
+                continue  # Tables that stay together stay whole.
+            (shard,) = block
+            halved = _halved(self.instance, shard)
+            if halved is not None:
+                yield tuple(sorted({**now, shard.table: halved}.items()))
+
+    def _assign(self, states: Sequence[Options]) -> list[_Rated]:
+        """The best assignment of each state over the grid of limits."""
+        instance, items = self.instance, self.items
+        orders, tables = [], []
+        for options in states:
+            changed = dict(options)
+            kept = [i for i in self.base.tolist() if items.blocks[i][0].table not in changed]
+            strips = [
+                (shard,) for table, option in options for shard in instance.shards(table, option)
+            ]
+            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(strips)))
+            mine = mine[np.argsort(-items.cost[mine, 0], kind="stable")]
+            orders.append(mine)
+            place = {table: at for at, table in enumerate(changed)}
+            tables.append([place.get(items.blocks[i][0].table, -1) for i in mine.tolist()])
+        gpus = _greedy(instance, items, orders, tables, self.limits)
+        best = []
+        for options, mine, assigned in zip(states, orders, gpus, strict=True):
+            self.rated += len(assigned)
+            unplaced = np.where(assigned < 0, items.size_bytes[mine] + 1.0, 0.0).sum(axis=1)
+            times = self._times(mine, assigned)
+            rated = [
+                _Rated(float(unplaced[at]), float(times[at]), options, mine, assigned[at])
+                for at in range(len(assigned))
+            ]
+            within = min(rated[:-1], key=lambda one: one.key)
+            best.append(min(rated, key=lambda one: one.key) if within.unplaced_bytes else within)
+        fitting = [one for one in best if not one.unplaced_bytes and np.isfinite(one.step_time_s)]
+        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[:_FINALISTS]
+        return best
+
+    def _times(self, mine: Int, assigned: Int) -> Float:
+        """About the step times of assignments of the same items, shape (assignments,)."""
+        instance = self.instance
+        on = (assigned[:, :, None] == np.arange(instance.gpus)).astype(np.float64)
+        of_kind = np.array(instance.kind_of_gpu)
+        sums = np.empty((len(assigned), instance.gpus, 2, instance.prices.size))
+        for kind in range(len(instance.kinds)):
+            here = np.flatnonzero(of_kind == kind)
+            ladders = self.items.ladders[mine, kind]
+            sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], ladders, optimize=True)
+        slowest: Float = least_times(sums, instance.hbm_bytes).max(axis=1)
+        return slowest
+
+
+class _Items:
+    """What is placed as one: pieces, or tables that stay together. Arrays have one row each.
+
+    Attributes
+    ----------
+    cost : float64, shape (items, kinds of GPUs)
+        Time plus price times HBM bytes.
+    ladders : float64, shape (items, kinds of GPUs, 2, prices)
+        HBM bytes and GPU seconds.
+    least_bytes, dram_bytes, columns, size_bytes : float64
+        HBM of the buffers alone; DRAM of the rows that are not worth HBM; columns; bytes of all
+        rows wherever they are.
+    allowed : bool, shape (items, gpus)
+    """
+
+    def __init__(self, instance: Instance, price: float) -> None:
+        self.instance = instance
+        self.rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+        self.price = price
+        kinds, prices = len(instance.kinds), instance.prices.size
+        self.blocks: list[Block] = []
+        self.numbers: dict[Block, int] = {}
+        self.cost = np.empty((0, kinds))
+        self.ladders = np.empty((0, kinds, 2, prices))
+        self.least_bytes = self.dram_bytes = self.columns = self.size_bytes = np.empty(0)
+        self.allowed = np.empty((0, instance.gpus), dtype=bool)
+
+    def of(self, blocks: Sequence[Block]) -> Int:
+        """The numbers of blocks; new ones are looked at first."""
+        fresh = [block for block in dict.fromkeys(blocks) if block not in self.numbers]
+        if fresh:
+            self.numbers |= {block: len(self.blocks) + at for at, block in enumerate(fresh)}
+            self.blocks += fresh
+            self._look_at(fresh)
+        return np.array([self.numbers[block] for block in blocks], dtype=np.int64)
+
+    def _look_at(self, fresh: Sequence[Block]) -> None:
+        instance = self.instance
+        values = np.array(
+            [
+                [sum(instance.ladder(p, gpu).values for p in block) for gpu in instance.kinds]
+                for block in fresh
+            ]
+        )
+        at_price = values[..., self.rung]
+        cost = at_price[:, :, GPU_S] + self.price * at_price[:, :, BYTES]
+        columns = [sum(b - a for a, b in map(instance.columns, block)) for block in fresh]
+        allowed = np.ones((len(fresh), instance.gpus), dtype=bool)
+        for row, block in zip(allowed, fresh, strict=True):
+            mask = instance.allowed(block[0].table)
+            if mask is not None:
+                row &= mask
+        size = values[:, 0, BYTES, -1] + values[:, 0, DRAM_BYTES, -1]
+        self.cost = np.concatenate((self.cost, cost))
+        self.ladders = np.concatenate((self.ladders, values[:, :, : GPU_S + 1]))
+        self.least_bytes = np.concatenate((self.least_bytes, values[:, 0, BYTES, 0]))
+        self.dram_bytes = np.concatenate((self.dram_bytes, at_price[:, 0, DRAM_BYTES]))
+        self.columns = np.concatenate((self.columns, np.array(columns, dtype=np.float64)))
+        self.size_bytes = np.concatenate((self.size_bytes, size))
+        self.allowed = np.concatenate((self.allowed, allowed))
+
+
+def _greedy(
+    instance: Instance,
+    items: _Items,
+    orders: Sequence[Int],
+    tables: Sequence[Sequence[int]],
+    limits: Float,
+) -> list[Int]:
+    """Assign the items of several states, each under several limits of columns, all at once.
+
+    Parameters
+    ----------
+    orders : sequence of int64
+        Of each state, its items in the order of assignment.
+    tables : sequence of sequences of int
+        The table of each item if it has other pieces, counted by itself in each state; else -1.
+    limits : float64
+        Columns that a GPU may serve.
+
+    Returns
+    -------
+    list of int64, shape (limits, items)
+        Of each state, the GPU of each item; -1 where it found none.
+    """
+    states, grid, gpus = len(orders), limits.size, instance.gpus
+    kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
+    longest = max(map(len, orders))
+    found = np.full((states, grid, longest), -1)
+    order = np.zeros((states, longest), dtype=np.int64)
+    real = np.zeros((states, longest), dtype=bool)
+    table = np.full((states, longest), -1)
+    for state, (mine, its) in enumerate(zip(orders, tables, strict=True)):
+        order[state, : len(mine)], real[state, : len(mine)] = mine, True
+        table[state, : len(mine)] = its
+    # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
+    room_s = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
+    load = np.broadcast_to(room_s, (states, grid, gpus)).copy()
+    taken, columns, unworthy, bytes_ = np.zeros((4, states, grid, gpus))
+    cold = np.zeros((states, grid, len(instance.dram_bytes)))
+    held = np.zeros((states, grid, int(table.max()) + 1, gpus), dtype=bool)
+    at_state, at_limit = np.indices((states, grid))
+    for turn in range(longest):
+        item, its_table = order[:, turn], table[:, turn]
+        least, width = items.least_bytes[item, None, None], items.columns[item, None, None]
+        # Cold rows of a GPU: those that are not worth HBM, or those for which it has none.
+        unworthy_then = unworthy + items.dram_bytes[item, None, None]
+        bytes_then = bytes_ + items.size_bytes[item, None, None]
+        colder = np.maximum(unworthy_then, bytes_then - instance.hbm_bytes)
+        colder -= np.maximum(unworthy, bytes_ - instance.hbm_bytes)
+        after = load + items.cost[item][:, None, kinds]
+        open_ = (taken + least <= instance.hbm_bytes) & (columns + width <= limits[:, None] + 1e-6)
+        open_ &= cold[:, :, hosts] + colder <= instance.dram_bytes[hosts]
+        open_ &= (items.allowed[item] & real[:, turn, None])[:, None, :]
+        option = np.flatnonzero(its_table >= 0)
+        open_[option] &= ~held[option, :, its_table[option]]
+        after[~open_] = np.inf
+        gpu = after.argmin(axis=2)
+        s, m = np.nonzero(np.isfinite(after[at_state, at_limit, gpu]))
+        g = gpu[s, m]
+        found[s, m, turn] = g
+        load[s, m, g] = after[s, m, g]
+        taken[s, m, g] += least[s, 0, 0]
+        columns[s, m, g] += width[s, 0, 0]
+        cold[s, m, hosts[g]] += colder[s, m, g]
+        unworthy[s, m, g] = unworthy_then[s, m, g]
+        bytes_[s, m, g] = bytes_then[s, m, g]
+        apart = its_table[s] >= 0
+        held[s[apart], m[apart], its_table[s[apart]], g[apart]] = True
+    return [found[state, :, : len(mine)] for state, mine in enumerate(orders)]
+
+
+def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
+    """The whole table, its cold rows read in the way that is cheapest at the bound's price."""
+    whole = [
+        work
+        for work in bound.options[table]
+        if work.option.shard_count == 1
+        and not work.option.replicated_rows
+        and np.isfinite(work.longest_s)
+    ]
+    if not whole:  # It is larger than any GPU, and will be cut.
+        return next(
+            c for c in instance.options_of(table) if c.shard_count == 1 and not c.replicated_rows
+        )
+    return min(whole, key=lambda work: (work.priced_s, work.option)).option
+
+
+def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
+    """The cut of a piece's table with that piece halved; None if the search space has none.
+
+    Where the space has so many strips only if they are even, all strips as wide as that one
+    are halved; where it has no halves at all, the next finer strips stand for them.
+    """
+    first, last = instance.columns(shard)
+    width = last - first
+    column_widths = shard.option.column_widths or (width,)
+    strips = [
+        c
+        for c in instance.options_of(shard.table)
+        if c.column_widths and c.row_slices == 1 and not c.replicated_rows
+    ]
+    strips.sort(key=lambda option: (option.cold != shard.option.cold, option))
+    found = {option.column_widths: option for option in reversed(strips)}
+    for half in (width // 2, -(-width // (2 * STRIP_COLUMNS)) * STRIP_COLUMNS):
+        halves = (half, width - half)
+        rest = list(column_widths)
+        rest.remove(width)
+        every = [part for w in column_widths for part in (halves if w == width else (w,))]
+        for wanted in ([*rest, *halves], every):
+            key = tuple(sorted(wanted, reverse=True))
+            if min(halves) > 0 and key in found:
+                return found[key]
+    finer = [option for option in strips if len(option.column_widths) > len(column_widths)]
+    return min(finer, key=lambda option: len(option.column_widths), default=None)

@@ -1,0 +1,345 @@
+"""Dynamic programming over HBM: one option per table, least total time for each total of HBM.
+
+The idea of TorchRec's `DynamicProgrammingProposer` (torchrec 1.8, no paper): a multiple-choice
+knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503). An option of a table is a way to
+cut it and a number of its rows in HBM, with a time t and HBM bytes h summed over its pieces;
+with total HBM in bins of one size, for tables 1 to n
+
+    best[n][bin] = min over options o of table n of  best[n-1][bin'] + t[o]
+
+where bin' is any bin from which h[o] more bytes lead to `bin`. Each bin keeps the bytes of its
+best choice exactly, so that rounding does not add up over tables. Each bin's choice of options
+is a proposal. From the one with the most HBM down, pieces of a proposal are placed, longest
+first, on the GPU with the least time so far that has room for their rows; each GPU's HBM is
+filled anew, and the proposal of the least step time is kept.
+
+Total time alone would leave large tables whole however long the GPU that serves them takes, for
+cutting costs extra. So options are limited to those whose pieces each take at most a share of
+the bound, for a few such shares, the dynamic program run for each.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostModel
+from cost_models.sharding_options import STRIP_COLUMNS
+from placer.problem import Problem
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import finished, fitted_plan
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+from solvers.result import Limits, SolveResult, Termination
+
+Int = npt.NDArray[np.int64]
+
+_BINS_PER_GPU = 100
+_MOST_BINS = 1000
+"""TorchRec has 100 bins for each GPU."""
+
+_HEADS = 3
+"""Replicated heads, but for all rows, that are tried with a table."""
+
+_NEVER_S = 1e30
+_ROUNDING = 1e-6
+
+_OPTIONS = 32
+"""Options kept of a table: more differ too little."""
+
+_SHARES = (1.0, 0.5, 0.25, 2.0, np.inf)
+"""Longest piece as a share of the bound."""
+
+_PROPOSALS = 24
+"""Proposals of one dynamic program that are placed, evenly over its bins."""
+
+_FINALISTS = 4
+
+
+class DynamicProgramming:
+    """The strategy of this module's docstring."""
+
+    name = "dp"
+
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Choose options, place them, keep the best proposal. See `Solver.solve`."""
+        started, clock = time.monotonic(), Clock.start(limits)
+        instance = Instance(problem, cost_model)
+        failure = impossible(instance)
+        if failure:
+            return SolveResult(None, failure)
+        bound = lagrangian_bound(instance)
+        found: list[Assignment] = []
+        placed = 0
+        for proposal in _proposals(instance, bound, clock):
+            # Its HBM is filled anew, but not so much better that the total would halve.
+            if found and proposal.total_s / instance.gpus > 2 * found[0].step_time_s:
+                continue
+            assignment = _partitioned(instance, proposal)
+            placed += 1
+            if assignment is not None:
+                found = sorted([*found, assignment], key=lambda p: p.step_time_s)[:_FINALISTS]
+            clock.step()
+            if found and (
+                clock.spent or found[0].step_time_s <= bound.step_time_s * (1 + limits.gap)
+            ):
+                break
+        plan = None
+        for assignment in found:
+            plan = fitted_plan(assignment)
+            if plan is not None:
+                break
+        if plan is None:
+            return SolveResult(
+                None,
+                Termination(
+                    "no_plan",
+                    clock.limit_hit,
+                    detail="no proposal could be placed: every GPU needs room for the buffers of "
+                    "its pieces, and every host for their cold rows; raise --hbm or lower "
+                    "--batch-size, or try `greedy-cost`",
+                ),
+                bound_s=bound.step_time_s,
+            )
+        return finished(
+            self.name,
+            instance,
+            plan,
+            bound=bound,
+            limits=limits,
+            started=started,
+            limit=clock.limit_hit,
+            stats={"proposals": placed},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """Ways to place one table, by rising bytes and falling time, unless `longest_s` says no.
+
+    Attributes
+    ----------
+    cuts : list of Cut
+    rungs : int64
+        How many rows are in HBM: those worth it at the instance's price of this number.
+    bytes_, time_s : float64
+        HBM bytes and GPU seconds of all pieces and replicas.
+    longest_s : float64
+        GPU seconds of the longest piece, or of one replica.
+    """
+
+    options: list[ShardingOption]
+    rungs: Int
+    bytes_: Float
+    time_s: Float
+    longest_s: Float
+
+    def only(self, at: Int) -> "_Choices":
+        """The options with these numbers."""
+        return _Choices(
+            [self.options[n] for n in at.tolist()],
+            self.rungs[at],
+            self.bytes_[at],
+            self.time_s[at],
+            self.longest_s[at],
+        )
+
+    def within(self, longest_s: float) -> "_Choices":
+        """The best few of those without a piece longer than that; else of the shortest."""
+        least = float(self.longest_s.min())
+        fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
+        order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
+        times = self.time_s[order]
+        before = np.concatenate(([np.inf], np.minimum.accumulate(times)[:-1]))
+        front = order[times < before]
+        if front.size > _OPTIONS:
+            front = front[np.linspace(0, front.size - 1, _OPTIONS).round().astype(np.int64)]
+        return self.only(front)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    """A cut and a rung for each table, and the GPU seconds that they take together."""
+
+    options: list[ShardingOption]
+    rungs: list[int]
+    total_s: float
+
+
+def _proposals(instance: Instance, bound: LagrangianBound, clock: Clock) -> Iterator[_Proposal]:
+    """Proposals for each share of the bound, those with the most HBM first."""
+    every = []
+    for table in range(instance.tables):
+        options = _few_options(instance, table)
+        if clock.spent:  # Nothing to choose from: what the bound would do with it.
+            work = bound.option_for(table, bound.step_time_s * (1 + _ROUNDING))
+            options = options[:1] if work is None else [work.option]
+        every.append(_options(instance, table, options))
+    first = True
+    for share in _SHARES:
+        if clock.spent and not first:
+            return
+        choices = [one.within(share * bound.step_time_s) for one in every]
+        yield from _of_bins(instance, choices)
+        first = False
+
+
+def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) -> _Choices:
+    """Some cuts of a table, each with the rows in HBM that are worth it at each price."""
+    gpu, prices = instance.kinds[0], instance.prices.size
+    values = np.zeros((3, len(options), prices))
+    for at, option in enumerate(options):
+        shards, replica = instance.shards(table, option), instance.replica(table, option)
+        if shards:
+            # The first and the last slice are the extremes of what lies between.
+            ends = [instance.ladder(p, gpu).values[: GPU_S + 1] for p in (shards[0], shards[-1])]
+            values[: GPU_S + 1, at] += len(shards) * (ends[0] + ends[1]) / 2
+            # What no GPU has room for is as bad as one that takes forever.
+            small = ends[0][BYTES] <= instance.hbm_bytes.max()
+            slower = np.maximum(ends[0][GPU_S], ends[1][GPU_S])
+            values[2, at] = np.where(small, slower, _NEVER_S)
+        if replica is not None:
+            everywhere = instance.ladder(replica, gpu).values[: GPU_S + 1]
+            values[: GPU_S + 1, at] += instance.gpus * everywhere
+            values[2, at] += everywhere[GPU_S]
+    return _Choices(
+        [option for option in options for _ in range(prices)],
+        np.tile(np.arange(prices), len(options)),
+        values[BYTES].reshape(-1),
+        values[GPU_S].reshape(-1),
+        values[2].reshape(-1),
+    )
+
+
+def _few_options(instance: Instance, table: int) -> list[ShardingOption]:
+    """About twenty of a table's cuts, for the others differ too little from them in total.
+
+    Row slices: powers of two, and all GPUs. Strips: as even as can be. Replicated heads: all
+    rows, or one of a few shares, the other rows whole or on all GPUs.
+    """
+    options = instance.options_of(table)
+    heads = sorted(
+        {
+            option.replicated_rows
+            for option in options
+            if 0 < option.replicated_rows < instance.rows(table)
+        }
+    )
+    few = np.linspace(0, len(heads) - 1, min(_HEADS, len(heads))).round().astype(int)
+    kept = {0, instance.rows(table), *(heads[at] for at in few.tolist())}
+
+    def wanted(option: ShardingOption) -> bool:
+        if option.replicated_rows not in kept or (
+            option.replicated_rows and option.row_slices not in (1, instance.gpus)
+        ):
+            return False
+        if (
+            option.column_widths
+            and max(option.column_widths) - min(option.column_widths) > STRIP_COLUMNS
+        ):
+            return False
+        return (
+            option.row_slices == instance.gpus or option.row_slices & (option.row_slices - 1) == 0
+        )
+
+    # A constraint may leave none of these.
+    return [option for option in options if wanted(option)] or list(options)
+
+
+def _of_bins(instance: Instance, choices: Sequence[_Choices]) -> Iterator[_Proposal]:
+    """The dynamic program, and proposals of its bins from the one with the most HBM down."""
+    bins = min(_MOST_BINS, _BINS_PER_GPU * instance.gpus)
+    size = float(instance.hbm_bytes.sum()) / bins
+    best, used = np.full(bins, np.inf), np.zeros(bins)
+    best[0] = 0.0
+    at_bin = np.arange(bins)
+    chosen = np.zeros((len(choices), bins), dtype=np.int16)
+    came_from = np.zeros((len(choices), bins), dtype=np.int16)
+    for table, mine in enumerate(choices):
+        steps = np.minimum(mine.bytes_ / size, bins + 1.0)
+        down = steps.astype(np.int64)
+        # The bytes beyond a bin's start may or may not carry over into the next one.
+        sources = at_bin - np.concatenate((down, down + 1))[:, None]
+        more = np.concatenate((steps, steps))[:, None]
+        added = np.concatenate((mine.time_s, mine.time_s))[:, None]
+        possible = sources >= 0
+        sources = np.maximum(sources, 0)
+        then = used[sources] + more
+        possible &= then.astype(np.int64) == at_bin
+        total = np.where(possible, best[sources] + added, np.inf)
+        at = total.argmin(axis=0)
+        chosen[table] = at % steps.size
+        came_from[table] = sources[at, at_bin]
+        best, used = total[at, at_bin], then[at, at_bin]
+    # More HBM for no less time is no proposal.
+    least_before = np.concatenate(([np.inf], np.minimum.accumulate(best)[:-1]))
+    worth = np.flatnonzero(best < least_before)[::-1]
+    if worth.size > _PROPOSALS:
+        worth = worth[np.linspace(0, worth.size - 1, _PROPOSALS).round().astype(np.int64)]
+    for end in worth.tolist():
+        picked = np.empty(len(choices), dtype=np.int64)
+        at = end
+        for table in range(len(choices) - 1, -1, -1):
+            picked[table] = chosen[table, at]
+            at = came_from[table, at]
+        pairs = list(zip(choices, picked.tolist(), strict=True))
+        yield _Proposal(
+            [mine.options[n] for mine, n in pairs],
+            [int(mine.rungs[n]) for mine, n in pairs],
+            float(best[end]),
+        )
+
+
+def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
+    """Pieces of a proposal on the least loaded GPUs with room for them, longest first."""
+    kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
+    load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
+    dram = instance.dram_bytes.copy()
+    shards: list[TableShard] = []
+    replicas: list[TableShard] = []
+    for table, option in enumerate(proposal.options):
+        shards += instance.shards(table, option)
+        replica = instance.replica(table, option)
+        if replica is not None:
+            replicas.append(replica)
+            each = np.array([instance.ladder(replica, g).values[:, 0] for g in instance.kinds])
+            load += each[kinds, GPU_S]
+            hbm -= each[kinds, BYTES]
+    costs = {
+        block: np.array(
+            [
+                sum(instance.ladder(p, g).values[:, proposal.rungs[p.table]] for p in block)
+                for g in instance.kinds
+            ]
+        )
+        for block in instance.blocks(shards)
+    }
+    apart: dict[int, list[int]] = {}
+    pairs: list[tuple[TableShard, int]] = []
+    for block in sorted(costs, key=lambda b: (-costs[b][0, GPU_S], b)):
+        cost = costs[block][kinds]
+        open_ = (cost[:, BYTES] <= hbm) & (cost[:, DRAM_BYTES] <= dram[hosts])
+        for shard in block:
+            open_[apart.get(shard.table, [])] = False
+            mask = instance.allowed(shard.table)
+            if mask is not None:
+                open_ &= mask
+            if shard.option.blocked:
+                open_ &= np.arange(instance.gpus) == shard.row_slice
+        after = np.where(open_, load + cost[:, GPU_S], np.inf)
+        gpu = int(after.argmin())
+        if not np.isfinite(after[gpu]):
+            return None
+        load[gpu] = after[gpu]
+        hbm[gpu] -= cost[gpu, BYTES]
+        dram[hosts[gpu]] -= cost[gpu, DRAM_BYTES]
+        for shard in block:
+            pairs.append((shard, gpu))
+            if shard.option.shard_count > 1:
+                apart.setdefault(shard.table, []).append(gpu)
+    return Assignment.of(instance, pairs, replicas)

@@ -1,0 +1,177 @@
+"""The four classic greedies: whole tables, one score, the least loaded GPU.
+
+The baselines of RecShard (doi:10.1145/3503222.3507777, section 5) and of TorchRec's early
+planners: tables are sorted by a score, largest first, and each goes whole to the GPU with
+the smallest sum of scores so far that has room in HBM, or else whole into the DRAM of such
+a GPU's host.
+"""
+
+import time
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from cost_models import CostModel
+from placer.problem import Problem
+from placer.tables import Table
+from placer.units import format_bytes
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.build_plan import build_plan, finished
+from solvers.model.instance import Instance, Placement, TableShard
+from solvers.result import Limits, Shortage, SolveResult, Termination
+
+
+class _ScoreGreedy(ABC):
+    """Sorted greedy on whole tables; subclasses say what a table's score is."""
+
+    name: str
+
+    @abstractmethod
+    def score(self, table: Table) -> float:
+        """What tables are sorted by, largest first, and GPUs are balanced by."""
+
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Place every table whole. See `Solver.solve`."""
+        started = time.monotonic()
+        instance = Instance(problem, cost_model)
+        failure = impossible(instance)
+        if failure:
+            return SolveResult(None, failure)
+        bound = lagrangian_bound(instance)
+        tables = [profile.table for profile in problem.profile]
+        score_of = [self.score(table) for table in tables]
+        load = np.zeros(instance.gpus)
+        hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
+        placements: list[Placement] = []
+        # Mostly one table each; more where the user wants them together.
+        blocks = instance.blocks(instance.whole(table) for table in range(instance.tables))
+        scores = np.array([sum(score_of[shard.table] for shard in block) for block in blocks])
+        order = np.argsort(-scores, kind="stable").tolist()
+        # A table in DRAM needs buffers in HBM too: rows leave room for those still to come.
+        buffers = np.array([_ends(instance, blocks[n], 0)[0, 0] for n in order])
+        for turn, number in enumerate(order):
+            block = blocks[number]
+            to_come = buffers[turn + 1 :]
+            kept = to_come.sum() / instance.gpus + to_come.max(initial=0.0)
+            gpu = -1
+            for end, spare in ((-1, kept), (0, 0.0)):
+                gpu = self._first_with_room(instance, block, load, hbm - spare, dram, end)
+                if gpu >= 0:
+                    break
+            if gpu < 0:
+                shard = block[0]
+                return SolveResult(
+                    None,
+                    Termination(
+                        "no_plan",
+                        detail=_no_room(tables[shard.table], hbm, dram),
+                        shortages=(_shortage(instance, shard, hbm, dram),),
+                    ),
+                    bound_s=bound.step_time_s,
+                )
+            used = _ends(instance, block, gpu)[:, end]
+            hbm[gpu] -= np.ceil(used[0])
+            dram[instance.host_of_gpu[gpu]] -= used[1]
+            load[gpu] += scores[number]
+            hot = [int(instance.curve(shard, gpu).hot_rows[end]) for shard in block]
+            placements += [Placement(p, gpu, h) for p, h in zip(block, hot, strict=True)]
+        return finished(
+            self.name,
+            instance,
+            build_plan(instance, placements),
+            bound=bound,
+            limits=limits,
+            started=started,
+        )
+
+    @staticmethod
+    def _first_with_room(
+        instance: Instance,
+        block: tuple[TableShard, ...],
+        load: np.ndarray,
+        hbm: np.ndarray,
+        dram: np.ndarray,
+        end: int,
+    ) -> int:
+        """The GPU with the least load that has room for all (end -1) or no rows; -1 for none."""
+        for gpu in np.argsort(load, kind="stable").tolist():
+            if not all(instance.may_serve(shard, gpu) for shard in block):
+                continue
+            hbm_bytes, dram_bytes = _ends(instance, block, gpu)[:, end]
+            if (
+                hbm_bytes + 2 * len(block) <= hbm[gpu]
+                and dram_bytes <= dram[instance.host_of_gpu[gpu]]
+            ):
+                return int(gpu)
+        return -1
+
+
+def _ends(instance: Instance, block: tuple[TableShard, ...], gpu: int) -> np.ndarray:
+    """Bytes of HBM and DRAM with no rows and with all rows in HBM, shape (2, 2)."""
+    curves = [instance.curve(shard, gpu) for shard in block]
+    return np.array(
+        [
+            [sum(float(c.hbm_bytes[end]) for c in curves) for end in (0, -1)],
+            [sum(float(c.dram_bytes[end]) for c in curves) for end in (0, -1)],
+        ]
+    )
+
+
+def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
+    return (
+        f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs have "
+        f"at most {format_bytes(hbm.max())} of HBM left, the hosts {format_bytes(dram.max())} of "
+        "DRAM, buffers included; whole-table greedies cannot cut it, `greedy-cost` can"
+    )
+
+
+def _shortage(instance: Instance, shard: TableShard, hbm: np.ndarray, dram: np.ndarray) -> Shortage:
+    host = int(np.argmax(dram))
+    needed = float(instance.curve(shard, 0).dram_bytes[0])
+    short = needed - dram[host]
+    if short > 0:
+        return Shortage(
+            instance.problem.topology.hosts[host].id, "dram", int(np.ceil(short)), "one whole table"
+        )
+    gpu = int(np.argmax(hbm))
+    short = float(instance.curve(shard, gpu).hbm_bytes[0]) - hbm[gpu]
+    return Shortage(
+        instance.problem.topology.gpus[gpu].id, "hbm", max(1, int(np.ceil(short))), "its buffers"
+    )
+
+
+class GreedySize(_ScoreGreedy):
+    """By bytes of the table."""
+
+    name = "greedy-size"
+
+    def score(self, table: Table) -> float:
+        return float(table.total_bytes)
+
+
+class GreedyLookup(_ScoreGreedy):
+    """By bytes looked up per sample: lookups per sample × dim."""
+
+    name = "greedy-lookup"
+
+    def score(self, table: Table) -> float:
+        return table.lookups_per_sample * table.dim
+
+
+class GreedySizeLookup(_ScoreGreedy):
+    """By lookups × dim × log10(rows), RecShard's size-and-lookup score."""
+
+    name = "greedy-size-lookup"
+
+    def score(self, table: Table) -> float:
+        return table.lookups_per_sample * table.dim * float(np.log10(max(10, table.rows)))
+
+
+class GreedyDim(_ScoreGreedy):
+    """By dim, as AutoShard's baseline does."""
+
+    name = "greedy-dim"
+
+    def score(self, table: Table) -> float:
+        return float(table.dim)
