@@ -6,12 +6,15 @@ carries the runtime alone.
 
 from typing import TYPE_CHECKING, Any
 
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.errors import PlacerError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
 from placer.topology.topology import Topology
 

@@ -20,8 +20,8 @@ from shard_cases import checkpoint_of, ids_of, scratch, successive_plans
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
+from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
-from placer.plan.plan import RowOrder
 from placer.storage.shards import Transfers, form, open_shards, reshard, schedule, write_shards
 
 TABLE = Table("t", 100, 8, optimizer="rowwise_adagrad")

@@ -20,7 +20,7 @@ from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
 from placer.executor.optimizers.rule import STATE
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.storage.checkpoint.rows import TensorRows
 from placer.storage.shards import form, load_shards, open_shards, write_shards, write_tables
 from placer.storage.shards.folder import ShardFolder, placement_sha256

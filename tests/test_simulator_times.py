@@ -26,7 +26,7 @@ from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.measurement import random_cases
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import device_totals, served
@@ -232,7 +232,7 @@ def cached_plan(rows: int, entries: int, staging: int = 0) -> Plan:
 @given(st.integers(0, 2**32), st.sampled_from(["lru", "fbgemm-lru", "fbgemm-lfu"]))
 @settings(max_examples=15)
 def test_other_caches_are_asked_batch_by_batch(seed: int, policy: str) -> None:
-    from placer.simulator.policy import cache_factory
+    from placer.simulator.caches import cache_factory
 
     rng = np.random.default_rng(seed)
     batches = [rng.integers(0, 200, 30) for _ in range(8)]

@@ -21,7 +21,8 @@ from problem_cases import (
 
 from cost_models import CostCurve, Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import violations
 from placer.topology.topology import Topology

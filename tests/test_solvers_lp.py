@@ -23,7 +23,7 @@ from test_solvers_bound import constrained, crossed
 
 from cost_models import CostCurve, Roofline
 from placer import Constraints, Problem, Topology
-from placer.constraints.constraints import TableRule
+from placer.constraints.rules import TableRule
 from placer.errors import BackendError
 from solvers import solve
 from solvers.bounds import linear_program_devices

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from placer.plan.memory import MemoryUse, device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.report import section as form
 from placer.report.costs import Cost, Evaluate, Termination, ending
 from placer.report.section import Column, Report, Row, Section

@@ -16,7 +16,8 @@ from placer.errors import PlanMismatchError
 from placer.executor.distributed.division import StripParts, Target, divide
 from placer.executor.distributed.mapping import holders_of, ranks_of_devices
 from placer.executor.distributed.slices import RowSlice
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table
 

@@ -15,6 +15,7 @@ import numpy as np
 from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
+from placer.simulator.caches import cache_factory
 from placer.simulator.counts import (
     ExchangeKind,
     Int,
@@ -26,7 +27,7 @@ from placer.simulator.counts import (
 )
 from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy, PoolPolicy, cache_factory
+from placer.simulator.policy import CachePolicy, PoolPolicy
 from placer.simulator.pools import ArenaPool, OpenSteps
 from placer.simulator.tables import PartRead, TableRead, TableReader
 from placer.tables import OptimizerName

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import placer
 from placer.constraints.unmet import unmet
+from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.plan.verify import violations
 from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from cost_models import ShardingOption, TableShard, shards_of
 from cost_models.base import FREE, REPLICA, Cold
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Feature, Table
 
 BACKENDS = ["tiered", "triton"]

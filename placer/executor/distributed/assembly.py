@@ -23,7 +23,8 @@ from placer.executor.distributed.table_map import TableMap, table_maps
 from placer.executor.distributed.whole_rows import RowTotals, row_groups
 from placer.executor.local.placed import PlacedEmbeddings
 from placer.executor.lookups.translated import FeatureRead
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName
 
 Build = Callable[[Plan, RowTotals | None], Held]

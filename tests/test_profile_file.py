@@ -107,7 +107,7 @@ def test_a_crash_before_the_json_leaves_the_old_profile(
         raise KeyboardInterrupt
 
     old = Profile.load(saved)
-    monkeypatch.setattr("placer.profile.store.write_text", killed)
+    monkeypatch.setattr("placer.profile.file.write_text", killed)
     with pytest.raises(KeyboardInterrupt):
         profile_of({"t": RowCounts.from_dense(np.arange(50))}).save(saved)
     assert_same_profile(Profile.load(saved), old)
@@ -147,7 +147,7 @@ def test_damage_is_told(saved: Path) -> None:
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
-    from placer.profile.store import _document_hash
+    from placer.profile.file import _document_hash
 
     def rewrite(**changes: object) -> None:
         document = json.loads((saved / "profile.json").read_text()) | changes

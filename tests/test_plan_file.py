@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 import placer
 from placer import Feature, Plan, Table
 from placer.errors import PlacerError, PlanError
-from placer.plan.io import to_dict
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
+from placer.plan.file import to_dict
 from placer.plan.schema import json_schema
 from placer.plan.verify import violations
 from placer.storage.files import sha256_file
