@@ -7,9 +7,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
+from placer.files import replacing
 from placer.report import section as form
 from placer.report.compare import CompareRow
-from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

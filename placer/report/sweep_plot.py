@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
+from placer.files import replacing
 from placer.report.plot import drawing, image_format
 from placer.report.sweep import Sweep
-from placer.storage.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Protocol
 
 from placer.errors import PlacerError
+from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
 from placer.report.costs import Result
 from placer.report.plot import drawing, image_format
 from placer.report.section import Column, Report, Row, Section
-from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
 
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
