@@ -7,6 +7,7 @@ import torch
 
 from placer import Topology
 from placer.errors import TopologyError
+from placer.topology.detect import GpuReading, host_memory_bytes, machine
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 with_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")

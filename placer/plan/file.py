@@ -17,10 +17,10 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from placer.errors import PlacerError, PlanError
+from placer.files import replacing, sha256_file, write_text
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
-from placer.storage.files import replacing, sha256_file, write_text
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

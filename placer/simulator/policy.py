@@ -6,9 +6,6 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-PoolPolicy = Literal["lfu", "rank"]
-"""Policies of the executor's pool; see `placer.executor.memory.row_cache`."""
-
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
 

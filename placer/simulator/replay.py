@@ -14,6 +14,7 @@ import numpy as np
 
 from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
+from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.simulator.caches import cache_factory
 from placer.simulator.counts import (
@@ -27,7 +28,7 @@ from placer.simulator.counts import (
 )
 from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy, PoolPolicy
+from placer.simulator.policy import CachePolicy
 from placer.simulator.pools import ArenaPool, OpenSteps
 from placer.simulator.tables import PartRead, TableRead, TableReader
 from placer.tables import OptimizerName
@@ -86,9 +87,9 @@ class Simulator:
         self._exchanges = [TableExchange(found, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(found)
         make_cache = cache_factory(self.options.cache_policy)
-        policy: PoolPolicy = "lfu"
+        policy: Policy = "lfu"
         if make_cache is None:
-            policy = cast(PoolPolicy, self.options.cache_policy)
+            policy = cast(Policy, self.options.cache_policy)
         self._pools = {
             arena: ArenaPool([found.parts[at] for at in members], policy, make_cache)
             for arena, members in found.pools.items()

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from placer.executor.distributed.comm import Communicator
 from placer.executor.distributed.division import Target
-from placer.executor.distributed.pieces import read_rows, write_rows
+from placer.executor.distributed.local_shards import read_rows, write_rows
 from placer.executor.distributed.table_map import TableMap
+from placer.executor.id_order import Span
 from placer.executor.local.placed import PlacedEmbeddings
 from placer.executor.memory.initial import CHUNK_ROWS, initial_weights
 from placer.plan.plan import Plan
-from placer.storage.id_order import Span
 from placer.tables import OptimizerName, Table
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
-from placer.report.plot import drawing, image_format
-from placer.report.sweep import Sweep
-from placer.storage.files import replacing
+from placer.files import replacing
+from placer.report.picture import drawing, image_format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
