@@ -3,10 +3,10 @@
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.lookahead import look_ahead
-from placer.executor.local.placed import PlacedEmbeddings
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch
 from placer.executor.memory.freed_memory import keep_freed_memory
 
 __all__ = [

@@ -13,9 +13,9 @@ from itertools import pairwise
 from typing import Any
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.division import StripParts, Target, divide
-from placer.executor.distributed.mapping import holders_of, ranks_of_devices
-from placer.executor.distributed.slices import RowSlice
+from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.division import StripParts, Target, divide
+from placer.executor.distributed.placement.row_slices import RowSlice
 from placer.plan.plan import Lookup, Plan, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table

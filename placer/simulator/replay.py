@@ -24,11 +24,11 @@ from placer.simulator.counts import (
     StepCounts,
     Totals,
 )
-from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.parts import Arrangement, arrange
 from placer.simulator.policy import CachePolicy, PoolPolicy, cache_factory
-from placer.simulator.pools import ArenaPool, OpenSteps
-from placer.simulator.tables import PartRead, TableRead, TableReader
+from placer.simulator.row_caches import ArenaPool, OpenSteps
+from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
+from placer.simulator.table_reads import PartRead, TableRead, TableReader
 from placer.tables import OptimizerName
 
 

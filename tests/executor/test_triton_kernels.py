@@ -14,7 +14,7 @@ from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton_kernels import Launch, TritonKernels
+from placer.executor.backends.triton.launches import Launch, TritonKernels
 from placer.executor.lookups.row_runs import PIECE, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows

@@ -5,7 +5,7 @@ import importlib.util
 import torch
 
 from placer.errors import BackendError
-from placer.executor.backends._base import Backend
+from placer.executor.backends.base import Backend
 from placer.executor.memory.row_cache import Policy
 
 BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "triton", "tiered")
@@ -33,14 +33,14 @@ def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Bac
         name = _best(device)
     if name in ("numba", "torch"):
         return _host_backend(name)
-    from placer.executor.backends.tiered import TieredBackend
+    from placer.executor.backends.tiered_backend import TieredBackend
 
     host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
         from placer.executor.backends.torch_kernels import TorchKernels
 
         return TieredBackend(TorchKernels(), host, device, policy)
-    from placer.executor.backends.triton_kernels import TritonKernels
+    from placer.executor.backends.triton.launches import TritonKernels
 
     return TieredBackend(TritonKernels(device), host, device, policy)
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.executor.backends import kernels
+from placer.executor.backends import numba_kernels as kernels
 from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_backend import TorchBackend
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, check_ids
 from placer.executor.memory.arena import Arena, FlatRows
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule

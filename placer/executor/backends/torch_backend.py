@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.backends._base import Backend, CutUpdate, StripReads
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.backends.base import Backend, CutUpdate, StripReads
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, check_ids
 from placer.executor.memory.arena import Arena, FlatRows, flat_arena
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule, apply_rule, row_sums, runs

@@ -11,18 +11,23 @@ from torch import Tensor
 
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.canonical import Canonical
-from placer.executor.distributed.channels import Channel, Channels, all_channels, channels_of
-from placer.executor.distributed.comm import Collectives, Communicator
-from placer.executor.distributed.division import Target, divide
-from placer.executor.distributed.exchange import InputExchange
-from placer.executor.distributed.local import local_features, local_plan
-from placer.executor.distributed.mapping import holders_of, ranks_of_devices
+from placer.executor.distributed.collectives import Collectives, Communicator
+from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.placement.channels import (
+    Channel,
+    Channels,
+    all_channels,
+    channels_of,
+)
+from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.local_plans import local_features, local_plan
+from placer.executor.distributed.placement.table_routes import TableMap, table_maps
 from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
-from placer.executor.distributed.serve import Served
-from placer.executor.distributed.table_map import TableMap, table_maps
+from placer.executor.distributed.serving import Served
 from placer.executor.distributed.whole_rows import RowTotals, row_groups
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.lookups.translated import FeatureRead
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.lookups.batch_reads import FeatureRead
 from placer.plan.plan import Plan, Shard
 from placer.tables import OptimizerName
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.channels import Channels
-from placer.executor.distributed.step import Route, ShardedBatch
-from placer.executor.distributed.table_map import TableMap
+from placer.executor.distributed.placement.channels import Channels
+from placer.executor.distributed.placement.table_routes import TableMap
+from placer.executor.distributed.sharded_batch import Route, ShardedBatch
+from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.lookups.translated import FeatureRead, feature_bounds
 
 
 def combine(

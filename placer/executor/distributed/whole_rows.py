@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.division import Target
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.division import Target
 
 
 @dataclass(frozen=True, slots=True)

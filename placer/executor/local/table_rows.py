@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.memory.arena import TORCH_DTYPES, AnyRows, Arena
-from placer.executor.memory.initial import id_chunks
+from placer.executor.memory.initial_weights import id_chunks
 from placer.executor.memory.layout import Layout, Strip
 from placer.executor.optimizers.rule import STATE
 from placer.storage.tensor_names import tensor_shape

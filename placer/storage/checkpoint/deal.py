@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placer.executor.memory.initial import CHUNK_ROWS
+from placer.executor.memory.initial_weights import CHUNK_ROWS
 from placer.storage.id_order import IdOrder, Span, TableTensor
 
 BLOCK_BYTES = 16 << 20

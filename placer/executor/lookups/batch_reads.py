@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.layout import Layout, Strip
 from placer.tables import Pooling, Table
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.division import StripParts, Target
-from placer.executor.distributed.routing import RankOrder, Router
+from placer.executor.distributed.placement.division import StripParts, Target
+from placer.executor.distributed.placement.row_routing import RankOrder, Router
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.tables import Table

@@ -12,14 +12,14 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.backends._base import Backend, CutUpdate, StripReads
+from placer.executor.backends.base import Backend, CutUpdate, StripReads
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
 from placer.executor.local.hit_rates import LookupCounts
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, Segment
 from placer.executor.lookups.row_runs import Runs, find_runs
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, Segment
 from placer.executor.memory.access import Access, Ticket, Window
 from placer.executor.memory.arena import Arena, tiered_arena
 from placer.executor.memory.layout import ArenaSpec

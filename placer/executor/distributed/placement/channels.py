@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.table_map import TableMap
-from placer.executor.lookups.translated import FeatureRead
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import TableMap
+from placer.executor.lookups.batch_reads import FeatureRead
 from placer.tables import Pooling
 
 

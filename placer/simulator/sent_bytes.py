@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.data.log import Bags
-from placer.executor.distributed.channels import channel_pooling
-from placer.executor.distributed.division import StripParts, Target
+from placer.executor.distributed.placement.channels import channel_pooling
+from placer.executor.distributed.placement.division import StripParts, Target
 from placer.simulator.counts import EXCHANGE_KINDS, ExchangeKind, Int, Served
+from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
-from placer.simulator.rows import Slices, distinct_counts
-from placer.simulator.tables import AnyInt, Distinct, TableRead, TableReader
+from placer.simulator.table_reads import AnyInt, Distinct, TableRead, TableReader
 
 _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 """Bytes of an id, of a bag's length, of an element of a row, and of a count."""

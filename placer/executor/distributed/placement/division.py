@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.mapping import holders_of
-from placer.executor.distributed.slices import RowSlice, joined, refined
+from placer.executor.distributed.placement.devices import holders_of
+from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.plan.plan import Lookup, Plan, Shard
 from placer.tables import OptimizerName, Table
 

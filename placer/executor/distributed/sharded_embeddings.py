@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.ahead import InputsAhead, SentBatch
 from placer.executor.distributed.assembly import Assembly, assemble
 from placer.executor.distributed.canonical import SpreadTables
+from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
-from placer.executor.distributed.comm import Communicator, Kind, Volume
+from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
 from placer.executor.distributed.pieces import LocalPiece, pieces_of
-from placer.executor.distributed.serve import Serve
-from placer.executor.distributed.step import ShardedBatch, UnitStep
+from placer.executor.distributed.serving import Serve
+from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch, feature_reads
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch, feature_reads
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.layout import check_plan
 from placer.executor.memory.row_cache import PoolStats

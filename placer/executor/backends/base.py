@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule

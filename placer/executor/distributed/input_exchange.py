@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlacerError
-from placer.executor.distributed.channels import Channel, Channels, Unit
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.step import Route, ShardedBatch, UnitStep, spans
-from placer.executor.distributed.table_map import TableMap
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import (
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channel, Channels, Unit
+from placer.executor.distributed.placement.table_routes import TableMap
+from placer.executor.distributed.sharded_batch import Route, ShardedBatch, UnitStep, spans
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
     FeatureRead,
     check_batch,
     check_ids,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

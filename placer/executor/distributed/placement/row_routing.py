@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.slices import RowSlice
+from placer.executor.distributed.placement.row_slices import RowSlice
 
 _LONGEST_PERIOD = 1 << 22
 """Rows after which a mix of strides repeats: its table is held by each rank."""

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.backends.tiered import TieredBackend
-from placer.executor.local.function import FusedLookup, RuleConstants, Runtime, WholeRows
+from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.table_rows import TableRows
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.lookups.translated import (
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
     FeatureRead,
     PreparedBatch,
     arena_reads,
@@ -27,7 +26,8 @@ from placer.executor.lookups.translated import (
     feature_span,
     tensors_of,
 )
-from placer.executor.memory.initial import initial_weights
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import check_plan, lay_out
 from placer.executor.memory.row_cache import Policy
 from placer.executor.optimizers.rule import STATE
