@@ -41,15 +41,15 @@ class NumbaBackend(TorchBackend):
         out = torch.empty(int(starts[-1]), dtype=torch.int64)
         if not out.numel():
             return out
-        strips = [segment.strip for segment in segments]
+        column_slices = [segment.columns for segment in segments]
         tables = (
             ids.contiguous().numpy(),
             arena.slot_map.numpy(),
             np.array([segment.batch[0] for segment in segments]),
             starts,
-            np.array([strip.rows for strip in strips]),
-            np.array([astuple(strip.follows) for strip in strips]),
-            np.array([strip.map_start for strip in strips]),
+            np.array([columns.rows for columns in column_slices]),
+            np.array([astuple(columns.follows) for columns in column_slices]),
+            np.array([columns.map_start for columns in column_slices]),
             out.numpy(),
         )
         for place in run(partial(kernels.translate, *tables), thread_count(out.numel())):

@@ -25,8 +25,8 @@ class LocalPiece:
     rows : int
         How many rows; `ids` says which.
     saves : bool
-        Whether this rank writes it to checkpoints: of replicas, and of copies that strips of a
-        row share, one does. All of them must be read back.
+        Whether this rank writes it to checkpoints: of replicas, and of copies that column slices of
+        a row share, one does. All of them must be read back.
     """
 
     table: str

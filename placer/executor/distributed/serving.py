@@ -146,7 +146,8 @@ class Served:
         sent, asked = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, asked)
         result = torch.zeros(step.batch.ids.numel(), device=self.device)
-        # Each lookup comes back once a strip; in the order of the batch, sums are always alike.
+        # Each lookup comes back once a column slice; in the order of the batch, sums are always
+        # alike.
         order = torch.sort(step.lookups, stable=True).indices
         return result.index_add_(0, step.lookups[order], own[order])
 

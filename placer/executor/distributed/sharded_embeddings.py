@@ -23,7 +23,7 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import PreparedBatch, feature_reads
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.layout import check_plan
-from placer.executor.memory.row_cache import PoolStats
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers.rule import STATE
 from placer.plan.plan import Plan
 from placer.storage.id_order import IdOrder, OwnTables
@@ -249,7 +249,7 @@ class ShardedEmbeddings(nn.Module):
         return HitRates(
             sum(rates.lookups for rates in found),
             sum(rates.home_lookups for rates in found),
-            sum((rates.pool for rates in found), PoolStats()),
+            sum((rates.row_cache for rates in found), RowCacheStats()),
         )
 
     def reset_hit_rates(self) -> None:

@@ -55,7 +55,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """Which slice a row is of, and which row of it, where a strip is cut by rows.
+    """Which slice a row is of, and which row of it, where a column slice is cut by rows.
 
     The ranks are cut wherever a slice begins or ends. In between, the owners repeat: their
     period is the least common multiple of the strides.
