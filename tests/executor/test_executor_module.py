@@ -208,4 +208,4 @@ def test_auto_falls_back_to_torch_where_numba_is_missing(monkeypatch: pytest.Mon
 def test_importing_placer_stays_light() -> None:
     code = "import sys, placer; print([m for m in ('torch', 'numba') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.columns() == "[]"
+    assert done.stdout.strip() == "[]"
