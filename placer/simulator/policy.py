@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlacerError
-
-RowCachePolicy = Literal["lfu", "rank"]
-"""Policies of the executor's row cache; see `placer.executor.memory.row_cache`."""
+from placer.executor.names import Policy
 
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
@@ -62,7 +60,7 @@ def cache_factory(policy: CachePolicy) -> CacheFactory | None:
     PlacerError
         If there is no such policy.
     """
-    if policy in get_args(RowCachePolicy):
+    if policy in get_args(Policy):
         return None
     if policy not in CACHE_POLICIES:
         raise PlacerError(

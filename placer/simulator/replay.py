@@ -14,6 +14,7 @@ import numpy as np
 
 from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
+from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.simulator.counts import (
     ExchangeKind,
@@ -25,7 +26,7 @@ from placer.simulator.counts import (
     Totals,
 )
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy, RowCachePolicy, cache_factory
+from placer.simulator.policy import CachePolicy, cache_factory
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
@@ -85,9 +86,9 @@ class Simulator:
         self._exchanges = [TableExchange(found, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(found)
         make_cache = cache_factory(self.options.cache_policy)
-        policy: RowCachePolicy = "lfu"
+        policy: Policy = "lfu"
         if make_cache is None:
-            policy = cast(RowCachePolicy, self.options.cache_policy)
+            policy = cast(Policy, self.options.cache_policy)
         self._row_caches = {
             arena: ArenaRowCache([found.parts[at] for at in members], policy, make_cache)
             for arena, members in found.row_caches.items()

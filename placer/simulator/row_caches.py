@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from placer.executor.memory.row_cache import CacheRange, RowCache
+from placer.executor.names import Policy
 from placer.simulator.parts import Part
-from placer.simulator.policy import BatchCache, CacheFactory, RowCachePolicy
+from placer.simulator.policy import BatchCache, CacheFactory
 
 Int = npt.NDArray[np.int64]
 
@@ -74,9 +75,7 @@ class ArenaRowCache:
         Makes such a cache for each cached part, which then has no part in the row cache.
     """
 
-    def __init__(
-        self, parts: list[Part], policy: RowCachePolicy, make_cache: CacheFactory | None
-    ) -> None:
+    def __init__(self, parts: list[Part], policy: Policy, make_cache: CacheFactory | None) -> None:
         self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
         self._caches: dict[int, BatchCache] = {}
         pooled = len(parts)

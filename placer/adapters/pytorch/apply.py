@@ -15,7 +15,7 @@ from placer.errors import PlanMismatchError
 from placer.executor import HitRates
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
 

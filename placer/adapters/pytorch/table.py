@@ -22,7 +22,7 @@ from placer.errors import DataError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.placed_embeddings import Rounding
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
 from placer.plan.plan import Plan
 from placer.storage.tensor_names import UPDATES

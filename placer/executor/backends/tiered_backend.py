@@ -23,8 +23,9 @@ from placer.executor.lookups.row_runs import Runs, find_runs
 from placer.executor.memory.access import Access, Ticket, Window
 from placer.executor.memory.arena import Arena, tiered_arena
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import Policy, RowCache
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
 

@@ -29,7 +29,7 @@ from placer.executor.lookups.batch_reads import (
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import check_plan, lay_out
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
 from placer.executor.streams import recorded
 from placer.plan.plan import Plan

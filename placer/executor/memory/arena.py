@@ -9,8 +9,9 @@ from torch import Tensor
 
 from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaSpec, SlotRange
-from placer.executor.memory.row_cache import Policy, RowCache
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
 from placer.tables import OptimizerName
 

@@ -17,14 +17,12 @@ the device, so that a host can run ahead of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-
-Policy = Literal["lfu", "rank"]
+from placer.executor.names import Policy
 
 SENTINEL = torch.iinfo(torch.int64).max
 """Pads arrays of sorted slots at their end; no row has this slot."""
