@@ -246,8 +246,8 @@ class TestUpdate:
             results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
         assert torch.equal(*results)
 
-    @pytest.mark.parametrize("column slices", [(3, 4), (7,)])
-    def test_the_mean_over_several_strips(
+    @pytest.mark.parametrize("column_slices", [(3, 4), (7,)])
+    def test_the_mean_over_several_column_slices(
         self, kernels: TritonKernels, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:
         slots = uneven_slots(random)
