@@ -38,6 +38,7 @@ from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
+from placer.files import write_text
 from placer.interrupt import deferred_interrupt
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.diff import diff as diff_plans
@@ -46,7 +47,6 @@ from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.simulator.policy import CACHE_POLICIES
-from placer.storage.files import write_text
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help

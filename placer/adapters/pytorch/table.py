@@ -24,8 +24,8 @@ from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
+from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
-from placer.storage.tensor_names import UPDATES
 from placer.tables import OptimizerName
 
 

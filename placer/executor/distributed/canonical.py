@@ -8,13 +8,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.pieces import read_rows, write_rows
+from placer.executor.distributed.local_shards import read_rows, write_rows
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.id_order import Span
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
 from placer.plan.plan import Plan
-from placer.storage.id_order import Span
 from placer.tables import OptimizerName, Table
 
 

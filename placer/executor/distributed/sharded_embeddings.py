@@ -14,9 +14,10 @@ from placer.executor.distributed.canonical import SpreadTables
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
-from placer.executor.distributed.pieces import LocalPiece, pieces_of
+from placer.executor.distributed.local_shards import LocalShard, local_shards_of
 from placer.executor.distributed.serving import Serve
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.id_order import IdOrder, OwnTables
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -25,9 +26,7 @@ from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.layout import check_plan
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers.rule import STATE
-from placer.plan.plan import Plan
-from placer.storage.id_order import IdOrder, OwnTables
-from placer.storage.tensor_names import (
+from placer.executor.tensor_names import (
     UPDATES,
     check_shapes,
     check_weights,
@@ -35,6 +34,7 @@ from placer.storage.tensor_names import (
     tensor_shape,
     weights_to_load,
 )
+from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName
 
 
@@ -295,7 +295,7 @@ class ShardedEmbeddings(nn.Module):
                 total[key] += size
         return dict(total)
 
-    def local_pieces(self) -> Iterator[LocalPiece]:
+    def local_shards(self) -> Iterator[LocalShard]:
         """What this rank holds of each tensor, weights first: for checkpoints in pieces.
 
         With one rank there is nothing to put together: use `state_dict`.
@@ -309,7 +309,7 @@ class ShardedEmbeddings(nn.Module):
         per_row = {
             name: optimizer == "rowwise_adagrad" for name, optimizer in self._optimizers.items()
         }
-        return pieces_of(self.plan, self._parts.targets, tensors, per_row, self.rank)
+        return local_shards_of(self.plan, self._parts.targets, tensors, per_row, self.rank)
 
     def id_order(self) -> IdOrder:
         """The tables by id, some rows at a time: what checkpoints read and write."""

@@ -32,14 +32,14 @@ from placer.executor.memory.layout import check_plan, lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
 from placer.executor.streams import recorded
-from placer.plan.plan import Plan
-from placer.storage.tensor_names import (
+from placer.executor.tensor_names import (
     UPDATES,
     check_shapes,
     check_weights,
     state_shapes,
     weights_to_load,
 )
+from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName
 
 Rounding = Literal["nearest", "stochastic"]

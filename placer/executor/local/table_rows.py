@@ -9,7 +9,7 @@ from placer.executor.memory.arena import TORCH_DTYPES, AnyRows, Arena
 from placer.executor.memory.initial_weights import id_chunks
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.executor.optimizers.rule import STATE
-from placer.storage.tensor_names import tensor_shape
+from placer.executor.tensor_names import tensor_shape
 from placer.tables import OptimizerName, Table
 
 

@@ -20,11 +20,11 @@ from urllib.parse import quote
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError, PlacerError, PlanMismatchError
+from placer.files import write_text
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
-from placer.storage.files import write_text
-from placer.storage.shards.form import Bytes, ShardForm, ShardTensor, check_file, read_rows
+from placer.storage.shards.shard_file import Bytes, ShardForm, ShardTensor, check_file, read_rows
 
 FORMAT_VERSION = 1
 MANIFEST = "shards.json"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from placer.errors import CheckpointError
+from placer.files import replacing, sha256_file
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
-from placer.storage.files import replacing, sha256_file
-from placer.storage.shards.folder import (
+from placer.storage.shards.shard_file import Bytes, ShardWriter, chunk_rows
+from placer.storage.shards.shard_folder import (
     NewFolder,
     ShardFile,
     ShardFolder,
@@ -22,13 +23,12 @@ from placer.storage.shards.folder import (
     new_folder,
     open_shards,
 )
-from placer.storage.shards.form import Bytes, ShardWriter, chunk_rows
-from placer.storage.shards.rows import find
+from placer.storage.shards.shard_rows import find
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from placer.storage.checkpoint.rows import TensorRows
+    from placer.storage.tensor_rows import TensorRows
     from placer.training.checkpoint import Checkpoint
 
 _WEIGHTS, _STATES = "embeddings", "embedding_optimizer"
@@ -91,7 +91,7 @@ def write_tables(
     PlacerError
         If the file cannot be written; what was there before is there still.
     """
-    from placer.storage import tensor_file
+    from placer.storage import safetensors_file as tensor_file
 
     found = {
         f"{table}.{name}": rows
@@ -159,8 +159,8 @@ def _canonical_tensors(
     """A checkpoint's tensors by table and name, checked against a plan's tables."""
     from placer.executor.memory.arena import TORCH_DTYPES
     from placer.executor.optimizers.rule import STATE
-    from placer.storage.checkpoint.rows import in_rows
-    from placer.storage.tensor_names import UPDATES, check_shapes, state_shapes, tensor_shape
+    from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes, tensor_shape
+    from placer.storage.tensor_rows import in_rows
 
     weights, states = (dict(checkpoint.tensors.get(name, {})) for name in (_WEIGHTS, _STATES))
     shapes = {
@@ -188,8 +188,8 @@ def _canonical_tensors(
 
 
 def _updates(checkpoint: "Checkpoint") -> int | None:
-    from placer.storage.checkpoint.rows import in_rows
-    from placer.storage.tensor_names import UPDATES
+    from placer.executor.tensor_names import UPDATES
+    from placer.storage.tensor_rows import in_rows
 
     found = checkpoint.tensors.get(_STATES, {}).get(UPDATES)
     return None if found is None else int(in_rows(found).whole())

@@ -14,10 +14,10 @@ import safetensors
 import torch
 from torch import Tensor
 
-from placer.storage.checkpoint.rows import AnyTensor as AnyTensor
-from placer.storage.checkpoint.rows import TensorRows as TensorRows
-from placer.storage.checkpoint.rows import in_rows as in_rows
 from placer.storage.checkpoint.sink import Sink, Written
+from placer.storage.tensor_rows import AnyTensor as AnyTensor
+from placer.storage.tensor_rows import TensorRows as TensorRows
+from placer.storage.tensor_rows import in_rows as in_rows
 
 _TYPES = {
     torch.float64: "F64",

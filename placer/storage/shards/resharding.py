@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from placer.files import sha256_file
 from placer.plan.diff import diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
-from placer.storage.files import sha256_file
-from placer.storage.shards.folder import (
+from placer.storage.shards.gather import gather
+from placer.storage.shards.shard_file import ShardForm, ShardWriter, chunk_rows
+from placer.storage.shards.shard_folder import (
     NewFolder,
     ShardFile,
     ShardFolder,
@@ -19,9 +21,7 @@ from placer.storage.shards.folder import (
     open_shards,
     refuse_other_plan,
 )
-from placer.storage.shards.form import ShardForm, ShardWriter, chunk_rows
-from placer.storage.shards.gather import gather
-from placer.storage.shards.rows import ids_at, same_ids
+from placer.storage.shards.shard_rows import ids_at, same_ids
 from placer.storage.shards.transfers import Tally, Transfers, check_tables, transfers_of
 
 

@@ -40,9 +40,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from placer.errors import BackendError, CheckpointError
-from placer.storage.checkpoint.deal import Name, NamedTables, block_rows, rounds_of
-from placer.storage.checkpoint.rows import AnyTensor, in_rows
 from placer.storage.checkpoint.sink import Sink, Written
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, block_rows, rounds_of
+from placer.storage.tensor_rows import AnyTensor, in_rows
 
 
 def write_folder(

@@ -7,7 +7,7 @@ import numpy as np
 
 from placer.plan.order import Int, Ranks
 from placer.plan.plan import Shard
-from placer.storage.shards.form import MOST_ROWS
+from placer.storage.shards.shard_file import MOST_ROWS
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:

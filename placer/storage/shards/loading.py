@@ -9,18 +9,18 @@ import numpy as np
 from placer.errors import PlanMismatchError
 from placer.plan.order import Int
 from placer.plan.plan import Plan, Shard
-from placer.storage.shards.folder import ShardFile, ShardFolder, open_shards
-from placer.storage.shards.form import Bytes, ShardForm, chunk_rows
 from placer.storage.shards.gather import Choose, gather
-from placer.storage.shards.rows import find
+from placer.storage.shards.shard_file import Bytes, ShardForm, chunk_rows
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder, open_shards
+from placer.storage.shards.shard_rows import find
 from placer.tables import OptimizerName, Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from placer.executor.distributed import ShardedEmbeddings
+    from placer.executor.id_order import IdOrder
     from placer.executor.local.placed_embeddings import PlacedEmbeddings
-    from placer.storage.id_order import IdOrder
 
 
 def load_shards(
@@ -55,8 +55,8 @@ def load_shards(
     CheckpointError
         If a file is missing or damaged. Rows may have been overwritten then.
     """
+    from placer.executor.id_order import OwnTables
     from placer.executor.local.placed_embeddings import PlacedEmbeddings
-    from placer.storage.id_order import OwnTables
 
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
@@ -78,7 +78,7 @@ def load_shards(
 
 def _load_whole(tables: "IdOrder", shards: ShardFolder) -> None:
     """Into tables that this process has alone."""
-    from placer.storage.id_order import Span, tensors_of
+    from placer.executor.id_order import Span, tensors_of
 
     for tensor in tensors_of(tables):
         table = tensor.table
@@ -98,7 +98,7 @@ def _load_pieces(embeddings: "ShardedEmbeddings", shards: ShardFolder) -> None:
     def nearest(files: tuple[ShardFile, ...]) -> ShardFile:
         return next((file for file in files if file.home.device in own), files[0])
 
-    for piece in embeddings.local_pieces():
+    for piece in embeddings.local_shards():
         table = embeddings.plan.tables_by_name[piece.table]
         step = chunk_rows(_strip(table, piece.cols or (0, 1)).tensors[piece.tensor].row_bytes)
         for start in range(0, piece.rows, step):

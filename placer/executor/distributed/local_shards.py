@@ -12,7 +12,7 @@ from placer.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LocalPiece:
+class LocalShard:
     """Some rows and columns of one tensor of a table.
 
     Attributes
@@ -56,13 +56,13 @@ class LocalPiece:
         write_rows(self._module, self._target.name, self.tensor, rows, values)
 
 
-def pieces_of(
+def local_shards_of(
     plan: Plan,
     targets: Sequence[tuple[Target, PlacedEmbeddings]],
     tensors: Mapping[str, Sequence[str]],
     per_row: Mapping[str, bool],
     rank: int,
-) -> Iterator[LocalPiece]:
+) -> Iterator[LocalShard]:
     """The pieces of all tensors of targets; `per_row` says whose state is one number a row."""
     for target, module in targets:
         name = target.table.name
@@ -70,7 +70,7 @@ def pieces_of(
             scalar = tensor != "weight" and per_row[name]
             saves = rank == target.holders[0] and not (scalar and target.cols[0])
             cols = None if scalar else target.cols
-            yield LocalPiece(name, tensor, cols, target.rows, saves, plan, target, module)
+            yield LocalShard(name, tensor, cols, target.rows, saves, plan, target, module)
 
 
 def read_rows(module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor) -> Tensor:

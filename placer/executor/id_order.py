@@ -11,8 +11,8 @@ from torch import Tensor
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.optimizers.rule import STATE
+from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
-from placer.storage.tensor_names import tensor_shape
 from placer.tables import OptimizerName, Table
 
 

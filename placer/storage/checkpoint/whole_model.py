@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.storage.checkpoint.deal import Name, NamedTables
+from placer.executor.id_order import IdOrder, OwnTables, TableTensor, tensors_of
+from placer.executor.tensor_names import UPDATES
+from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.load import check_tensors, fill
-from placer.storage.checkpoint.rows import AnyTensor
-from placer.storage.checkpoint.save import write_folder
 from placer.storage.checkpoint.sink import flush
-from placer.storage.checkpoint.stored import read_tensors
-from placer.storage.id_order import IdOrder, OwnTables, TableTensor, tensors_of
-from placer.storage.tensor_names import UPDATES
+from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.tensor_rows import AnyTensor
 
 AnyEmbeddings = PlacedEmbeddings | ShardedEmbeddings
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from placer.errors import CheckpointError
-from placer.storage.checkpoint.metadata import NAME, read_metadata
-from placer.storage.checkpoint.rows import TensorRows
+from placer.storage.checkpoint.dcp_metadata import NAME, read_metadata
+from placer.storage.tensor_rows import TensorRows
 
 
 @dataclass(frozen=True, slots=True)
