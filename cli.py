@@ -1155,7 +1155,7 @@ def simulate(
         move_s = migration(diff_plans(*plans)).seconds
     shown = cost_reports.simulate_report(
         own.totals,
-        device_totals(simulator.arrangement, own.totals, simulator.pool_entries),
+        device_totals(simulator.arrangement, own.totals, simulator.cache_entries),
         served(simulator.arrangement, own.totals.parts),
         own.records,
         TimeSummary.of([one.step_s for one in own.records]),

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.local.placed import PlacedEmbeddings
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape

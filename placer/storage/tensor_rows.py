@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.memory.initial import CHUNK_ROWS
+from placer.executor.memory.initial_weights import CHUNK_ROWS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

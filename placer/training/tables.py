@@ -8,7 +8,7 @@ import torch
 from placer.executor import PlacedEmbeddings
 from placer.executor.id_order import TableTensor, tensors_of
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.row_cache import PoolStats
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.load import check_tensors, fill
 from placer.storage.checkpoint.table_blocks import Name, NamedTables
@@ -72,10 +72,10 @@ def hit_rates(embeddings: AnyEmbeddings, ranks: Ranks) -> HitRates | None:
         return found
     if not ranks.any(found is not None):
         return None
-    here = found or HitRates(0, 0, PoolStats())
-    own = [here.lookups, here.home_lookups, *astuple(here.pool)]
+    here = found or HitRates(0, 0, RowCacheStats())
+    own = [here.lookups, here.home_lookups, *astuple(here.row_cache)]
     lookups, home, *rest = ranks.total(torch.tensor(own)).tolist()
-    return HitRates(lookups, home, PoolStats(*rest))
+    return HitRates(lookups, home, RowCacheStats(*rest))
 
 
 def _name(tensor: TableTensor) -> Name:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.table_map import ids_of
-from placer.executor.local.placed import PlacedEmbeddings
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import ids_of
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.plan.plan import Plan
 
 
@@ -25,8 +25,8 @@ class LocalShard:
     rows : int
         How many rows; `ids` says which.
     saves : bool
-        Whether this rank writes it to checkpoints: of replicas, and of copies that strips of a
-        row share, one does. All of them must be read back.
+        Whether this rank writes it to checkpoints: of replicas, and of copies that column slices of
+        a row share, one does. All of them must be read back.
     """
 
     table: str

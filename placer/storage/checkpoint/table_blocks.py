@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.executor.id_order import IdOrder, Span, TableTensor
-from placer.executor.memory.initial import CHUNK_ROWS
+from placer.executor.memory.initial_weights import CHUNK_ROWS
 
 BLOCK_BYTES = 16 << 20
 """At most so much of a tensor is in memory at a time, on the rank that writes it."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from placer.executor.distributed import ShardedEmbeddings
     from placer.executor.id_order import IdOrder
-    from placer.executor.local.placed import PlacedEmbeddings
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings
 
 
 def load_shards(
@@ -57,7 +57,7 @@ def load_shards(
         If a file is missing or damaged. Rows may have been overwritten then.
     """
     from placer.executor.id_order import OwnTables
-    from placer.executor.local.placed import PlacedEmbeddings
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings
 
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
@@ -126,7 +126,7 @@ def _own_column(shards: ShardFolder, table: str, ids: Int, own: frozenset[str]) 
 
 def _devices(embeddings: "ShardedEmbeddings") -> frozenset[str]:
     """The plan's devices that this rank stands for."""
-    from placer.executor.distributed.mapping import ranks_of_devices
+    from placer.executor.distributed.placement.devices import ranks_of_devices
 
     ranks = ranks_of_devices(embeddings.plan.topology, embeddings.world)
     return frozenset(device for device, rank in ranks.items() if rank == embeddings.rank)

@@ -12,26 +12,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.data.log import Bags
-from placer.executor.distributed.channels import channel_pooling
-from placer.executor.distributed.division import StripParts, Target
+from placer.executor.distributed.placement.channels import channel_pooling
+from placer.executor.distributed.placement.division import ColumnSlice, Target
 from placer.simulator.counts import EXCHANGE_KINDS, ExchangeKind, Int, Served
+from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
-from placer.simulator.rows import Slices, distinct_counts
-from placer.simulator.tables import AnyInt, Distinct, TableRead, TableReader
+from placer.simulator.table_reads import AnyInt, Distinct, TableRead, TableReader
 
 _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 """Bytes of an id, of a bag's length, of an element of a row, and of a count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Strip:
-    """The targets of a strip of columns, and who serves whom.
+class _ServedColumns:
+    """The targets of a column slice, and who serves whom.
 
     `served_by` has shape (targets, processes): the holder that serves each process's samples.
     `slices` tells targets apart and `target_of` whose slice each is; None where there is one.
     """
 
-    parts: StripParts
+    parts: ColumnSlice
     served_by: Int
     slices: Slices | None
     target_of: Int
@@ -46,24 +46,24 @@ class TableExchange:
         self._number = arrangement.plan.tables.index(reader.table)
         table = reader.table
         self._features = table.features
-        strips = arrangement.strips.get(table.name, ())
+        column_slices = arrangement.column_slices.get(table.name, ())
         known: dict[tuple[object, ...], Slices] = {}
-        self._strips = []
-        for strip in strips:
+        self._column_slices = []
+        for columns in column_slices:
             served_by = np.array(
-                [[t.holder_for(s) for s in range(self._world)] for t in strip.targets]
+                [[t.holder_for(s) for s in range(self._world)] for t in columns.targets]
             )
             slices, target_of = None, np.zeros(1, dtype=np.int64)
-            if len(strip.targets) > 1:
+            if len(columns.targets) > 1:
                 rows = tuple(
-                    (part.start, part.stop, part.step) for t in strip.targets for part in t.parts
+                    (part.start, part.stop, part.step) for t in columns.targets for part in t.parts
                 )
                 slices = known.setdefault(rows, Slices(rows, table.rows))
                 target_of = np.repeat(
-                    np.arange(len(strip.targets)), [len(t.parts) for t in strip.targets]
+                    np.arange(len(columns.targets)), [len(t.parts) for t in columns.targets]
                 )
-            self._strips.append(_Strip(strip, served_by, slices, target_of))
-        self._cut_rows = _row_groups(strips, table.rows)
+            self._column_slices.append(_ServedColumns(columns, served_by, slices, target_of))
+        self._cut_rows = _row_groups(column_slices, table.rows)
 
     def add(
         self,
@@ -79,11 +79,11 @@ class TableExchange:
         own = np.diff(ends)
         asked: dict[int, list[Int]] = {}
         sources = np.arange(world)
-        for strip in self._strips:
-            alone = len(strip.parts.targets) == 1 and not strip.parts.targets[0].replicated
-            by_target = self._lookups(strip, asked, bags, ends, read)
-            for at, target in enumerate(strip.parts.targets):
-                holders = strip.served_by[at]
+        for columns in self._column_slices:
+            alone = len(columns.parts.targets) == 1 and not columns.parts.targets[0].replicated
+            by_target = self._lookups(columns, asked, bags, ends, read)
+            for at, target in enumerate(columns.parts.targets):
+                holders = columns.served_by[at]
                 for number, feature in enumerate(self._features):
                     lookups = by_target[number][at]
                     pooling = channel_pooling(feature.pooling, alone)
@@ -124,27 +124,27 @@ class TableExchange:
 
     def _lookups(
         self,
-        strip: _Strip,
+        columns: _ServedColumns,
         asked: dict[int, list[Int]],
         bags: Sequence[Bags],
         ends: Int,
         read: TableRead,
     ) -> list[Int]:
         """Lookups of each feature by target and source: int64, shape (targets, processes)."""
-        if strip.slices is None:
+        if columns.slices is None:
             return [lookups[None] for lookups in read.by_source]
-        key = id(strip.slices)
+        key = id(columns.slices)
         if key not in asked:
-            targets = len(strip.parts.targets)
+            targets = len(columns.parts.targets)
             asked[key] = [
-                self._by_target(strip, one, starts, targets)
+                self._by_target(columns, one, starts, targets)
                 for one, starts in zip(bags, read.by_source, strict=True)
             ]
         return asked[key]
 
-    def _by_target(self, strip: _Strip, bags: Bags, by_source: Int, targets: int) -> Int:
-        assert strip.slices is not None, "asked of strips with several targets alone"
-        owners = strip.target_of[strip.slices.owners(self._reader.ranks(bags.ids))]
+    def _by_target(self, columns: _ServedColumns, bags: Bags, by_source: Int, targets: int) -> Int:
+        assert columns.slices is not None, "asked of column slices with several targets alone"
+        owners = columns.target_of[columns.slices.owners(self._reader.ranks(bags.ids))]
         source = np.repeat(np.arange(self._world), by_source)
         number = owners * self._world + source
         return np.bincount(number, minlength=targets * self._world).reshape(targets, self._world)
@@ -160,9 +160,9 @@ class ReplicaExchange:
     def __init__(self, arrangement: Arrangement) -> None:
         self._numbers = {t.name: number for number, t in enumerate(arrangement.plan.tables)}
         self._groups: dict[tuple[int, ...], list[Target]] = defaultdict(list)
-        for strips in arrangement.strips.values():
-            for strip in strips:
-                for target in strip.targets:
+        for column_slices in arrangement.column_slices.values():
+            for columns in column_slices:
+                for target in columns.targets:
                     if target.replicated:
                         self._groups[target.holders].append(target)
         self._modules = {
@@ -209,11 +209,13 @@ def _dealt(rows: AnyInt, holders: int) -> Int:
     return np.bincount(rows % holders, minlength=holders)
 
 
-def _row_groups(strips: Sequence[StripParts], rows: int) -> list[tuple[Slices, tuple[int, ...]]]:
+def _row_groups(
+    column_slices: Sequence[ColumnSlice], rows: int
+) -> list[tuple[Slices, tuple[int, ...]]]:
     """Rows whose columns are apart, where row-wise Adagrad needs them together, and with whom."""
     found: dict[str, list[Target]] = defaultdict(list)
-    for strip in strips:
-        for target in strip.targets:
+    for columns in column_slices:
+        for target in columns.targets:
             if target.peers and not target.replicated:
                 found[target.peers].append(target)
     groups = []

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.distributed.channels import Channels, Unit
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.local import channel_name
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channels, Unit
+from placer.executor.distributed.placement.local_plans import channel_name
 from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
-from placer.executor.distributed.step import ShardedBatch, UnitStep
+from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.whole_rows import RowTotals
-from placer.executor.lookups.translated import FeatureRead
+from placer.executor.lookups.batch_reads import FeatureRead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +146,8 @@ class Served:
         sent, asked = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, asked)
         result = torch.zeros(step.batch.ids.numel(), device=self.device)
-        # Each lookup comes back once a strip; in the order of the batch, sums are always alike.
+        # Each lookup comes back once a column slice; in the order of the batch, sums are always
+        # alike.
         order = torch.sort(step.lookups, stable=True).indices
         return result.index_add_(0, step.lookups[order], own[order])
 

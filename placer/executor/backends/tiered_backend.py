@@ -12,18 +12,18 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.backends._base import Backend, CutUpdate, StripReads
+from placer.executor.backends.base import Backend, SlicedUpdate, SliceReads
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
 from placer.executor.local.hit_rates import LookupCounts
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, Segment
 from placer.executor.lookups.row_runs import Runs, find_runs
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, Segment
 from placer.executor.memory.access import Access, Ticket, Window
 from placer.executor.memory.arena import Arena, tiered_arena
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import HbmPool
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
@@ -113,25 +113,25 @@ class TieredBackend(Backend):
         if access.host is not None:
             self._host.update(arena, access.host, gradients, weights, rule)
 
-    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
-        runs = self._sort(torch.cat([reads.slots for reads in strips[0]]))
+    def sliced_update(self, column_slices: Sequence[Sequence[SliceReads]]) -> SlicedUpdate:
+        runs = self._sort(torch.cat([reads.slots for reads in column_slices[0]]))
         first = _first_of(runs)
         squares = torch.zeros(runs.lookups, device=self._device)
         reads: list[tuple[Arena, RowReads, Rule]] = []
-        for strip in strips:
-            places = torch.cat([access_of(part.step).places[part.lookups] for part in strip])
-            sources = torch.cat([part.sources for part in strip])[runs.order]
+        for columns in column_slices:
+            places = torch.cat([access_of(part.step).places[part.lookups] for part in columns])
+            sources = torch.cat([part.sources for part in columns])[runs.order]
             scales = None
-            if strip[0].weights is not None:
-                scales = torch.cat([part.weights for part in strip if part.weights is not None])
+            if columns[0].weights is not None:
+                scales = torch.cat([part.weights for part in columns if part.weights is not None])
                 scales = scales.detach()[runs.order]
             places = places[runs.order[first]]
-            row_reads = RowReads(runs, places, sources, scales, strip[0].gradients)
-            reads.append((strip[0].arena, row_reads, strip[0].rule))
+            row_reads = RowReads(runs, places, sources, scales, columns[0].gradients)
+            reads.append((columns[0].arena, row_reads, columns[0].rule))
             part_squares = torch.zeros_like(squares)
             self._kernels.squares(row_reads, part_squares)
             squares += part_squares
-        return _CutUpdate(self._kernels, reads, squares)
+        return _SlicedUpdate(self._kernels, reads, squares)
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         out = torch.empty(step.reads.lookups, device=self._device)
@@ -162,9 +162,9 @@ class TieredBackend(Backend):
                 segment.batch[0],
                 segment.lookups[0],
                 segment.lookups[1] - segment.lookups[0],
-                segment.strip.rows,
-                *astuple(segment.strip.follows),
-                segment.strip.map_start,
+                segment.columns.rows,
+                *astuple(segment.columns.follows),
+                segment.columns.map_start,
             )
             for segment in segments
         )
@@ -194,20 +194,20 @@ class TieredBackend(Backend):
         training: bool,
     ) -> Access:
         """Find where the rows of an arena's lookups are, and bring those that are pooled."""
-        spec, pool = arena.spec, arena.pool
+        spec, row_cache = arena.spec, arena.row_cache
         self.counts.add(slots, spec)
         host = None
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(slots, reads.offsets)
         runs = run_places = None
-        if (training and not spec.key.row_cut) or pool is not None:
+        if (training and not spec.key.row_cut) or row_cache is not None:
             runs = self._sort(slots)
             run_slots = runs.slots[_first_of(runs)]
-            run_places = _places(spec, pool, run_slots)
-        if pool is None or runs is None or run_places is None or not reads.lookups:
-            return Access(ticket, _places(spec, pool, slots), runs, run_places, host)
+            run_places = _places(spec, row_cache, run_slots)
+        if row_cache is None or runs is None or run_places is None or not reads.lookups:
+            return Access(ticket, _places(spec, row_cache, slots), runs, run_places, host)
         with phase("stage"):
-            run_places = self._stage(index, arena, pool, runs, run_places, ticket, training)
+            run_places = self._stage(index, arena, row_cache, runs, run_places, ticket, training)
         places = torch.empty_like(run_places)
         places[runs.order] = run_places[runs.run]
         return Access(ticket, places, runs, run_places, host)
@@ -216,14 +216,14 @@ class TieredBackend(Backend):
         self,
         index: int,
         arena: Arena,
-        pool: HbmPool,
+        row_cache: RowCache,
         runs: Runs,
         run_places: Tensor,
         ticket: Ticket,
         training: bool,
     ) -> Tensor:
-        """Give the step's pooled rows entries of the pool; the place of each run."""
-        home, stop = arena.spec.home, arena.spec.pools[-1].part.stop
+        """Give the step's pooled rows entries of the row cache; the place of each run."""
+        home, stop = arena.spec.home, arena.spec.cache_shares[-1].part.stop
         kind, lookups = runs.slots.dtype, runs.lookups
         # Runs are in the order of slots, so the pooled ones are neighbours.
         edges = torch.searchsorted(runs.slots, self._edges_of(arena.spec).to(kind))
@@ -240,12 +240,12 @@ class TieredBackend(Backend):
         counts = torch.where(valid, runs.starts[index_of + 1] - starts, 0)
         del starts, own, index_of
         barred = self._window.in_place(index, slots, ticket)
-        found = pool.resolve(slots, counts, ticket.number, self._window.oldest, barred)
+        found = row_cache.resolve(slots, counts, ticket.number, self._window.oldest, barred)
         ticket.resolved[index] = (slots, found.entries)
         with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
             self._kernels.exchange(_matrices(arena), found.moves)
         if training:
-            pool.mark_dirty(found.entries)
+            row_cache.mark_dirty(found.entries)
         # Runs that are not pooled all write behind the end.
         index_of = first + torch.arange(most, device=self._device)
         target = torch.where(valid & (found.entries >= 0), index_of, lookups)
@@ -256,22 +256,22 @@ class TieredBackend(Backend):
         """First pooled slot and the end of them, on the device."""
         edges = self._edges.get(spec)
         if edges is None:
-            edges = torch.tensor([spec.home, spec.pools[-1].part.stop], device=self._device)
+            edges = torch.tensor([spec.home, spec.cache_shares[-1].part.stop], device=self._device)
             self._edges[spec] = edges
         return edges
 
 
 @dataclass(slots=True, eq=False)
-class _CutUpdate:
-    """See `CutUpdate`; holds what each strip's kernel sums."""
+class _SlicedUpdate:
+    """See `SlicedUpdate`; holds what each column slice's kernel sums."""
 
     kernels: TierKernels
-    strips: Sequence[tuple[Arena, RowReads, Rule]]
+    column_slices: Sequence[tuple[Arena, RowReads, Rule]]
     squares: Tensor
 
     def apply(self, mean_squares: Tensor) -> None:
-        """Update the rows of all strips."""
-        for arena, reads, rule in self.strips:
+        """Update the rows of all column slices."""
+        for arena, reads, rule in self.column_slices:
             state = None if arena.state is None else _tiered(arena.state)
             self.kernels.update(_tiered(arena.weights), state, reads, rule, mean_squares)
 
@@ -296,9 +296,9 @@ def _first_of(runs: Runs) -> Tensor:
     return runs.starts[: runs.lookups].clamp(max=max(runs.lookups - 1, 0)).long()
 
 
-def _places(spec: ArenaSpec, pool: HbmPool | None, slots: Tensor) -> Tensor:
-    """Places of slots whose rows are not in the pool; −1 for those that the host pools."""
-    entries = 0 if pool is None else pool.entries
+def _places(spec: ArenaSpec, row_cache: RowCache | None, slots: Tensor) -> Tensor:
+    """Places of slots whose rows are not in the row cache; −1 for those that the host pools."""
+    entries = 0 if row_cache is None else row_cache.entries
     places = torch.where(slots < spec.home, slots, slots + entries)
     if spec.host_start == spec.rows:
         return places

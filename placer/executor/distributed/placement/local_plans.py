@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.slices import RowSlice
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.row_slices import RowSlice
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard

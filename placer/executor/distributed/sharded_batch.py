@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class UnitStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """How a feature's lookups in one strip were spread over targets.
+    """How a feature's lookups in one column slice were spread over targets.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class ShardedBatch:
     weight_gradients : bool
         Whether any rank wants gradients of its lookups' weights.
     routes : tuple of tuple of Route
-        By feature and strip.
+        By feature and column slice.
     sent_rows, served_rows : tuple of int
         Rows that each channel gives back: by position in `Channels.sent`, and, for each rank,
         by position in its `Channels.active`.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.mapping import holders_of
-from placer.executor.distributed.slices import RowSlice, joined, refined
+from placer.executor.distributed.placement.devices import holders_of
+from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
 from placer.tables import OptimizerName, Table
@@ -17,7 +17,7 @@ _MOST_PARTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows of a strip that the same ranks hold: a table of its own on each of them.
+    """Rows of a column slice that the same ranks hold: a table of its own on each of them.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class StripParts:
+class ColumnSlice:
     """A range of columns of a table, and the targets that hold its rows."""
 
     cols: tuple[int, int]
@@ -89,8 +89,8 @@ class StripParts:
 
 def divide(
     plan: Plan, ranks: dict[str, int], optimizers: Mapping[str, OptimizerName]
-) -> dict[str, tuple[StripParts, ...]]:
-    """The strips of each table, from left to right. A table without rows has none.
+) -> dict[str, tuple[ColumnSlice, ...]]:
+    """The column slices of each table, from left to right. A table without rows has none.
 
     Raises
     ------
@@ -109,14 +109,14 @@ _Held = dict[tuple[int, ...], tuple[RowSlice, ...]]
 
 def _divide_table(
     plan: Plan, table: Table, ranks: dict[str, int], optimizer: OptimizerName
-) -> Iterator[StripParts]:
+) -> Iterator[ColumnSlice]:
     shards = [
         (shard, RowSlice(*shard.rows), holders_of(shard, ranks))
         for shard in plan.shards_by_table[table.name]
         if shard.row_count
     ]
     edges = sorted({0, table.dim, *(edge for shard, _, _ in shards for edge in shard.cols)})
-    strips: list[tuple[tuple[int, int], _Held]] = []
+    column_slices: list[tuple[tuple[int, int], _Held]] = []
     for cols in pairwise(edges):
         gathered: dict[tuple[int, ...], list[RowSlice]] = defaultdict(list)
         for shard, rows, holders in shards:
@@ -125,29 +125,29 @@ def _divide_table(
         held = {holders: joined(gathered[holders]) for holders in sorted(gathered)}
         if len(held) == 1:
             held = dict.fromkeys(held, (RowSlice(0, table.rows),))
-        if strips and strips[-1][1] == held:  # The same ranks hold these columns too.
-            strips[-1] = (strips[-1][0][0], cols[1]), held
+        if column_slices and column_slices[-1][1] == held:  # The same ranks hold these columns too.
+            column_slices[-1] = (column_slices[-1][0][0], cols[1]), held
         else:
-            strips.append((cols, held))
-    if optimizer == "rowwise_adagrad" and len(strips) > 1:
-        yield from _aligned(table, strips, [shard for shard, _, _ in shards])
+            column_slices.append((cols, held))
+    if optimizer == "rowwise_adagrad" and len(column_slices) > 1:
+        yield from _aligned(table, column_slices, [shard for shard, _, _ in shards])
         return
-    for cols, held in strips:
+    for cols, held in column_slices:
         targets = tuple(
             Target(_name(table, cols, holders), table, cols, parts, holders)
             for holders, parts in held.items()
         )
-        yield StripParts(cols, targets)
+        yield ColumnSlice(cols, targets)
 
 
 def _aligned(
-    table: Table, strips: list[tuple[tuple[int, int], _Held]], shards: list[Shard]
-) -> Iterator[StripParts]:
-    """Targets that have the same rows in every strip, so that their rows can be added up."""
-    cuts = [tuple(part for parts in held.values() for part in parts) for _, held in strips]
+    table: Table, column_slices: list[tuple[tuple[int, int], _Held]], shards: list[Shard]
+) -> Iterator[ColumnSlice]:
+    """Targets that have the same rows in every column slice, so that their rows can be added up."""
+    cuts = [tuple(part for parts in held.values() for part in parts) for _, held in column_slices]
     atoms = refined(cuts)
     if not all(_ascending(atom, shards) for atom in atoms):
-        per_strip = [
+        per_column_slice = [
             tuple(
                 RowSlice(*shard.rows)
                 for shard in shards
@@ -155,7 +155,7 @@ def _aligned(
             )
             for cols in pairwise(sorted({edge for shard in shards for edge in shard.cols}))
         ]
-        atoms = refined([atoms, *per_strip])
+        atoms = refined([atoms, *per_column_slice])
     if len(atoms) > _MOST_PARTS:
         raise PlanMismatchError(
             f"table {table.name!r}: its columns are cut into rows so differently that "
@@ -163,7 +163,7 @@ def _aligned(
             "of a table at the same rows"
         )
     placed = []
-    for cols, held in strips:
+    for cols, held in column_slices:
         owners = []
         for atom in atoms:
             found = [h for h, parts in held.items() if any(part.meet(atom) for part in parts)]
@@ -189,7 +189,7 @@ def _aligned(
             )
             for index, (atom, holders) in enumerate(zip(atoms, owners, strict=True))
         )
-        yield StripParts(cols, targets)
+        yield ColumnSlice(cols, targets)
 
 
 _ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}

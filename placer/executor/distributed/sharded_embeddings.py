@@ -9,22 +9,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.ahead import InputsAhead, SentBatch
 from placer.executor.distributed.assembly import Assembly, assemble
 from placer.executor.distributed.canonical import SpreadTables
+from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
-from placer.executor.distributed.comm import Communicator, Kind, Volume
+from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
 from placer.executor.distributed.local_shards import LocalShard, local_shards_of
-from placer.executor.distributed.serve import Serve
-from placer.executor.distributed.step import ShardedBatch, UnitStep
+from placer.executor.distributed.serving import Serve
+from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.id_order import IdOrder, OwnTables
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch, feature_reads
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch, feature_reads
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.layout import check_plan
-from placer.executor.memory.row_cache import PoolStats
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import (
     UPDATES,
@@ -249,7 +249,7 @@ class ShardedEmbeddings(nn.Module):
         return HitRates(
             sum(rates.lookups for rates in found),
             sum(rates.home_lookups for rates in found),
-            sum((rates.pool for rates in found), PoolStats()),
+            sum((rates.row_cache for rates in found), RowCacheStats()),
         )
 
     def reset_hit_rates(self) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.table_map import TableMap
-from placer.executor.lookups.translated import FeatureRead
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.lookups.batch_reads import FeatureRead
 from placer.tables import Pooling
 
 
@@ -16,17 +16,17 @@ class Channel:
     Attributes
     ----------
     feature : int
-    strip : int
+    columns : int
         Of the feature's table.
     position : int
-        Of the target within its strip.
+        Of the target within its column slice.
     target : Target
     pooling : {"sum", "max", "none"}
         What the holder gives back: a row for each bag, or for each lookup.
     """
 
     feature: int
-    strip: int
+    columns: int
     position: int
     target: Target
     pooling: Pooling
@@ -88,16 +88,16 @@ class Channels:
 
 
 def all_channels(
-    features: Sequence[FeatureRead], maps: Mapping[str, TableMap]
+    features: Sequence[FeatureRead], maps: Mapping[str, TableRoutes]
 ) -> tuple[Channel, ...]:
-    """Every channel between any ranks: by table, strip, target and feature."""
+    """Every channel between any ranks: by table, column slice, target and feature."""
     found = []
     for name, table in maps.items():
         reads = [index for index, feature in enumerate(features) if feature.table == name]
-        for number, strip in enumerate(table.strips):
-            for position, target in enumerate(strip.targets):
+        for number, columns in enumerate(table.column_slices):
+            for position, target in enumerate(columns.targets):
                 for index in reads:
-                    alone = len(strip.targets) == 1 and not target.replicated
+                    alone = len(columns.targets) == 1 and not target.replicated
                     pooling = channel_pooling(features[index].pooling, alone)
                     found.append(Channel(index, number, position, target, pooling))
     return tuple(found)

@@ -119,17 +119,17 @@ class TritonKernels:
             raise BackendError(
                 "backend 'triton' needs triton: pip install 'embedding-placer[gpu]'"
             ) from error
-        from placer.executor.backends import triton_exchange, triton_lookup, triton_update
+        from placer.executor.backends.triton import lookup_kernels, move_kernels, update_kernels
 
-        compiled = isinstance(triton_lookup.pool, triton.JITFunction)
+        compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
         if device.type == "cpu" and compiled:
             raise BackendError(
                 "backend 'triton' on device 'cpu' needs Triton's interpreter: "
                 "set TRITON_INTERPRET=1 before Python starts"
             )
-        self._lookup: ModuleType = triton_lookup
-        self._update: ModuleType = triton_update
-        self._exchange: ModuleType = triton_exchange
+        self._lookup: ModuleType = lookup_kernels
+        self._update: ModuleType = update_kernels
+        self._exchange: ModuleType = move_kernels
         self._device = device
         self._launch = launch or Launch()
         self._multiprocessors = 0

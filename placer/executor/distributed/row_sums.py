@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.comm import Collectives
+from placer.executor.distributed.collectives import Collectives
 from placer.executor.optimizers.rule import row_sums, runs
 
 RowSums = tuple[Tensor, Tensor]

@@ -12,7 +12,7 @@ With OPTIMIZER "squares" nothing is updated: Σ g² of each run is written to `s
 import triton
 import triton.language as tl
 
-from placer.executor.backends.triton_lookup import row_address
+from placer.executor.backends.triton.lookup_kernels import row_address
 
 _NO_START = tl.constexpr(2147483647)
 

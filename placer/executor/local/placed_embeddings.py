@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.backends.tiered import TieredBackend
-from placer.executor.local.function import FusedLookup, RuleConstants, Runtime, WholeRows
+from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.table_rows import TableRows
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.lookups.translated import (
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
     FeatureRead,
     PreparedBatch,
     arena_reads,
@@ -27,7 +26,8 @@ from placer.executor.lookups.translated import (
     feature_span,
     tensors_of,
 )
-from placer.executor.memory.initial import initial_weights
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import check_plan, lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
@@ -261,13 +261,15 @@ class PlacedEmbeddings(nn.Module):
         )
         if not training:
             self._runtime.backend.finish(batch.steps)
-        strips: list[list[tuple[int, Tensor]]] = [[] for _ in self._features]
+        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self._features]
         segments = (segment for step in batch.steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
-            strips[segment.feature].append((segment.strip.cols[0], output))
+            column_slices[segment.feature].append((segment.columns.cols[0], output))
         results = {}
         for index, feature in enumerate(self._features):
-            parts = [part for _, part in sorted(strips[index], key=lambda strip: strip[0])]
+            parts = [
+                part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
+            ]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             results[feature.name] = _pool(feature, index, batch, whole)
         return results
@@ -281,16 +283,18 @@ class PlacedEmbeddings(nn.Module):
         if not isinstance(backend, TieredBackend):
             return None
         self.rows.settle()
-        pools = [arena.pool for arena in self._runtime.arenas if arena.pool is not None]
-        return backend.counts.read(pools)
+        row_caches = [
+            arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
+        ]
+        return backend.counts.read(row_caches)
 
     def reset_hit_rates(self) -> None:
         """Count hits from here on."""
         if isinstance(self._runtime.backend, TieredBackend):
             self._runtime.backend.counts.reset()
         for arena in self._runtime.arenas:
-            if arena.pool is not None:
-                arena.pool.reset_stats()
+            if arena.row_cache is not None:
+                arena.row_cache.reset_stats()
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
@@ -337,14 +341,16 @@ class PlacedEmbeddings(nn.Module):
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
                 held[part.device, part.tier] += arena.range_bytes(part)
-            if arena.pool is None:
+            if arena.row_cache is None:
                 continue
-            for shard in arena.spec.pools:
+            for shard in arena.spec.cache_shares:
                 entries = shard.part.staging_rows + shard.part.cache_rows
-                share = arena.pool.directory_bytes * entries // max(arena.pool.entries, 1)
+                share = arena.row_cache.directory_bytes * entries // max(arena.row_cache.entries, 1)
                 held[shard.device, "pool"] += entries * arena.row_bytes + share
-        for name, strips in self._layout.strips.items():
-            size = sum(strip.slots.nbytes for strip in strips if strip.slots is not None)
+        for name, column_slices in self._layout.column_slices.items():
+            size = sum(
+                columns.slots.nbytes for columns in column_slices if columns.slots is not None
+            )
             if size:
                 server = self.plan.shards_by_table[name][0].devices[0]
                 held[server, "row_maps"] += size

@@ -1,6 +1,6 @@
-"""Which copies of rows are in HBM: the pools of one module, step by step.
+"""Which copies of rows are in HBM: the row caches of one module, step by step.
 
-The directory is the executor's own (`HbmPool`), without rows behind it, told the same steps in
+The directory is the executor's own (`RowCache`), without rows behind it, told the same steps in
 the same order: so ties fall alike, and counts are equal to the row.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.memory.row_cache import HbmPool, PooledRange
+from placer.executor.memory.row_cache import CacheRange, RowCache
 from placer.executor.names import Policy
 from placer.simulator.parts import Part
 from placer.simulator.policy import BatchCache, CacheFactory
@@ -51,7 +51,7 @@ class OpenSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """What became of the rows of a step; int64 arrays of shape (parts of the pool,)."""
+    """What became of the rows of a step; int64 arrays of shape (parts of the row cache,)."""
 
     hit_lookups: Int
     hit_rows: Int
@@ -62,7 +62,7 @@ class Resolved:
     needed: int
 
 
-class ArenaPool:
+class ArenaRowCache:
     """The entries that the parts of one arena share.
 
     Parameters
@@ -72,7 +72,7 @@ class ArenaPool:
     policy : {"lfu", "rank"}
         Of the cached parts, unless they have caches of their own.
     make_cache : CacheFactory, optional
-        Makes such a cache for each cached part, which then has no part in the pool.
+        Makes such a cache for each cached part, which then has no part in the row cache.
     """
 
     def __init__(self, parts: list[Part], policy: Policy, make_cache: CacheFactory | None) -> None:
@@ -87,15 +87,15 @@ class ArenaPool:
                 if part.lookup == "cached"
             }
         ranges = [
-            PooledRange(part.slot, _end(part), part.staging_rows, part.cache_rows)
+            CacheRange(part.slot, _end(part), part.staging_rows, part.cache_rows)
             for part in parts[:pooled]
         ]
         self._pooled, self._parts = pooled, len(parts)
-        self._pool = HbmPool(ranges, 0, "cpu", policy) if ranges else None
+        self._row_cache = RowCache(ranges, 0, "cpu", policy) if ranges else None
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
-        self.entries = 0 if self._pool is None else self._pool.entries
+        self.entries = 0 if self._row_cache is None else self._row_cache.entries
         self.entries += sum(cache.capacity for cache in self._caches.values())
-        self._in_pool = sum(
+        self._in_row_cache = sum(
             min(part.cache_rows, part.row_count) for part in parts[:pooled] if part.cache_rows
         )
         # Slots of open steps, and those of them that such a step reads in place.
@@ -104,7 +104,7 @@ class ArenaPool:
     @property
     def held(self) -> int:
         """Entries that hold a row."""
-        return self._in_pool + sum(cache.held for cache in self._caches.values())
+        return self._in_row_cache + sum(cache.held for cache in self._caches.values())
 
     def resolve(
         self, slots: Int, counts: Int, ticket: int, oldest: int, *, updates: bool
@@ -130,17 +130,17 @@ class ArenaPool:
         in_place = np.zeros(slots.size, dtype=bool)
         staged = np.zeros(self._parts, dtype=np.int64)
         written = np.zeros(self._parts, dtype=np.int64)
-        if self._pool is not None:
+        if self._row_cache is not None:
             own = slice(0, int(edges[self._pooled]))
-            hit[own], in_place[own], moved, outgoing = self._resolve_pool(
-                self._pool, slots[own], counts[own], ticket, oldest
+            hit[own], in_place[own], moved, outgoing = self._resolve_row_cache(
+                self._row_cache, slots[own], counts[own], ticket, oldest
             )
-            self._in_pool = min(self._pool.entries, self._in_pool + int(moved))
+            self._in_row_cache = min(self._row_cache.entries, self._in_row_cache + int(moved))
             written[: self._pooled] = np.diff(
                 np.searchsorted(np.sort(outgoing), self._starts[: self._pooled + 1])
             )
             if updates:
-                self._pool.mark_dirty(self._last_entries)
+                self._row_cache.mark_dirty(self._last_entries)
         for at, cache in self._caches.items():
             here = slice(int(edges[at]), int(edges[at + 1]))
             asked, held = slots[here] - self._starts[at], cache.held
@@ -168,8 +168,8 @@ class ArenaPool:
         """A step is done."""
         self._open.pop(ticket, None)
 
-    def _resolve_pool(
-        self, pool: HbmPool, slots: Int, counts: Int, ticket: int, oldest: int
+    def _resolve_row_cache(
+        self, row_cache: RowCache, slots: Int, counts: Int, ticket: int, oldest: int
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int, Int]:
         asked = torch.from_numpy(slots.astype(self._kind))
         times = torch.from_numpy(counts.astype(np.int32))
@@ -180,8 +180,8 @@ class ArenaPool:
             for theirs in kept:
                 mask |= _among(slots, theirs)
             barred = torch.from_numpy(mask)
-        hit = (pool.find(asked) >= 0).numpy()
-        found = pool.resolve(asked, times, ticket, oldest, barred)
+        hit = (row_cache.find(asked) >= 0).numpy()
+        found = row_cache.resolve(asked, times, ticket, oldest, barred)
         self._last_entries = found.entries
         outgoing = found.moves.outgoing.numpy()
         in_place = (found.entries < 0).numpy()

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.division import StripParts, Target
-from placer.executor.distributed.routing import RankOrder, Router
+from placer.executor.distributed.placement.division import ColumnSlice, Target
+from placer.executor.distributed.placement.row_routing import RankOrder, Router
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.tables import Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StripMap:
+class ColumnRoutes:
     """A range of columns, its targets, and which of them has which row.
 
     Attributes
@@ -22,7 +22,7 @@ class StripMap:
     cols : (start, stop)
     targets : tuple of Target
     router : Router or None
-        None where one target has all rows. Strips that are cut by the same rows share it.
+        None where one target has all rows. Column slices that are cut by the same rows share it.
     """
 
     cols: tuple[int, int]
@@ -31,41 +31,43 @@ class StripMap:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TableMap:
-    """A table's strips, from left to right, and its row order where it matters.
+class TableRoutes:
+    """A table's column slices, from left to right, and its row order where it matters.
 
     Attributes
     ----------
     table : Table
-    strips : tuple of StripMap
+    column_slices : tuple of ColumnRoutes
     order : RankOrder or None
-        None where rows follow ids, or no strip is cut by rows.
+        None where rows follow ids, or no column slice is cut by rows.
     """
 
     table: Table
-    strips: tuple[StripMap, ...]
+    column_slices: tuple[ColumnRoutes, ...]
     order: RankOrder | None
 
-    def route(self, ids: Tensor, strip: StripMap) -> tuple[Tensor, Tensor]:
+    def route(self, ids: Tensor, columns: ColumnRoutes) -> tuple[Tensor, Tensor]:
         """Index of the target of each id, and its row there; both int64, shape (n,)."""
-        if strip.router is None:
+        if columns.router is None:
             return torch.zeros_like(ids, dtype=torch.int64), ids.long()
-        return strip.router.route(ids if self.order is None else self.order.ranks_of(ids))
+        return columns.router.route(ids if self.order is None else self.order.ranks_of(ids))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the routing tables that each rank holds for it."""
-        routers = {id(s.router): s.router.nbytes for s in self.strips if s.router is not None}
+        routers = {
+            id(s.router): s.router.nbytes for s in self.column_slices if s.router is not None
+        }
         return sum(routers.values()) + (0 if self.order is None else self.order.nbytes)
 
 
-def table_maps(
-    plan: Plan, division: Mapping[str, tuple[StripParts, ...]], device: torch.device
-) -> dict[str, TableMap]:
+def table_routes(
+    plan: Plan, division: Mapping[str, tuple[ColumnSlice, ...]], device: torch.device
+) -> dict[str, TableRoutes]:
     """The map of each table that has rows."""
     return {
-        name: _table_map(plan, plan.tables_by_name[name], strips, device)
-        for name, strips in division.items()
+        name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
+        for name, column_slices in division.items()
     }
 
 
@@ -88,25 +90,25 @@ def ids_of(plan: Plan, target: Target, rows: range) -> Tensor:
     return ids
 
 
-def _table_map(
-    plan: Plan, table: Table, strips: tuple[StripParts, ...], device: torch.device
-) -> TableMap:
+def _table_routes(
+    plan: Plan, table: Table, column_slices: tuple[ColumnSlice, ...], device: torch.device
+) -> TableRoutes:
     routers: dict[tuple[object, ...], Router] = {}
     mapped = []
-    for strip in strips:
+    for columns in column_slices:
         router = None
-        if len(strip.targets) > 1:
-            key = tuple(target.parts for target in strip.targets)
+        if len(columns.targets) > 1:
+            key = tuple(target.parts for target in columns.targets)
             if key not in routers:
                 slices = [
                     (part, index, base)
-                    for index, target in enumerate(strip.targets)
+                    for index, target in enumerate(columns.targets)
                     for part, base in zip(target.parts, target.bases, strict=True)
                 ]
                 routers[key] = Router.of(table.rows, slices, device)
             router = routers[key]
-        mapped.append(StripMap(strip.cols, strip.targets, router))
+        mapped.append(ColumnRoutes(columns.cols, columns.targets, router))
     order = None
     if routers and plan.order_of(table.name).kind == "profile" and plan.hot_ids[table.name].size:
         order = RankOrder.of(plan.hot_ids[table.name], table.rows, device)
-    return TableMap(table, tuple(mapped), order)
+    return TableRoutes(table, tuple(mapped), order)

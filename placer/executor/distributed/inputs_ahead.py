@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from placer.errors import BackendError
-from placer.executor.distributed.comm import Communicator
-from placer.executor.distributed.exchange import InputExchange
-from placer.executor.distributed.step import ShardedBatch
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import tensors_of
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.sharded_batch import ShardedBatch
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import tensors_of
 from placer.executor.streams import recorded
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.backends._base import Backend, StripReads
-from placer.executor.lookups.translated import ArenaStep
+from placer.executor.backends.base import Backend, SliceReads
+from placer.executor.lookups.batch_reads import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
@@ -161,7 +161,7 @@ def _update(
     gradients: Sequence[Tensor],
     weights: Tensor | None,
 ) -> None:
-    cut: dict[str, dict[tuple[int, int], list[StripReads]]] = defaultdict(lambda: defaultdict(list))
+    cut: dict[str, dict[tuple[int, int], list[SliceReads]]] = defaultdict(lambda: defaultdict(list))
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
         if not step.reads.lookups:
             continue
@@ -173,8 +173,8 @@ def _update(
         sources = step.reads.sources()
         for segment in step.reads.segments:
             lookups = slice(*segment.lookups)
-            cut[segment.strip.table][segment.strip.cols].append(
-                StripReads(
+            cut[segment.columns.table][segment.columns.cols].append(
+                SliceReads(
                     arena,
                     step,
                     lookups,
@@ -185,10 +185,14 @@ def _update(
                 )
             )
     updates = {
-        table: runtime.backend.cut_update(list(strips.values())) for table, strips in cut.items()
+        table: runtime.backend.sliced_update(list(column_slices.values()))
+        for table, column_slices in cut.items()
     }
     squares = {table: update.squares for table, update in updates.items()}
-    dims = {table: sum(stop - start for start, stop in strips) for table, strips in cut.items()}
+    dims = {
+        table: sum(stop - start for start, stop in column_slices)
+        for table, column_slices in cut.items()
+    }
     if runtime.whole_rows is not None:
         squares = {**squares, **runtime.whole_rows.total(squares)}
         dims = {**dims, **runtime.whole_rows.dims}

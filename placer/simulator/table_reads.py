@@ -11,8 +11,8 @@ from placer.data.log import Bags
 from placer.errors import DataError
 from placer.plan.order import Ranks
 from placer.simulator.counts import Int
+from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
-from placer.simulator.rows import Slices, distinct_counts
 
 AnyInt = npt.NDArray[np.integer]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.slices import RowSlice
+from placer.executor.distributed.placement.row_slices import RowSlice
 
 _LONGEST_PERIOD = 1 << 22
 """Rows after which a mix of strides repeats: its table is held by each rank."""
@@ -55,7 +55,7 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """Which slice a row is of, and which row of it, where a strip is cut by rows.
+    """Which slice a row is of, and which row of it, where a column slice is cut by rows.
 
     The ranks are cut wherever a slice begins or ends. In between, the owners repeat: their
     period is the least common multiple of the strides.

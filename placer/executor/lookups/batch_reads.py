@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.memory.layout import Layout, Strip
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.tables import Pooling, Table
 
 if TYPE_CHECKING:
@@ -33,12 +33,13 @@ class FeatureRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """One strip read by one feature: lookups and bags that lie side by side in an arena's step.
+    """One column slice read by one feature: lookups and bags that lie side by side in an arena's
+    step.
 
     Attributes
     ----------
     feature : int
-    strip : Strip
+    columns : ArenaSlice
     batch : (start, stop)
         The feature's lookups within the batch.
     lookups : (start, stop)
@@ -48,7 +49,7 @@ class Segment:
     """
 
     feature: int
-    strip: Strip
+    columns: ArenaSlice
     batch: tuple[int, int]
     lookups: tuple[int, int]
     bags: tuple[int, int]
@@ -256,14 +257,14 @@ def arena_reads(
     for index, (feature, (start, stop)) in enumerate(
         zip(features, feature_bounds(batch, features), strict=True)
     ):
-        for strip in layout.strips[feature.table]:
-            before = segments[strip.arena]
+        for columns in layout.column_slices[feature.table]:
+            before = segments[columns.arena]
             first, first_bag = (before[-1].lookups[1], before[-1].bags[1]) if before else (0, 0)
             bags = size if feature.pooling in ("sum", "mean") else stop - start
             before.append(
                 Segment(
                     index,
-                    strip,
+                    columns,
                     (start, stop),
                     (first, first + stop - start),
                     (first_bag, first_bag + bags),

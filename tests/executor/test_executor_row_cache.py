@@ -17,10 +17,10 @@ from placer.errors import PlanMismatchError
 from placer.executor.memory.row_cache import (
     DECAY,
     SENTINEL,
-    HbmPool,
+    CacheRange,
     Policy,
-    PooledRange,
-    PoolStats,
+    RowCache,
+    RowCacheStats,
 )
 
 CPU = torch.device("cpu")
@@ -34,13 +34,13 @@ def ints(values: Iterable[int]) -> Tensor:
 class PlainPool:
     """The same rules one row at a time; an entry is an index into lists."""
 
-    parts: list[PooledRange]
+    parts: list[CacheRange]
     policy: Policy
     slot: list[int | None] = field(init=False)
     used: list[int] = field(init=False)
     priority: list[np.float32] = field(init=False)
     dirty: set[int] = field(default_factory=set)
-    stats: PoolStats = field(default_factory=PoolStats)
+    stats: RowCacheStats = field(default_factory=RowCacheStats)
 
     def __post_init__(self) -> None:
         entries = sum(part.staging_rows + part.cache_rows for part in self.parts)
@@ -52,7 +52,7 @@ class PlainPool:
         self.priority = [self.rank_priority(slot) for slot in warm]
         self.priority += [np.float32(0)] * (entries - len(warm))
 
-    def part_of(self, slot: int) -> PooledRange | None:
+    def part_of(self, slot: int) -> CacheRange | None:
         return next((part for part in self.parts if part.start <= slot < part.stop), None)
 
     def rank_priority(self, slot: int) -> np.float32:
@@ -107,7 +107,7 @@ class PlainPool:
                 self.priority[entry] = np.float32(counts[slot]) if lfu else self.rank_priority(slot)
             entries[slot] = -1 if entry is None else entry
         hits = counts.keys() & before.keys()
-        self.stats += PoolStats(
+        self.stats += RowCacheStats(
             lookups=sum(counts.values()),
             hit_lookups=sum(counts[slot] for slot in hits),
             rows=len(counts),
@@ -122,7 +122,7 @@ class PlainPool:
 class Trial:
     """A pool, and the rows that steps read, update and leave open."""
 
-    parts: list[PooledRange]
+    parts: list[CacheRange]
     home: int
     policy: Policy
     window: int
@@ -141,12 +141,12 @@ class Trial:
 def trials(draw: st.DrawFn) -> Trial:
     # Slots from 2³¹ on do not fit the narrow directory.
     home = draw(st.sampled_from([0, 3, 2**31 - 4, 2**33]))
-    parts: list[PooledRange] = []
+    parts: list[CacheRange] = []
     for cached in sorted(draw(st.lists(st.booleans(), max_size=4))):
         start = parts[-1].stop if parts else home
         rows = draw(st.integers(0, 7))
         staging = draw(st.integers(0, 3))
-        part = PooledRange(start, start + rows, staging, draw(st.integers(1, 4)) if cached else 0)
+        part = CacheRange(start, start + rows, staging, draw(st.integers(1, 4)) if cached else 0)
         parts.append(part)
     stop = parts[-1].stop if parts else home
     # Some rows around are not pooled.
@@ -167,7 +167,7 @@ def padded(step: dict[int, int]) -> tuple[Tensor, Tensor]:
 @given(trials())
 @settings(max_examples=300, deadline=None)
 def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial) -> None:
-    pool = HbmPool(trial.parts, trial.home, CPU, trial.policy)
+    pool = RowCache(trial.parts, trial.home, CPU, trial.policy)
     plain = PlainPool(trial.parts, trial.policy)
     assert pool.entries == len(plain.slot)
     for ticket, (step, updated) in enumerate(zip(trial.steps, trial.updates, strict=True)):
@@ -196,7 +196,7 @@ def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial
 @settings(max_examples=300, deadline=None)
 def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
     """Rows are moved as told, and steps update them at the places that they were given."""
-    pool = HbmPool(trial.parts, trial.home, CPU, trial.policy)
+    pool = RowCache(trial.parts, trial.home, CPU, trial.policy)
     hbm: dict[int, int] = dict.fromkeys(range(pool.entries), 0)
     dram: dict[int, int] = dict.fromkeys(range(trial.home, trial.stop), 0)
     truth = dict(dram)
@@ -264,7 +264,7 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
 
 
 def test_a_dirty_row_is_written_back_once() -> None:
-    pool = HbmPool([PooledRange(0, 4, 1, 0)], 0, CPU)
+    pool = RowCache([CacheRange(0, 4, 1, 0)], 0, CPU)
     ones = torch.ones(1, dtype=torch.int64)
     first = pool.resolve(ints([2]), ones, 0, 0)
     pool.mark_dirty(first.entries)
@@ -277,7 +277,7 @@ def test_a_dirty_row_is_written_back_once() -> None:
 
 
 def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others() -> None:
-    pool = HbmPool([PooledRange(0, 9, 3, 0), PooledRange(9, 20, 0, 2)], 0, CPU)
+    pool = RowCache([CacheRange(0, 9, 3, 0), CacheRange(9, 20, 0, 2)], 0, CPU)
     for ticket, slot in enumerate([4, 6, 5, 4]):
         pool.resolve(ints([slot]), ints([1]), ticket, ticket)
     order = [
@@ -297,7 +297,7 @@ def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others()
 
 
 def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
-    pool = HbmPool([PooledRange(0, 9, 0, 2), PooledRange(9, 30, 0, 6)], 0, CPU, "rank")
+    pool = RowCache([CacheRange(0, 9, 0, 2), CacheRange(9, 30, 0, 6)], 0, CPU, "rank")
     gone = []
     for ticket in range(3):
         before = pool.find(torch.arange(30))
@@ -308,25 +308,25 @@ def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
 
 
 def test_caches_start_with_the_first_rows_of_their_shards() -> None:
-    pool = HbmPool(
-        [PooledRange(5, 8, 1, 0), PooledRange(8, 12, 0, 2), PooledRange(12, 13, 0, 4)], 5, CPU
+    pool = RowCache(
+        [CacheRange(5, 8, 1, 0), CacheRange(8, 12, 0, 2), CacheRange(12, 13, 0, 4)], 5, CPU
     )
     assert pool.entries == 7
     assert torch.nonzero(pool.find(torch.arange(14)) >= 0).flatten().tolist() == [8, 9, 12]
 
 
 def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
-    pool = HbmPool([PooledRange(4, 8, 0, 4)], 4, CPU)
+    pool = RowCache([CacheRange(4, 8, 0, 4)], 4, CPU)
     asked = ints([SENTINEL, -1, 0, 3, 8, 5])
     assert pool.find(asked).tolist() == [-1, -1, -1, -1, -1, 1]
     assert pool.find(asked[1:].int().view(1, 5)).tolist() == [[-1, -1, -1, -1, 1]]
     assert pool.find(ints([])).tolist() == []
-    nothing = HbmPool([], 4, CPU).resolve(asked, torch.ones_like(asked), 0, 0)
+    nothing = RowCache([], 4, CPU).resolve(asked, torch.ones_like(asked), 0, 0)
     assert nothing.entries.tolist() == [-1] * 6
 
 
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
-    pool = HbmPool([PooledRange(0, 8, 1, 1)], 0, CPU)
+    pool = RowCache([CacheRange(0, 8, 1, 1)], 0, CPU)
     empty = pool.stats()
     assert empty.hit_rate is empty.row_hit_rate is empty.in_place_share is None
     pool.resolve(ints([0, 4, 7]), ints([6, 1, 1]), 0, 0)
@@ -336,14 +336,14 @@ def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     assert stats.row_hit_rate == stats.in_place_share == pytest.approx(1 / 3)
     assert astuple(stats + stats) == (16, 12, 6, 2, 2, 0)
     pool.reset_stats()
-    assert pool.stats() == PoolStats()
+    assert pool.stats() == RowCacheStats()
 
 
 def test_ranges_must_follow_each_other_with_caches_behind() -> None:
     with pytest.raises(PlanMismatchError, match=r"slots 5\.\.9 do not follow slot 4"):
-        HbmPool([PooledRange(0, 4, 1, 0), PooledRange(5, 9, 1, 0)], 0, CPU)
+        RowCache([CacheRange(0, 4, 1, 0), CacheRange(5, 9, 1, 0)], 0, CPU)
     with pytest.raises(PlanMismatchError, match=r"cache_rows \[1, 0\].*behind"):
-        HbmPool([PooledRange(0, 4, 0, 1), PooledRange(4, 9, 1, 0)], 0, CPU)
+        RowCache([CacheRange(0, 4, 0, 1), CacheRange(4, 9, 1, 0)], 0, CPU)
 
 
 class NoWaiting(TorchDispatchMode):
@@ -382,7 +382,7 @@ def test_waiting_is_noticed(waits: Callable[[Tensor], object]) -> None:
 
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_nothing_waits_for_the_device(policy: Policy) -> None:
-    pool = HbmPool([PooledRange(2, 9, 2, 0), PooledRange(9, 20, 1, 3)], 2, CPU, policy)
+    pool = RowCache([CacheRange(2, 9, 2, 0), CacheRange(9, 20, 1, 3)], 2, CPU, policy)
     slots, counts = ints([1, 4, 9, 12, 13, 14, SENTINEL]), ints([1, 2, 3, 4, 5, 6, 0])
     with NoWaiting():
         for ticket in range(3):
@@ -406,7 +406,7 @@ def zipf_steps(seed: int) -> npt.NDArray[np.int64]:
 
 def hit_rates(policy: Policy, steps: npt.NDArray[np.int64]) -> list[float]:
     """Hit rate of each step of a cache, whose rows were warmed by their number."""
-    pool = HbmPool([PooledRange(0, RANKS, 0, CACHE)], 0, CPU, policy)
+    pool = RowCache([CacheRange(0, RANKS, 0, CACHE)], 0, CPU, policy)
     rates = []
     for ticket, step in enumerate(steps):
         slots, counts = np.unique(step, return_counts=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlacerError
-from placer.executor.distributed.channels import Channel, Channels, Unit
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.step import Route, ShardedBatch, UnitStep, spans
-from placer.executor.distributed.table_map import TableMap
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import (
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channel, Channels, Unit
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.sharded_batch import Route, ShardedBatch, UnitStep, spans
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
     FeatureRead,
     check_batch,
     check_ids,
@@ -29,14 +29,14 @@ class InputExchange:
     Attributes
     ----------
     features : tuple of FeatureRead
-    maps : mapping of table name to TableMap
+    maps : mapping of table name to TableRoutes
     channels : Channels
     comm : Collectives
     device : torch.device
     """
 
     features: tuple[FeatureRead, ...]
-    maps: Mapping[str, TableMap]
+    maps: Mapping[str, TableRoutes]
     channels: Channels
     comm: Collectives
     device: torch.device
@@ -87,18 +87,18 @@ class InputExchange:
             ids = batch.ids[start:stop]
             seen: dict[int, tuple[Route, list[_Piece]]] = {}
             found = []
-            for number, strip in enumerate(() if table is None else table.strips):
-                known = seen.get(id(strip.router))
+            for number, columns in enumerate(() if table is None else table.column_slices):
+                known = seen.get(id(columns.router))
                 if known is None:
-                    assert table is not None, "it has strips"
-                    if strip.router is None:
+                    assert table is not None, "it has column slices"
+                    if columns.router is None:
                         route = Route(None, (stop - start,))
                         parts = [_Piece(ids.long(), bag_lengths, None, start, stop)]
                     else:
-                        target, rows = table.route(ids, strip)
-                        count = len(strip.targets)
+                        target, rows = table.route(ids, columns)
+                        count = len(columns.targets)
                         route, parts = _spread(target, rows, count, bag_lengths, start)
-                    known = seen[id(strip.router)] = route, parts
+                    known = seen[id(columns.router)] = route, parts
                 found.append(known[0])
                 pieces.update(
                     {(index, number, place): piece for place, piece in enumerate(known[1])}
@@ -262,7 +262,7 @@ class _Routed:
     pieces: Mapping[tuple[int, int, int], _Piece]
 
     def of(self, channel: Channel) -> _Piece:
-        return self.pieces[channel.feature, channel.strip, channel.position]
+        return self.pieces[channel.feature, channel.columns, channel.position]
 
 
 def _spread(

@@ -8,16 +8,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StripReads:
-    """One feature's lookups in one strip of a table that is cut by columns.
+class SliceReads:
+    """One feature's lookups in one column slice of a table that is cut by columns.
 
     Attributes
     ----------
@@ -47,20 +47,20 @@ class StripReads:
         return self.step.slots[self.lookups]
 
 
-class CutUpdate(Protocol):
+class SlicedUpdate(Protocol):
     """An update that waits for the mean of g² over whole rows.
 
     Attributes
     ----------
     squares : float32, shape (at least runs,)
         Σ g² of the summed gradient of each row that was read, in the order of slots, over the
-        strips at hand.
+        column slices at hand.
     """
 
     squares: Tensor
 
     def apply(self, mean_squares: Tensor) -> None:
-        """Update all strips, given the mean of g² over whole rows in the same order."""
+        """Update all column slices, given the mean of g² over whole rows in the same order."""
         ...
 
 
@@ -120,11 +120,12 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
-        """Row-wise Adagrad of one table whose rows are spread over several strips.
+    def sliced_update(self, column_slices: Sequence[Sequence[SliceReads]]) -> SlicedUpdate:
+        """Row-wise Adagrad of one table whose rows are spread over several column slices.
 
-        The state grows by mean(g²) over the whole row, so all strips are summed before one is
-        updated. The same lookups read every strip, hence the order found for one serves all.
+        The state grows by mean(g²) over the whole row, so all column slices are summed before one
+        is updated. The same lookups read every column slice, hence the order found for one serves
+        all.
         """
 
     @abstractmethod
