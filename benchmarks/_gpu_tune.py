@@ -13,8 +13,8 @@ from _gpu_model import draw, gradients, make_plan
 from _gpu_run import Sizes
 
 from placer.executor import PlacedEmbeddings
-from placer.executor.backends.tiered import TieredBackend
-from placer.executor.backends.triton_kernels import Launch, TritonKernels
+from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.backends.triton.launches import Launch, TritonKernels
 from placer.plan.plan import Lookup
 
 _SHARE = 0.1

@@ -37,8 +37,8 @@ from _machine import RESULTS, machine, slug, versions
 from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
+from placer.files import write_text
 from placer.plan.plan import Plan, RowOrder, whole_table_shard
-from placer.storage.files import write_text
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.topology import Gpu, Host, Link, Topology
 

@@ -20,11 +20,11 @@ from safetensors.numpy import save_file
 import placer
 from placer import Feature, Plan, Table
 from placer.errors import PlacerError, PlanError
+from placer.files import sha256_file
 from placer.plan.io import to_dict
 from placer.plan.plan import RowOrder
 from placer.plan.schema import json_schema
 from placer.plan.verify import violations
-from placer.storage.files import sha256_file
 
 SCHEMA = json.loads((Path(placer.__file__).parent / "plan" / "plan.schema.json").read_text())
 

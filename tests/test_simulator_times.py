@@ -267,14 +267,14 @@ def test_bytes_of_a_small_case_by_hand() -> None:
     found = replayed(simulator, StepTimer(simulator.arrangement, Roofline()), batches)
     # Step 1: 0 hits twice, 1 takes the free entry. Step 2: 1 hits, 2 takes 0's entry, which was
     # updated and goes back, 3 stays in place. Step 3: 1 hits.
-    gpu, host = device_totals(simulator.arrangement, found.totals, simulator.pool_entries)
+    gpu, host = device_totals(simulator.arrangement, found.totals, simulator.cache_entries)
     assert (gpu.lookups, gpu.rows, gpu.hbm_lookups) == (8, 6, 5)
     assert (gpu.staged_rows, gpu.in_place_rows, gpu.written_back_rows) == (2, 1, 1)
     assert (gpu.link_in_bytes, gpu.link_out_bytes) == (2 * 16 + 2 * 16, 16 + 16)
     assert (host.dram_read_bytes, host.dram_written_bytes) == (64, 32)
     assert gpu.hbm_read_bytes == 7 * 16 + 5 * 16 + 16
     assert gpu.hbm_written_bytes == 5 * 16 + 2 * 16
-    assert (gpu.pool_entries, gpu.most_held, gpu.most_needed) == (2, 2, 3)
+    assert (gpu.cache_entries, gpu.most_held, gpu.most_needed) == (2, 2, 3)
     assert served(simulator.arrangement, found.totals.parts).slow_rows == 3
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.constraints.constraints import Constraints, Kind, TableRule
 from placer.errors import ProblemError
+from placer.files import write_text
 from placer.plan.plan import Memory
-from placer.storage.files import write_text
 from placer.topology.file import SUFFIXES, Size
 
 Names = Annotated[list[str], Field(min_length=1)]

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from placer.errors import PlacerError, PlanError
+from placer.files import replacing, sha256_file, write_text
 from placer.plan import schema
 from placer.plan.plan import SCHEMA_VERSION, Plan, Provenance, RowOrder, Shard, SolverRecord
-from placer.storage.files import replacing, sha256_file, write_text
 from placer.tables import Feature, Table
 from placer.topology.topology import Gpu, Host, Link, Topology
 

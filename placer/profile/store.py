@@ -25,10 +25,10 @@ import numpy.typing as npt
 from placer.data.encoding import Encoding
 from placer.data.keys import Keys
 from placer.errors import PlacerError, ProfileError
+from placer.files import replacing, write_text
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.profile import FeatureCounts, Profile, TableProfile
-from placer.storage.files import replacing, write_text
 from placer.tables import Feature, Table
 
 SCHEMA_VERSION = 1

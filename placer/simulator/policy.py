@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlacerError
-
-PoolPolicy = Literal["lfu", "rank"]
-"""Policies of the executor's pool; see `placer.executor.memory.row_cache`."""
+from placer.executor.names import Policy
 
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
@@ -55,14 +53,14 @@ CacheFactory = Callable[[int, int], BatchCache]
 
 
 def cache_factory(policy: CachePolicy) -> CacheFactory | None:
-    """How the caches of a policy are made; None for those of the executor's pool.
+    """How the caches of a policy are made; None for those of the executor's row cache.
 
     Raises
     ------
     PlacerError
         If there is no such policy.
     """
-    if policy in get_args(PoolPolicy):
+    if policy in get_args(Policy):
         return None
     if policy not in CACHE_POLICIES:
         raise PlacerError(

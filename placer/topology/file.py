@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from placer.errors import PlacerError, TopologyError
-from placer.storage.files import write_text
+from placer.files import write_text
 from placer.topology.topology import Gpu, Host, Link, LinkKind, Topology
 from placer.units import parse_bytes
 
