@@ -39,7 +39,7 @@ from solvers.model.instance import Instance
 from solvers.model.read_plan import TablePlacement, is_one_of, placements_of, read_shards
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
-from solvers.search.moves import improve, with_option
+from solvers.search.moves import improve, resharded
 
 HORIZON_STEPS = 100_000
 """Steps that a new plan is trained with, by default."""
@@ -371,7 +371,7 @@ class _Question:
             assignment = (
                 None
                 if assignment is None
-                else with_option(assignment, number, self._new_option(number))
+                else resharded(assignment, number, self._new_option(number))
             )
         return assignment
 

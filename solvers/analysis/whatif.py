@@ -186,7 +186,7 @@ def whatif(
     instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, base.plan)
     pooled = lagrangian_bound(instance)
     relaxed = lp_bound(
-        instance, base.step_time_s, pooled=pooled, time_limit_s=time_limit_s, stop=stop
+        instance, base.step_time_s, lagrangian=pooled, time_limit_s=time_limit_s, stop=stop
     )
     prices, words = _prices(pooled, relaxed), binding(instance, relaxed or pooled, report).words
     changes = _changes(problem)
