@@ -20,12 +20,12 @@ from test_cost_models import CostModelContract, examples
 
 from cli import main
 from cost_models import Calibrated, CostModel, Roofline, cost_model
-from cost_models.learned.model import shipped as shipped_models
 from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, features
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.fit import examples as examples_of
 from cost_models.learned.fit import learn
 from cost_models.learned.model import Learned
+from cost_models.learned.model import shipped as shipped_models
 from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import shipped_name
@@ -95,7 +95,7 @@ def test_without_factors_it_is_what_it_started_from() -> None:
     found, expected = model.evaluate(problem, plan), base.evaluate(problem, plan)
     for one, two in zip(found.gpus, expected.gpus, strict=True):
         assert one.total_s == pytest.approx(two.total_s, rel=1e-12)
-    assert model.extra_sharding_s(problem) == pytest.approx(base.extra_sharding_s(problem))
+    assert model.sharding_overhead_s(problem) == pytest.approx(base.sharding_overhead_s(problem))
 
 
 # Parts of unit costs

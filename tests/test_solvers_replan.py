@@ -21,11 +21,9 @@ from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
-from placer.report.replan import replan_report
 from solvers import Limits, solve
 from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, steady_order
 from solvers.analysis.replan import Candidate, Replanned, replan
@@ -33,6 +31,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
+from solvers.report.replan import replan_report
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
@@ -117,7 +116,7 @@ def check(problem: Problem, old: Plan, found: Replanned) -> Candidate:
     for one in found.candidates:
         assert violations(one.plan) == []
         assert unmet(one.plan, problem.constraints) == []
-        cost = MODEL.evaluate(in_plan_order(problem, one.plan), one.plan)
+        cost = MODEL.evaluate(problem.in_plan_order(one.plan), one.plan)
         assert one.step_time_s == pytest.approx(cost.step_time_s)
         assert one.moved_bytes == moved_bytes(old, one.plan)
         assert one.cost_s == pytest.approx(found.horizon_steps * one.step_time_s + one.migration_s)

@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 
 from cli import main
 from cost_models import CostModel, CostReport, cost_model
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, DenseModel, dense_costs
+from cost_models.step_equation.batched import BatchedCosts, ShardBatch
 from placer import (
     AccessCdf,
     Constraints,
@@ -628,7 +628,7 @@ def curves(problem_name: str, model_name: str) -> dict[str, Any]:
         "cuts": hashlib.sha256(json.dumps(cuts).encode()).hexdigest(),
         "cuts_per_table": [len(found) for found in cuts],
         "first_cuts": [found[0] for found in cuts],
-        "extra_cut_s": model.extra_sharding_s(asked),
+        "extra_cut_s": model.sharding_overhead_s(asked),
         "curves": [
             curve_record(model, asked, pieces[place], gpu)
             for turn, place in enumerate(chosen)
