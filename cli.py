@@ -1781,7 +1781,7 @@ def demo(
 
 
 def _generated_log(path: Path, samples: int, scale: float) -> Path:
-    from placer.data.synthetic import write_synthetic_log
+    from placer.workloads.synthetic_log import write_synthetic_log
 
     with _bar("samples") as update:
         made = write_synthetic_log(

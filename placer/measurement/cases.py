@@ -10,10 +10,10 @@ from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-from placer.workloads.published import zipf_cdf
 
 _ROOM_BYTES = 1 << 50
 """Memory of every device of a case: what fits where is not what is measured."""

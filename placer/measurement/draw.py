@@ -10,8 +10,8 @@ from placer.measurement.cases import Case, tier_of
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup, Shard
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, OptimizerName, Table
-from placer.workloads.published import zipf_cdf
 
 DIMS = (4, 8, 16, 32, 64, 128)
 _MOST_TABLES = 12
