@@ -6,9 +6,7 @@ from functools import reduce
 from operator import add
 
 from placer.errors import ProfileError
-from placer.profile.cdf import AccessCdf
-from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
-from placer.tables import Feature
+from placer.profile.table_profile import ProfileFields, TableProfile
 
 
 def merge(profiles: Sequence[ProfileFields]) -> ProfileFields:
@@ -61,21 +59,13 @@ def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
     table = replace(
         tables[0].table,
         features=tuple(
-            _measured(feature, features[feature.name], samples)
+            features[feature.name].measured(feature, samples)
             if feature.name in features
             else feature
             for feature in tables[0].table.features
         ),
     )
-    return TableProfile(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
-
-
-def _measured(feature: Feature, counts: FeatureCounts, samples: int) -> Feature:
-    return replace(
-        feature,
-        pooling_factor=counts.lookups / counts.bags if counts.bags else 0.0,
-        coverage=counts.bags / samples if samples else 0.0,
-    )
+    return TableProfile.counted(table, counts, features)
 
 
 def _check_alike(first: ProfileFields, other: ProfileFields) -> None:

@@ -1,12 +1,12 @@
 """What a log says of one table, below `placer.Profile`, which is of all tables."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from placer.errors import ProfileError
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.tables import Table
+from placer.tables import Feature, Table
 
 if TYPE_CHECKING:
     from placer.data.encoding import Encoding
@@ -29,6 +29,14 @@ class FeatureCounts:
 
     def __add__(self, other: "FeatureCounts") -> "FeatureCounts":
         return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
+
+    def measured(self, feature: Feature, samples: int) -> Feature:
+        """The feature with the pooling factor and coverage that were counted over `samples`."""
+        return replace(
+            feature,
+            pooling_factor=self.lookups / self.bags if self.bags else 0.0,
+            coverage=self.bags / samples if samples else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +70,13 @@ class TableProfile:
                 f"table {self.table.name!r} has {self.table.rows} rows "
                 f"but an access CDF of {self.cdf.rows}"
             )
+
+    @classmethod
+    def counted(
+        cls, table: Table, counts: RowCounts, features: dict[str, FeatureCounts]
+    ) -> "TableProfile":
+        """A table's profile from exact counts, which give its CDF."""
+        return cls(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
 
     @property
     def name(self) -> str:

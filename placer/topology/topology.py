@@ -198,7 +198,7 @@ class Topology(TopologyFields):
         TopologyError
             If the text is none of these; the message lists the presets.
         """
-        from placer.topology.file import SUFFIXES  # not above: pydantic and YAML load slowly
+        from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 
         if Path(text).suffix.lower() in SUFFIXES:
             return cls.load(text).with_memory(hbm=hbm, dram=dram)
