@@ -169,7 +169,7 @@ REFUSED = {
     ),
     "uneven strips": (
         [shard("t", (0, 10), (0, 2)), shard("t", (0, 10), (2, 8), "gpu:1")],
-        "strips of 2, 6",
+        "column slices of 2, 6",
     ),
 }
 

@@ -45,7 +45,7 @@ def to_sharding_plan(
         How TorchRec reads rows that the plan stages, which it cannot; by default such plans are
         refused. `split_tables` has to be told the same.
     state_by_strip : bool
-        Whether tables with row-wise Adagrad may be cut by columns, each strip of which keeps a
+        Whether tables with row-wise Adagrad may be sharded by columns. Each column slice has a
         state of its own in TorchRec, so that they train unlike a whole table.
 
     Raises
@@ -53,8 +53,8 @@ def to_sharding_plan(
     PlanError
         If the plan is not sound.
     PlanMismatchError
-        If it is not of this model or of so many ranks, or TorchRec has no such placement or
-        would train it wrong; the message names the tables and the reason.
+        If it is of another model or number of ranks, or TorchRec has no such placement or would
+        train it wrong; the message names the tables and the reason.
     BackendError
         If torchrec is not installed.
     """
@@ -69,14 +69,12 @@ def to_sharding_plan(
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
     _require_tables(parts, tables)
-    for part in parts:
-        _require_exact(part, state_by_strip=state_by_strip)
-        _require_trainable(part, tables[part.name])
     kind = torch.device(device).type if device is not None else _device_type(env)
     modules: dict[str, Any] = {}
     for part in parts:
-        path = tables[part.name].path
-        own = modules.setdefault(path, EmbeddingModuleShardingPlan())
+        _require_exact(part, state_by_strip=state_by_strip)
+        _require_trainable(part, tables[part.name])
+        own = modules.setdefault(tables[part.name].path, EmbeddingModuleShardingPlan())
         own[part.name] = _parameter_sharding(plan, part, kind, prefetch_pipeline)
     return ShardingPlan(modules)
 
