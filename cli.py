@@ -1254,7 +1254,7 @@ def calibrate(
     from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset, Setting, collect, random_cases
     from placer.measurement.designed import designed_cases
-    from placer.measurement.measure import resolved
+    from placer.measurement.times import resolved
 
     setting = resolved(Setting(backend, device, ranks, threads))
     measured = file.with_suffix(".measurements.jsonl")

@@ -470,7 +470,10 @@ def halves(table: Table, *devices: str) -> list[Shard]:
         ([whole(A), whole(B)], []),
         ([in_hbm("A", (0, 3, 1), (0, 4)), in_dram("A", (3, 10, 1), (0, 4)), whole(B)], []),
         ([whole(A), whole(B, "gpu:1")], ["served by several: 'A' by gpu:0, 'B' by gpu:1"]),
-        ([*halves(A, "gpu:0", "gpu:0"), whole(B)], ["'A' is sharded into 2 row slices, but has to be"]),
+        (
+            [*halves(A, "gpu:0", "gpu:0"), whole(B)],
+            ["'A' is sharded into 2 row slices, but has to be"],
+        ),
         (
             [*halves(A, "gpu:0", "gpu:1"), whole(B)],
             ["'A' is sharded into 2 row slices", "'A' by gpu:0, gpu:1, 'B' by gpu:0"],

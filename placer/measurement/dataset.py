@@ -19,7 +19,8 @@ from typing import Any
 
 from placer.errors import DataError, PlacerError
 from placer.measurement.cases import Case
-from placer.measurement.measure import QUICK, Effort, Measured, Measurer, Setting
+from placer.measurement.measure import Measurer
+from placer.measurement.times import QUICK, Effort, Measured, Setting
 
 FORMAT = "placer-measurements"
 VERSION = 1
