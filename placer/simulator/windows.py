@@ -96,11 +96,6 @@ class Drifted:
         return self.first.hbm_share - self.window.hbm_share
 
     @property
-    def gained_s(self) -> float | None:
-        """What the other plan saves a step; None without one."""
-        return None if self.other is None else self.window.mean_s - self.other.mean_s
-
-    @property
     def break_even_steps(self) -> float | None:
         """Steps like these after which the migration has paid; None if it never does.
 
