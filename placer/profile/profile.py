@@ -29,6 +29,15 @@ class Profile(ProfileFields):
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> profile = named_workload("random-3@7")
+    >>> profile.table_names
+    ['t1', 't2', 't3']
+    >>> profile.with_tables(dim=8, names=["t2"])["t2"].table.dim
+    8
     """
 
     def __post_init__(self) -> None:

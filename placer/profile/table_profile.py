@@ -56,6 +56,15 @@ class TableProfile:
         Empty for published workloads.
     zipf_exponent : float or None
         For published workloads, the exponent that was assumed.
+
+    Examples
+    --------
+    >>> from placer import Feature
+    >>> counts = RowCounts.from_dense([0, 5, 0, 5])
+    >>> table = Table("C3", rows=4, dim=16, features=(Feature("C3"),))
+    >>> profile = TableProfile.counted(table, counts, {"C3": FeatureCounts(10, 10)})
+    >>> profile.lookups, round(profile.expected_unique(samples=100), 3)
+    (10, 2.0)
     """
 
     table: Table

@@ -220,7 +220,7 @@ def _grouped(
     items: Iterable[_T], name: Callable[[_T], str], rest: Callable[[_T], Hashable]
 ) -> list[tuple[str, _T]]:
     """Runs of items with consecutive numbers and an equal `rest`, each under one id."""
-    runs: list[tuple[str, int, int, _T]] = Field([])
+    runs: list[tuple[str, int, int, _T]] = []
     for item in items:
         match = _NUMBERED.fullmatch(name(item))
         prefix, number = (match[1], int(match[2])) if match else (name(item), -1)

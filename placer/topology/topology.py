@@ -23,6 +23,12 @@ class Topology(TopologyFields):
     TopologyError
         If a link or GPU names a device that does not exist, a GPU has no way to its
         host's memory, or a capacity is not positive.
+
+    Examples
+    --------
+    >>> topology = Topology.parse("2x8xh100", hbm="8GiB")
+    >>> len(topology.gpus), len(topology.hosts), topology.gpus[0].memory_bytes
+    (16, 2, 8589934592)
     """
 
     def __post_init__(self) -> None:
