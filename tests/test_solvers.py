@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import machine
 from problem_cases import (
     counted_table,
@@ -187,11 +188,7 @@ class SolverContract:
         self.check(problem, self.solve(problem))
 
     @given(problems())
-    @settings(
-        max_examples=15,
-        deadline=None,
-        suppress_health_check=[HealthCheck.differing_executors],  # One class per solver.
-    )
+    @examples(15)
     def test_random_problems_with_room(self, problem: Problem) -> None:
         self.check(problem, self.solve(problem, time_limit_s=0.2))
 

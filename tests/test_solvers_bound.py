@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -407,7 +408,7 @@ def all_prices(shards: list[CostCurve]) -> np.ndarray:
 
 
 @given(curves(), st.floats(0, 800), st.floats(0, 10))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_the_least_of_a_shard_is_below_everything_tried(
     curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
@@ -425,7 +426,7 @@ def test_the_least_of_a_shard_is_below_everything_tried(
 
 
 @given(curves())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None:
     prices, points = all_prices([curve]), costs_of(curve)
     values = ladder(curve, prices).values
@@ -441,7 +442,7 @@ def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None
 
 
 @given(st.lists(curves(), max_size=3), st.floats(0, 2500))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes: float) -> None:
     prices = np.concatenate(([np.inf], np.geomspace(1e3, 1e-3, 60), [0.0]))
     filling = fill([ladder(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__)
@@ -463,7 +464,7 @@ def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes:
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_lie_between_their_limit_and_everything_tried(
     shards: list[CostCurve], share: float
 ) -> None:
@@ -485,7 +486,7 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], share: float) -> None:
     """Where bytes are in proportion to rows, and splits are free."""
     shards = [
@@ -530,7 +531,7 @@ def test_an_empty_gpu_is_filled_with_nothing() -> None:
 
 
 @given(st.lists(st.lists(curves(3), min_size=2, max_size=2), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve]]) -> None:
     prices = all_prices([curve for shards in gpus for curve in shards])
     sums = np.array(

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -168,7 +169,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
 
 
 @given(problems(hbm_bytes=1 << 13))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_plan_of_odd_tables_beats_the_bound(problem: Problem) -> None:
     step_s = solve(problem, "greedy-cost").step_time_s
     found = relaxed(problem)
@@ -350,7 +351,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 @given(curves(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_is_within_limits_is_between_the_corners(
     curve: CostCurve, shares: list[float], data: st.DataObject
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
@@ -155,7 +156,7 @@ def test_nothing_moves_where_nothing_has_changed() -> None:
     assert "tables" not in shown
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems(hbm_bytes=1 << 13))
 def test_small_problems_keep_their_plans(problem: Problem) -> None:
     result = solve(problem, "greedy-cost")

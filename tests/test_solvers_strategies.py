@@ -7,7 +7,8 @@ from itertools import pairwise, permutations
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import problem_of, problems, resident_buffers, unequal_machine, zipf_table
@@ -151,7 +152,7 @@ def test_constraints_hold(name: str) -> None:
 
 @every_strategy
 @given(problems(hbm_bytes=60_000))
-@settings(max_examples=10)
+@examples(10)
 def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
     """`finished` checks each plan; here, that there is one or a reason for there being none."""
     result = run(name, problem, time_limit_s=1.0)
@@ -299,7 +300,7 @@ def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30)
+@examples(30)
 def test_the_program_finds_the_least_total_time(seed: int) -> None:
     """Against every choice of options, with bytes that are whole bins."""
     rng = np.random.default_rng(seed)

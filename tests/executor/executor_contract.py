@@ -19,7 +19,8 @@ from executor_cases import (
     shard,
     two_features,
 )
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -470,12 +471,7 @@ class BackendContract:
         model(BagBatch(torch.tensor([3]), torch.tensor([0, 1]), 1))["f"].sum().backward()
         close(model.state_dict()["t.weight"][3], before[3] - 0.5)
 
-    @settings(
-        max_examples=25,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.differing_executors],
-    )
+    @settings(examples(25), derandomize=True)
     @given(data=st.data())
     def test_random_plans_train_like_the_unplaced_model(self, data: st.DataObject) -> None:
         optimizer = data.draw(st.sampled_from(OPTIMIZERS))

@@ -16,7 +16,8 @@ from executor_cases import (
     shard,
     two_features,
 )
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,7 +142,7 @@ def test_what_is_only_read_is_not_written_back() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(data=st.data())
 def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
     """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded."""

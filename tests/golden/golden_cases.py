@@ -23,8 +23,8 @@ from safetensors.numpy import load_file
 
 from cli import main
 from cost_models import CostModel, CostReport, cost_model
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, DenseModel, dense_costs
+from cost_models.step_equation.batched import BatchedCosts, ShardBatch
 from placer import (
     AccessCdf,
     Constraints,

@@ -42,9 +42,9 @@ from torch import Tensor, nn
 # What a rename has to change is here, and nowhere below.
 from cli import main
 from placer import Feature, Plan, Profile, Shard, Table, Topology, apply_plan, remove_plan
-from placer.storage.checkpoint import load_model, save_model
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.plan import RowOrder
+from placer.storage.checkpoint import load_model, save_model
 from placer.storage.shards import load_shards
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.checkpoint import save as save_checkpoint
