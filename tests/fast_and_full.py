@@ -1,10 +1,10 @@
-"""What is left to `make test-full`, and what `make test` runs of it.
+"""Which cases of a test `make test` runs, and which are left to `make test-full`.
 
-`make test` leaves out tests marked `slow` and takes hypothesis's profile "fast"; pytest without
-options runs everything. The functions here say it of the cases of one test.
+`make test` leaves out what is marked `slow` and takes hypothesis's profile "fast"; pytest without
+options runs everything.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 
 import pytest
@@ -21,25 +21,31 @@ def examples(number: int) -> settings:
 
 
 def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
-    """Values of a parameter, of which the fast tests take those named after them."""
+    """Values of one parameter, all of them slow but those named after them."""
     assert set(fast) <= set(values)
-    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
+    return [value if value in fast else _slow(value) for value in values]
 
 
-def spread(names: str, *axes: Sequence[object]) -> pytest.MarkDecorator:
-    """Parametrize by every combination; the fast tests take every value of every axis, once.
+def covering(cases: Iterable[Sequence[object]]) -> list[object]:
+    """Cases of several parameters, all of them slow but a few in which every value occurs.
 
-    The longest axis runs through its values, the others from their first value again and again.
+    >>> [case.values for case in covering([(1, "a"), (1, "b"), (2, "a")]) if not case.marks]
+    [(1, 'a'), (1, 'b'), (2, 'a')]
     """
-    longest = max(len(axis) for axis in axes)
-    fast = {tuple(case % len(axis) for axis in axes) for case in range(longest)}
-    return pytest.mark.parametrize(
-        names,
-        [
-            pytest.param(
-                *(axis[index] for axis, index in zip(axes, places, strict=True)),
-                marks=() if places in fast else pytest.mark.slow,
-            )
-            for places in product(*(range(len(axis)) for axis in axes))
-        ],
-    )
+    cases = [tuple(case) for case in cases]
+    unseen = {pair for case in cases for pair in enumerate(case)}
+    fast = set()
+    while unseen:
+        most = max(cases, key=lambda case: len(unseen.intersection(enumerate(case))))
+        fast.add(most)
+        unseen.difference_update(enumerate(most))
+    return [pytest.param(*case) if case in fast else _slow(*case) for case in cases]
+
+
+def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrize by all combinations of values, all of them slow but a few with every value."""
+    return pytest.mark.parametrize(names, covering(product(*values)))
+
+
+def _slow(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.slow)

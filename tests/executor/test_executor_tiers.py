@@ -16,7 +16,7 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import examples
+from fast_and_full import combinations, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -73,11 +73,14 @@ def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("entries", [0, 2, 9, 60])
-@pytest.mark.parametrize("lookup", ["staged", "cached"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@combinations(
+    "backend, lookup, entries, ahead, optimizer",
+    BACKENDS,
+    ["staged", "cached"],
+    [0, 2, 9, 60],
+    [False, True],
+    ["adagrad", "rowwise_adagrad"],
+)
 def test_pooled_rows_train_as_those_in_hbm(
     backend: str, lookup: str, entries: int, ahead: bool, optimizer: str
 ) -> None:
