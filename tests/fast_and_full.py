@@ -14,10 +14,19 @@ FEWEST = 5
 """Examples that hypothesis tries at least."""
 
 
+def is_fast() -> bool:
+    """Whether hypothesis's profile is that of the fast tests."""
+    return settings.get_current_profile_name() == "fast"
+
+
 def examples(number: int) -> settings:
     """Settings of a test of that many examples; a tenth of them in the fast profile."""
-    fast = settings.get_current_profile_name() == "fast"
-    return settings(max_examples=min(number, max(FEWEST, number // 10)) if fast else number)
+    return settings(max_examples=fewer(number, min(number, max(FEWEST, number // 10))))
+
+
+def fewer(number: int, fast: int) -> int:
+    """A number of cases, or of steps, and how many of them are enough for the fast tests."""
+    return fast if is_fast() else number
 
 
 def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
