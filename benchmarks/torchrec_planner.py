@@ -54,8 +54,7 @@ from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
-from cost_models import TorchRec, shards_of
-from cost_models.base import REPLICA, TableShard
+from cost_models import TableShard, TorchRec, shards_of
 from cost_models.torchrec.estimates import (
     MODULE_PATHS,
     OPTIMIZERS,
@@ -304,7 +303,7 @@ def _option_points(
     rows = problem.profile.tables[number].table.rows
     for option in model.sharding_options(problem, number):
         if option.replicated_rows:
-            shards = [TableShard(number, option, 0, REPLICA)] * ranks
+            shards = [TableShard.replica(number, option)] * ranks
         else:
             shards = shards_of(number, option, rows)
         curves = [model.cost_curve(problem, shard, 0) for shard in shards]

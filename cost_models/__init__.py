@@ -4,7 +4,9 @@ from collections.abc import Callable
 from functools import partial
 
 from cost_models.base import (
-    WHOLE,
+    ANY_SHARE,
+    WHOLE_TABLE,
+    Cold,
     CostCurve,
     CostModel,
     CostReport,
@@ -40,10 +42,12 @@ FILE_MODELS: dict[str, Callable[[str], CostModel]] = {
 come with placer, so that it may stand alone."""
 
 __all__ = [
+    "ANY_SHARE",
     "COST_MODELS",
     "FILE_MODELS",
-    "WHOLE",
+    "WHOLE_TABLE",
     "Calibrated",
+    "Cold",
     "CostCurve",
     "CostModel",
     "CostReport",

@@ -14,11 +14,11 @@ from placer.problem import Problem
 Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
-FREE = -1.0
-"""Share of a cut whose pieces may have any number of rows in HBM."""
+ANY_SHARE = -1.0
+"""`ShardingOption.share` where shards may have any number of their rows in HBM."""
 
-REPLICA = -1
-"""Strip of the piece that stands for a table's replicated rows."""
+_REPLICA = -1
+"""`TableShard.column_slice` of the replicated rows."""
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -107,25 +107,32 @@ class CostReport:
 
 
 class ShardingOption(NamedTuple):
-    """How a table is placed, but for which GPU serves what and how much of it is in HBM.
+    """A way to shard a table, but for which GPU serves what and how much of it is in HBM.
+
+    Row slices and column slices together make a grid of `shard_count` shards.
 
     Attributes
     ----------
-    ways : int
-        Row slices of the ranks that are not replicated: strided ones, unless `blocked`.
-    widths : tuple of int
-        Strips of columns, by their widths; none for one strip of all columns. Row slices
-        and strips together make a grid.
-    head : int
+    row_slices : int
+        Slices of the ranks that are not replicated: strided ones, unless `blocked`.
+    column_widths : tuple of int
+        Width of each column slice; empty if the columns stay together.
+    replicated_rows : int
         So many of the hottest rows are replicated in the HBM of every GPU. All rows: the
-        table is data-parallel, and there are no pieces.
+        table is data-parallel, and there are no other shards.
     cold : {"staged", "uva", "host", "cached"}
-        How rows in DRAM are read. ``cached`` pieces have all rows in DRAM and a cache in HBM.
+        How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
     blocked : bool
         Row slices are contiguous blocks of equally many rows, the i-th on GPU number i.
     share : float
-        Share of its rows that each piece has in HBM; negative where any number of them may
-        be. Solvers fix it where all pieces of a table have to have the same.
+        Share of its rows that each shard has in HBM; negative where any number of them may
+        be. Solvers fix it where all shards of a table must have the same.
+
+    Examples
+    --------
+    >>> option = ShardingOption(row_slices=2, column_widths=(64, 64))
+    >>> option.shard_count
+    4
     """
 
     row_slices: int = 1
@@ -133,59 +140,70 @@ class ShardingOption(NamedTuple):
     replicated_rows: int = 0
     cold: Cold = "staged"
     blocked: bool = False
-    share: float = FREE
+    share: float = ANY_SHARE
 
     @property
     def shard_count(self) -> int:
-        """Number of pieces, replicas aside; meaningless if all rows are replicated."""
+        """Number of shards, replicas aside; meaningless if all rows are replicated."""
         return self.row_slices * max(1, len(self.column_widths))
 
 
-WHOLE = ShardingOption()
+WHOLE_TABLE = ShardingOption()
 
 
 class TableShard(NamedTuple):
-    """Strip `strip` of columns of row slice `offset` of table number `table`.
+    """A shard of table number `table`: one row slice and one column slice of a sharding option.
 
-    With strip `REPLICA`: the replicated rows, as every GPU holds them.
+    Examples
+    --------
+    >>> option = ShardingOption(row_slices=2, column_widths=(64, 64))
+    >>> shard = TableShard(0, option, row_slice=1, column_slice=0)
+    >>> shard.rows(1000), shard.columns(128)
+    ((1, 1000, 2), (0, 64))
     """
 
     table: int
-    option: ShardingOption = WHOLE
+    option: ShardingOption = WHOLE_TABLE
     row_slice: int = 0
     column_slice: int = 0
 
+    @classmethod
+    def replica(cls, table: int, option: ShardingOption) -> "TableShard":
+        """The replicated rows of a table, as every GPU holds them."""
+        return cls(table, option, 0, _REPLICA)
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether it stands for the replicated rows."""
+        return self.column_slice == _REPLICA
+
     def rows(self, table_rows: int) -> tuple[int, int, int]:
-        """The ranks of the piece as a slice."""
+        """The ranks of the shard as a slice."""
         option = self.option
-        if self.column_slice == REPLICA:
+        if self.is_replica:
             return 0, option.replicated_rows, 1
         if option.blocked:
             block = -(-(table_rows - option.replicated_rows) // option.row_slices)
             start = min(table_rows, option.replicated_rows + self.row_slice * block)
             return start, min(table_rows, start + block), 1
-        return (
-            min(table_rows, option.replicated_rows + self.row_slice),
-            table_rows,
-            option.row_slices,
-        )
+        start = min(table_rows, option.replicated_rows + self.row_slice)
+        return start, table_rows, option.row_slices
 
     def columns(self, dim: int) -> tuple[int, int]:
-        """The range of columns of the piece."""
-        if self.column_slice == REPLICA or not self.option.column_widths:
+        """The range of columns of the shard."""
+        if self.is_replica or not self.option.column_widths:
             return 0, dim
         first = sum(self.option.column_widths[: self.column_slice])
         return first, first + self.option.column_widths[self.column_slice]
 
 
 def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[TableShard]:
-    """The pieces of a table that is cut in this way, replicas aside."""
+    """The shards of a table of `table_rows` rows, column slice by column slice; no replicas."""
     if table_rows and option.replicated_rows >= table_rows:
         return []
-    strips = range(max(1, len(option.column_widths)))
     return [
         TableShard(table, option, row_slice, column_slice)
-        for column_slice in strips
+        for column_slice in range(max(1, len(option.column_widths)))
         for row_slice in range(option.row_slices)
     ]
 
@@ -247,7 +265,7 @@ class CostModel(Protocol):
         """The cuts of table number `table` that are searched: the model's search space."""
         ...
 
-    def extra_sharding_s(self, problem: Problem) -> float | None:
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
         """GPU seconds that cutting a table adds at least, or None where it may save some.
 
         At any price of a byte of HBM, the pieces of a cut together, each on the kind of GPU

@@ -53,7 +53,7 @@ class Roofline(StepEquation):
         """Its memory does what a GPU's does for its rows. See `StepEquation.host_rates`."""
         return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
-    def extra_sharding_s(self, problem: Problem) -> float | None:
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
         """A further launch; what pieces return and sort is never less. See `CostModel`.
 
         None where no GPU is the fastest at everything: hot rows may then be best on one kind

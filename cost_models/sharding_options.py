@@ -6,10 +6,10 @@ from cost_models.base import Cold, ShardingOption
 from placer.problem import Problem
 from placer.tables import Table
 
-STRIP_COLUMNS = 16
+COLUMN_MULTIPLE = 16
 """Strips are multiples of so many columns, so that their rows stay aligned."""
 
-SECTOR_COLUMNS = 8
+SECTOR_MULTIPLE = 8
 """Two strips are multiples of so many: the 32 bytes that a GPU reads at least."""
 
 _FINE_WAYS = 8
@@ -98,28 +98,28 @@ def standard_options(
 
 def even_widths(dim: int, strips: int) -> tuple[int, ...]:
     """Widths of `strips` strips as even as can be, the wider ones first; none if too narrow."""
-    units = dim // STRIP_COLUMNS
-    if dim % STRIP_COLUMNS or strips > units:
+    units = dim // COLUMN_MULTIPLE
+    if dim % COLUMN_MULTIPLE or strips > units:
         return ()
     narrow, wider = divmod(units, strips)
     return tuple(
-        STRIP_COLUMNS * (narrow + 1 if column_slice < wider else narrow)
+        COLUMN_MULTIPLE * (narrow + 1 if column_slice < wider else narrow)
         for column_slice in range(strips)
     )
 
 
 def _strips(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
-    if gpus == 1 or spec.dim % STRIP_COLUMNS:
+    if gpus == 1 or spec.dim % COLUMN_MULTIPLE:
         return
-    units = spec.dim // STRIP_COLUMNS
-    for wide in range(spec.dim - SECTOR_COLUMNS, (spec.dim - 1) // 2, -SECTOR_COLUMNS):
+    units = spec.dim // COLUMN_MULTIPLE
+    for wide in range(spec.dim - SECTOR_MULTIPLE, (spec.dim - 1) // 2, -SECTOR_MULTIPLE):
         yield wide, spec.dim - wide
     for strips in range(3, min(_MOST_STRIPS, gpus, units) + 1):
         if strips > _ANY_STRIPS or units > _ANY_UNITS:
             yield even_widths(spec.dim, strips)
             continue
         for parts in _partitions(units, strips, units):
-            yield tuple(STRIP_COLUMNS * part for part in parts)
+            yield tuple(COLUMN_MULTIPLE * part for part in parts)
 
 
 def _partitions(units: int, strips: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -39,7 +39,8 @@ from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile, TableProfile
 from placer.tables import DType, Feature, OptimizerName, Table
-from solvers import SolveResult, solve
+from solvers.registry import solve
+from solvers.result import SolveResult
 
 DEFAULT_TIME_LIMIT_S = 20.0
 

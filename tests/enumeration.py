@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from cost_models import CostModel, ShardingOption, TableShard
-from cost_models.base import REPLICA
 from placer import Plan, Problem
 from placer.constraints.constraints import Constraints
 from placer.constraints.unmet import unmet
@@ -94,7 +93,7 @@ class Enumeration:
 
     def _part(self, shard: TableShard, gpu: int, hot_rows: int) -> tuple[np.ndarray, bool]:
         """Seconds and bytes of all devices, and whether a map of rows is asked for."""
-        replica = shard.column_slice == REPLICA
+        replica = shard.is_replica
         plan = build_plan(
             self.instance,
             [] if replica else [Placement(shard, gpu, hot_rows)],

@@ -26,6 +26,7 @@ from problem_cases import (
 
 from cost_models import (
     COST_MODELS,
+    Cold,
     CostCurve,
     CostModel,
     CostReport,
@@ -33,7 +34,6 @@ from cost_models import (
     TableShard,
     cost_model,
 )
-from cost_models.base import Cold
 from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
@@ -290,7 +290,7 @@ class CostModelContract:
     def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
         """At any price of HBM, and each piece on the kind of GPU that is best for it."""
         problem, model = self.problem(data), self.model
-        extra_s = model.extra_sharding_s(problem)
+        extra_s = model.sharding_overhead_s(problem)
         if extra_s is None:
             return
         instance = Instance(problem, model)
@@ -314,7 +314,7 @@ class CostModelContract:
             curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
             return min(float((c.hbm_bytes + dram * c.dram_bytes).min()) for c in curves)
 
-        # Pieces with caches may be better than one cache: see `CostModel.extra_cut_s`.
+        # Pieces with caches may be better than one cache: see `CostModel.sharding_overhead_s`.
         more = [("gpu_s", extra_s), ("dram_s", 0.0)] if option.cold != "cached" else []
         for seconds, more_s in more:
             together = sum(least(shard, seconds, PRICES) for shard in shards)
@@ -422,7 +422,7 @@ class CostModelContract:
         problem, model, other = case.problem, self.model, cost_model(self.name)
         plan = case.plan(model)
         assert model.evaluate(problem, plan) == other.evaluate(problem, plan)
-        assert model.extra_sharding_s(problem) == other.extra_sharding_s(problem)
+        assert model.sharding_overhead_s(problem) == other.sharding_overhead_s(problem)
         for table in range(len(problem.profile)):
             options = model.sharding_options(problem, table)
             assert options == other.sharding_options(problem, table)

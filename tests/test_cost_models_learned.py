@@ -95,7 +95,7 @@ def test_without_factors_it_is_what_it_started_from() -> None:
     found, expected = model.evaluate(problem, plan), base.evaluate(problem, plan)
     for one, two in zip(found.gpus, expected.gpus, strict=True):
         assert one.total_s == pytest.approx(two.total_s, rel=1e-12)
-    assert model.extra_sharding_s(problem) == pytest.approx(base.extra_sharding_s(problem))
+    assert model.sharding_overhead_s(problem) == pytest.approx(base.sharding_overhead_s(problem))
 
 
 # Parts of unit costs

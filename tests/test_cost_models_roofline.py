@@ -20,7 +20,6 @@ from problem_cases import (
 )
 
 from cost_models import CostReport, Roofline, ShardingOption, TableShard, shards_of
-from cost_models.base import REPLICA
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP
 from cost_models.step_equation.exchanged_bytes import ID_BYTES, LENGTH_BYTES
 from placer import AccessCdf, Problem, Shard
@@ -311,7 +310,7 @@ def test_the_hottest_rows_on_every_gpu_by_hand() -> None:
     """Two of four rows on both GPUs, the other two in HBM of one: half of all lookups each."""
     pair = uniform(2)
     option = ShardingOption(replicated_rows=2)
-    replicated_rows = Roofline().cost_curve(pair, TableShard(0, option, column_slice=REPLICA), 1)
+    replicated_rows = Roofline().cost_curve(pair, TableShard.replica(0, option), 1)
     rest = Roofline().cost_curve(pair, TableShard(0, option), 1)
     unique = 2 * (1 - (3 / 4) ** 8)
     own = LOOKED_UP / 4 * (ID_BYTES + 2 * W + SORT_BYTES_PER_LOOKUP) + 2 * unique * ROW
@@ -422,8 +421,8 @@ def test_a_host_that_pools_is_searched_where_bags_are_large_and_rows_hardly_repe
 
 def test_what_a_option_adds_is_known_where_one_kind_of_gpu_is_best_at_everything() -> None:
     table = zipf_table("t", 100)
-    assert Roofline().extra_sharding_s(problem_of(table, topology=unequal_machine())) == 1e-6
-    assert Roofline().extra_sharding_s(problem_of(table, topology=crossed_machine())) is None
+    assert Roofline().sharding_overhead_s(problem_of(table, topology=unequal_machine())) == 1e-6
+    assert Roofline().sharding_overhead_s(problem_of(table, topology=crossed_machine())) is None
 
 
 def test_the_zipf_law_of_these_tests_is_uniform() -> None:

@@ -16,7 +16,6 @@ from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, plan_for, problem_of, unequal_machine, zipf_table
 
 from cost_models import ShardingOption, TableShard, TorchRec, cost_model, shards_of
-from cost_models.base import REPLICA
 from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile
 from placer.adapters.torchrec.sharding import even_blocks
 from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
@@ -247,7 +246,7 @@ class TestAgainstTorchRec:
             option = data.draw(st.sampled_from(model.sharding_options(problem, number)))
             if option.replicated_rows:
                 shards.append(in_hbm(table.name, (0, table.rows, 1), (0, table.dim), *gpus))
-                replica = TableShard(number, option, column_slice=REPLICA)
+                replica = TableShard.replica(number, option)
                 for gpu in range(len(gpus)):
                     curve = model.cost_curve(problem, replica, gpu)
                     assert curve.hot_rows.tolist() == [table.rows]

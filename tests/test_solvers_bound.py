@@ -230,7 +230,7 @@ def test_the_problems_are_of_all_kinds() -> None:
     assert any(shard.width % 32 for shard in shards)
 
 
-@pytest.mark.parametrize("all_cuts", [0, 2500])
+@pytest.mark.parametrize("all_options", [0, 2500])
 def test_the_pooled_bound_is_below_the_best_plan(
     kind: str, solved: list[Solved], all_options: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,13 +15,13 @@ from placer import Constraints, Plan, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.verify import violations
-from placer.report.explain import explain_report
 from placer.workloads import named_workload
 from solvers import solve
 from solvers.analysis.explain import Explanation, explain
 from solvers.model.build_plan import build_plan, overfull
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import assignment_of, is_one_of, placements_of
+from solvers.report.explain import explain_report
 
 MODEL = Roofline()
 

@@ -26,7 +26,6 @@ from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
-from placer.report.replan import replan_report
 from solvers import Limits, solve
 from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, steady_order
 from solvers.analysis.replan import Candidate, Replanned, replan
@@ -34,6 +33,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
+from solvers.report.replan import replan_report
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)

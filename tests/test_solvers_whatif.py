@@ -13,7 +13,6 @@ from problem_cases import problem_of, problems, zipf_table
 from cost_models import Roofline
 from placer import Constraints, Problem, Profile, Topology
 from placer.errors import PlacerError
-from placer.report.whatif import plot_front, whatif_report
 from placer.workloads import named_workload
 from solvers import SolveResult, solve
 from solvers.analysis.whatif import (
@@ -27,6 +26,7 @@ from solvers.analysis.whatif import (
 )
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.instance import Instance
+from solvers.report.whatif import plot_front, whatif_report
 
 MODEL = Roofline()
 HBM = 1 << 29

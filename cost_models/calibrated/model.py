@@ -67,7 +67,7 @@ class Calibrated(StepEquation):
             costs = self._costs[key] = self._costs_of(spec, self._shares[0][table], key[1])
         return costs
 
-    def extra_sharding_s(self, problem: Problem) -> float | None:
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
         """A further piece; what pieces return and sort is never less. See `CostModel`."""
         arena_shares, step_share = piece_shares(problem)
         of = self.calibration.seconds

@@ -126,13 +126,13 @@ class Learned(StepEquation):
             costs = known.costs[key] = from_array(known.factors[table] @ parts_of(base))
         return costs
 
-    def extra_sharding_s(self, problem: Problem) -> float | None:
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
         """What it is of the calibrated costs, times the least factor of any table.
 
         Factors are the same on all GPUs: where one kind of GPU has the least of all calibrated
-        costs, it has the least of these. See `StepEquation.extra_cut_s`.
+        costs, it has the least of these. See `StepEquation.sharding_overhead_s`.
         """
-        extra_s = self.calibrated.extra_sharding_s(problem)
+        extra_s = self.calibrated.sharding_overhead_s(problem)
         if extra_s is None:
             return None
         return extra_s * float(self._known(problem).factors[:, _OF_A_OPTION].min())

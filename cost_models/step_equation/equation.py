@@ -22,7 +22,6 @@ from collections import defaultdict
 import numpy as np
 
 from cost_models.base import (
-    REPLICA,
     Cold,
     CostCurve,
     CostReport,
@@ -83,8 +82,8 @@ class StepEquation(ABC):
         """
 
     @abstractmethod
-    def extra_sharding_s(self, problem: Problem) -> float | None:
-        """See `CostModel.extra_cut_s`.
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
+        """See `CostModel.sharding_overhead_s`.
 
         Where one kind of GPU has the least of all constants of every table: the least
         ``piece_s + shard_s``, as pieces return and sort no less than the whole. Else None: hot
@@ -149,7 +148,7 @@ class StepEquation(ABC):
         """Cost of a piece over its hot rows. See `CostModel.cost_curve`."""
         profile = problem.profile.tables[shard.table]
         costs = self.unit_costs(problem, shard.table, gpu)
-        if shard.column_slice == REPLICA:
+        if shard.is_replica:
             return _replica_curve(problem, profile, shard.option.replicated_rows, costs)
         spec, cold = profile.table, shard.option.cold
         first, last = shard.columns(spec.dim)

@@ -18,7 +18,6 @@ from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from cost_models.base import (
-    REPLICA,
     Cold,
     CostCurve,
     CostReport,
@@ -158,7 +157,7 @@ class EnumeratedOptions:
         if len(found) > 1 and spec.total_bytes > smallest:
             found.pop("data_parallel", None)
 
-    def extra_sharding_s(self, problem: Problem) -> None:
+    def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec may count a cut table as cheaper."""
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
@@ -250,7 +249,7 @@ class EnumeratedOptions:
         for option in self.sharding_options(problem, table):
             rows = problem.profile.tables[table].table.rows
             shards = (
-                [TableShard(table, option, 0, REPLICA)]
+                [TableShard.replica(table, option)]
                 if option.replicated_rows
                 else shards_of(table, option, rows)
             )

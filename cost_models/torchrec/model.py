@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from cost_models.base import (
-    REPLICA,
     CostCurve,
     CostReport,
     GpuCost,
@@ -124,7 +123,7 @@ class TorchRec:
 
     uniform_splits = True
 
-    def extra_sharding_s(self, problem: Problem) -> None:
+    def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
@@ -178,7 +177,7 @@ class TorchRec:
         poolings = tuple(feature.pooling for feature in table.features)
         # Tables of one size, read alike, share their curves.
         key = (
-            shard.column_slice == REPLICA,
+            shard.is_replica,
             kind,
             stop - start,
             last - first,
@@ -191,7 +190,7 @@ class TorchRec:
             block = Block(stop - start, last - first, start, first, gpu)
             self._curves[key] = (
                 replica_curve(estimates, profile, kind)
-                if shard.column_slice == REPLICA
+                if shard.is_replica
                 else curve(estimates, profile, kind, block)
             )
         return self._curves[key]
@@ -217,7 +216,7 @@ def _kind_of_option(table: Table, shard: TableShard, gpus: int) -> ShardingType:
     option = shard.option
     if option.cold != "cached":
         raise ProblemError(f"TorchRec reads cold rows through caches, not {option.cold!r}")
-    if shard.column_slice == REPLICA and option.replicated_rows == table.rows:
+    if shard.is_replica and option.replicated_rows == table.rows:
         return "data_parallel" if gpus > 1 else "table_wise"
     if option.replicated_rows == 0 and option.shard_count == 1:
         return "table_wise"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
-from cost_models.base import REPLICA, TableShard
+from cost_models.base import TableShard
 from placer.adapters.torchrec.sharding import ShardingType
 
 OPEN_LOAD_FACTOR = 0.2
@@ -58,7 +58,7 @@ class Part:
 
 def shard_of(shard: TableShard) -> tuple[ShardingType, int]:
     """The sharding type of a piece's cut, and the number of its shard."""
-    if shard.column_slice == REPLICA or shard.option.replicated_rows:
+    if shard.is_replica or shard.option.replicated_rows:
         return "data_parallel", 0
     if shard.option.blocked:
         return "row_wise", shard.row_slice

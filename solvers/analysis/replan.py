@@ -30,13 +30,13 @@ from placer.plan.migration import migration
 from placer.plan.plan import Plan, Provenance, Shard, SolverRecord
 from placer.plan.verify import violations
 from placer.problem import Problem
-from solvers import solver as solver_called
 from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, with_steady_rows
 from solvers.model.assignment import Assignment, time_with, total
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.read_plan import TablePlacement, is_one_of, placements_of, read_shards
+from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve, with_option
 

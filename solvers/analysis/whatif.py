@@ -15,11 +15,11 @@ from cost_models import CostModel
 from placer.problem import Problem
 from placer.topology.topology import LinkKind, Topology
 from placer.units import format_bytes
-from solvers import solve
 from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.bounds.linear_program import LpBound, lp_bound
 from solvers.model.instance import Instance
+from solvers.registry import solve
 from solvers.result import SolveResult
 
 HBM_STEP_BYTES = 2**30

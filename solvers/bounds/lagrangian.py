@@ -11,7 +11,7 @@ GPUs × T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffr
 doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a
 second one: what must be staged whatever is in the pooled HBM.
 
-Where cutting a table always costs extra (`CostModel.extra_cut_s`), the cuts of tables that
+Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the cuts of tables that
 one GPU can serve whole need not be looked at: the whole table stands for all of them, its
 rows split freely and one GPU's memory no limit, plus that extra cost.
 
@@ -126,7 +126,7 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
     """The bound of this module's docstring."""
     prices, dram_s = _pooled_prices(instance)
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    extra_s = None if few else instance.cost_model.extra_sharding_s(instance.problem)
+    extra_s = None if few else instance.cost_model.sharding_overhead_s(instance.problem)
     whole = _Whole(instance, prices)
     if extra_s is None:
         works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
@@ -386,7 +386,7 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
         return np.array([0.0]), 0.0
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     dram_s = 0.0
-    comparable = instance.cost_model.extra_sharding_s(instance.problem) is not None and not any(
+    comparable = instance.cost_model.sharding_overhead_s(instance.problem) is not None and not any(
         option.cold == "cached" and option.shard_count > 1
         for table in range(instance.tables)
         for option in instance.options_of(table)

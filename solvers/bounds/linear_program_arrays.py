@@ -77,7 +77,7 @@ class Space:
         there is too much. `least_s` is a step time that no plan beats; of a `large` instance
         whole tables stand for cuts, if one price holds for all GPUs.
         """
-        extra_s = instance.cost_model.extra_sharding_s(instance.problem)
+        extra_s = instance.cost_model.sharding_overhead_s(instance.problem)
         whole = large and len(pools.gpus) == 1
         found: list[list[TableChoice]] = []
         points = 0

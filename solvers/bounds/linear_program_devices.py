@@ -135,7 +135,7 @@ def is_large(instance: Instance) -> bool:
     """Whether whole tables had better stand for all their cuts, and can."""
     return (
         instance.tables * instance.gpus > _ALL_OPTIONS
-        and instance.cost_model.extra_sharding_s(instance.problem) is not None
+        and instance.cost_model.sharding_overhead_s(instance.problem) is not None
     )
 
 

@@ -14,8 +14,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import WHOLE, CostCurve, CostModel, ShardingOption, TableShard, shards_of
-from cost_models.base import FREE, REPLICA
+from cost_models import (
+    ANY_SHARE,
+    WHOLE_TABLE,
+    CostCurve,
+    CostModel,
+    ShardingOption,
+    TableShard,
+    shards_of,
+)
 from placer.errors import ProblemError
 from placer.problem import Problem
 from solvers.model.knapsack import BYTES, GPU_S, Float, Ladder, costs_of, ladder
@@ -138,7 +145,7 @@ class Instance:
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
         """What every GPU holds of a table that is cut in this way."""
-        return TableShard(table, option, 0, REPLICA) if option.replicated_rows else None
+        return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:
         """Rows of a table."""
@@ -172,8 +179,10 @@ class Instance:
         key = self._key(shard, gpu)
         curve = self._curves.get(key)
         if curve is None:
-            if shard.option.share >= 0 and shard.column_slice != REPLICA:
-                free = self.curve(shard._replace(option=shard.option._replace(share=FREE)), gpu)
+            if shard.option.share >= 0 and not shard.is_replica:
+                free = self.curve(
+                    shard._replace(option=shard.option._replace(share=ANY_SHARE)), gpu
+                )
                 curve = at_share(free, shard.option.share)
             else:
                 number = self.kinds[self.kind_of_gpu[gpu]]
@@ -405,4 +414,4 @@ class _Rules:
         return alone + [tuple(members) for members in together.values()]
 
 
-__all__ = ["WHOLE", "Instance", "Placement", "ShardingOption", "TableShard"]
+__all__ = ["WHOLE_TABLE", "Instance", "Placement", "ShardingOption", "TableShard"]

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cost_models import ShardingOption, TableShard, shards_of
-from cost_models.base import FREE, REPLICA, Cold
+from cost_models import ANY_SHARE, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan, Shard
 from placer.tables import Table
@@ -98,7 +97,7 @@ def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool
 
 def _sorted(option: ShardingOption) -> ShardingOption:
     """A cut whatever its strips' order and its share of rows in HBM."""
-    return option._replace(column_widths=tuple(sorted(option.column_widths)), share=FREE)
+    return option._replace(column_widths=tuple(sorted(option.column_widths)), share=ANY_SHARE)
 
 
 def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
@@ -140,7 +139,7 @@ def read_shards(
     ):
         placements = _matched(number, table, option, by_gpu)
         if placements is not None:
-            replica = TableShard(number, option, 0, REPLICA) if replicated_rows else None
+            replica = TableShard.replica(number, option) if replicated_rows else None
             return TablePlacement(option, tuple(placements), replica)
     return None
 

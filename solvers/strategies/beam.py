@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel
-from cost_models.sharding_options import STRIP_COLUMNS
+from cost_models.sharding_options import COLUMN_MULTIPLE
 from placer.problem import Problem
 from solvers.bounds.feasibility import impossible
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
@@ -397,7 +397,7 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
     ]
     strips.sort(key=lambda option: (option.cold != shard.option.cold, option))
     found = {option.column_widths: option for option in reversed(strips)}
-    for half in (width // 2, -(-width // (2 * STRIP_COLUMNS)) * STRIP_COLUMNS):
+    for half in (width // 2, -(-width // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE):
         halves = (half, width - half)
         rest = list(column_widths)
         rest.remove(width)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostModel
-from cost_models.sharding_options import STRIP_COLUMNS
+from cost_models.sharding_options import COLUMN_MULTIPLE
 from placer.problem import Problem
 from solvers.bounds.feasibility import impossible
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
@@ -240,7 +240,7 @@ def _few_options(instance: Instance, table: int) -> list[ShardingOption]:
             return False
         if (
             option.column_widths
-            and max(option.column_widths) - min(option.column_widths) > STRIP_COLUMNS
+            and max(option.column_widths) - min(option.column_widths) > COLUMN_MULTIPLE
         ):
             return False
         return (

@@ -628,7 +628,7 @@ def curves(problem_name: str, model_name: str) -> dict[str, Any]:
         "cuts": hashlib.sha256(json.dumps(cuts).encode()).hexdigest(),
         "cuts_per_table": [len(found) for found in cuts],
         "first_cuts": [found[0] for found in cuts],
-        "extra_cut_s": model.extra_sharding_s(asked),
+        "extra_cut_s": model.sharding_overhead_s(asked),
         "curves": [
             curve_record(model, asked, pieces[place], gpu)
             for turn, place in enumerate(chosen)

@@ -2,80 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
+from cost_models.sweep.run import Point, Sweep
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
-
-
-class Shortage(Protocol):
-    """See `solvers.Shortage`."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def resource(self) -> str: ...
-    @property
-    def short_bytes(self) -> int: ...
-
-
-class SweepPoint(Protocol):
-    """See `cost_models.sweep.run.Point`."""
-
-    @property
-    def platform(self) -> str: ...
-    @property
-    def placement(self) -> str: ...
-    @property
-    def setting(self) -> Any: ...
-    @property
-    def varied(self) -> Mapping[str, float]: ...
-    @property
-    def step_time_s(self) -> float | None: ...
-    @property
-    def samples_per_s(self) -> float | None: ...
-    @property
-    def parts_s(self) -> Mapping[str, float]: ...
-    @property
-    def waits_for(self) -> str: ...
-    @property
-    def hbm_lookup_share(self) -> float | None: ...
-    @property
-    def shortage(self) -> Shortage | None: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def extra_servers(self) -> int: ...
-
-
-class SweepPlatform(Protocol):
-    """See `cost_models.sweep.run.Platform`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def sources(self) -> Mapping[str, str]: ...
-
-
-class Sweep(Protocol):
-    """See `cost_models.sweep.run.Sweep`."""
-
-    @property
-    def base(self) -> Any: ...
-    @property
-    def axes(self) -> Mapping[str, tuple[float, ...]]: ...
-    @property
-    def grid(self) -> bool: ...
-    @property
-    def platforms(self) -> Sequence[SweepPlatform]: ...
-    @property
-    def placements(self) -> Sequence[str]: ...
-    @property
-    def cost_model(self) -> str: ...
-    @property
-    def points(self) -> Sequence[SweepPoint]: ...
-    def ranked(self, platform: str, varied: Mapping[str, float]) -> Sequence[SweepPoint]: ...
-
 
 Case = tuple[tuple[str, float], ...]
 
@@ -145,7 +76,7 @@ def sweep_tables(sweep: Sweep) -> Report:
     )
 
 
-def _point_row(point: SweepPoint) -> Row:
+def _point_row(point: Point) -> Row:
     lacks = point.shortage
     return {
         "platform": point.platform,
@@ -165,7 +96,7 @@ def _point_row(point: SweepPoint) -> Row:
     }
 
 
-def _case(point: SweepPoint) -> Case:
+def _case(point: Point) -> Case:
     return tuple(point.varied.items())
 
 
@@ -173,8 +104,8 @@ def _words(case: Case) -> str:
     return " ".join(f"{axis}={value:g}" for axis, value in case)
 
 
-def _by_case(points: Sequence[SweepPoint]) -> dict[tuple[str, Case], list[SweepPoint]]:
-    found: dict[tuple[str, Case], list[SweepPoint]] = {}
+def _by_case(points: Sequence[Point]) -> dict[tuple[str, Case], list[Point]]:
+    found: dict[tuple[str, Case], list[Point]] = {}
     for point in points:
         found.setdefault((point.platform, _case(point)), []).append(point)
     return found

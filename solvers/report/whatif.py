@@ -3,84 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from placer.errors import PlacerError
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.costs import Result
-from placer.report.plot import drawing, image_format
+from placer.report.picture import drawing, image_format
 from placer.report.section import Column, Report, Row, Section
 from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
+from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _TIME, _BOUND = "#0f766e", "#b45309"
 
 _NO_GAIN = 5e-6
 """Rounding of a solver, which no one means."""
-
-
-class Effect(Protocol):
-    """See `solvers.analysis.whatif.Effect`."""
-
-    @property
-    def change(self) -> str: ...
-    @property
-    def step_time_s(self) -> float | None: ...
-    @property
-    def bound_s(self) -> float | None: ...
-    @property
-    def gap(self) -> float | None: ...
-    @property
-    def gain(self) -> float | None: ...
-    @property
-    def priced_gain(self) -> float | None: ...
-    @property
-    def least_gain(self) -> float | None: ...
-    @property
-    def most_gain(self) -> float | None: ...
-    @property
-    def is_proven(self) -> bool: ...
-    @property
-    def detail(self) -> str: ...
-
-
-class MemoryPrices(Protocol):
-    """See `solvers.analysis.whatif.MemoryPrices`."""
-
-    @property
-    def hbm_s_per_byte(self) -> float: ...
-    @property
-    def dram_s_per_byte(self) -> float: ...
-
-
-class WhatIf(Protocol):
-    """See `solvers.analysis.whatif.WhatIf`."""
-
-    @property
-    def base(self) -> Result: ...
-    @property
-    def prices(self) -> MemoryPrices: ...
-    @property
-    def effects(self) -> Sequence[Effect]: ...
-    @property
-    def binding(self) -> str: ...
-
-
-class FrontPoint(Protocol):
-    """See `solvers.analysis.whatif.FrontPoint`."""
-
-    @property
-    def hbm_bytes(self) -> int: ...
-    @property
-    def step_time_s(self) -> float | None: ...
-    @property
-    def bound_s(self) -> float | None: ...
-    @property
-    def gap(self) -> float | None: ...
-    @property
-    def detail(self) -> str: ...
 
 
 def whatif_report(

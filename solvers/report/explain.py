@@ -1,78 +1,18 @@
 """`placer show --explain`: what decided the placement of one table."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-from placer.plan.plan import Plan
 from placer.report import section as form
-from placer.report.plan import placement_kind, short_names
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
+from solvers.analysis.explain import Explanation
+from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
 """Alternatives that a table shows."""
 
 _GIB = 2**30
-
-
-class Margin(Protocol):
-    """See `solvers.analysis.explain.PieceMargin`."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def hot_rows(self) -> int: ...
-    @property
-    def last_s_per_byte(self) -> float | None: ...
-    @property
-    def next_s_per_byte(self) -> float | None: ...
-    @property
-    def gpu_price_s_per_byte(self) -> float | None: ...
-
-
-class Alternative(Protocol):
-    """See `solvers.analysis.explain.Alternative`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def step_time_s(self) -> float: ...
-    @property
-    def table_s(self) -> float: ...
-    @property
-    def short_bytes(self) -> Mapping[str, int]: ...
-    @property
-    def plan(self) -> Plan: ...
-
-
-class Binding(Protocol):
-    """See `solvers.analysis.explain.Binding`."""
-
-    @property
-    def constraint(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-
-
-class Explanation(Protocol):
-    """See `solvers.analysis.explain.Explanation`."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def current(self) -> Alternative: ...
-    @property
-    def pooled_price_s_per_byte(self) -> float: ...
-    @property
-    def margins(self) -> Sequence[Margin]: ...
-    @property
-    def alternatives(self) -> Sequence[Alternative]: ...
-    @property
-    def bindings(self) -> Sequence[Binding]: ...
 
 
 def explain_report(found: Explanation) -> Report:

@@ -2,21 +2,18 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from placer.errors import BackendError, PlacerError
+from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.compare import CompareRow
+from placer.report.picture import drawing, image_format
 from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
+from solvers.report.compare import CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_FORMATS = ("png", "pdf", "svg")
 _INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _BEST, _OTHER, _BOUND = "#0f766e", "#9fb3c8", "#b45309"
 
@@ -72,38 +69,6 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
         )
         with replacing(path) as temporary:
             figure.savefig(temporary, format=suffix, dpi=160)
-
-
-def image_format(path: str | os.PathLike[str]) -> str:
-    """The format that a file's ending asks for.
-
-    Raises
-    ------
-    PlacerError
-        If it is none that can be drawn.
-    """
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix not in _FORMATS:
-        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
-    return suffix
-
-
-def drawing() -> "tuple[ModuleType, type[Figure]]":
-    """Matplotlib, and figures of their own canvas: neither a display nor pyplot is touched.
-
-    Raises
-    ------
-    BackendError
-        If matplotlib is missing.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BackendError(
-            "--plot needs matplotlib; install it with: pip install 'embedding-placer[report]'"
-        ) from error
-    return matplotlib, Figure
 
 
 def _unit(longest_s: float) -> tuple[float, str]:

@@ -1,57 +1,15 @@
 """`placer replan`: what could follow a plan, what each would cost, and what was chosen."""
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
 
 from placer.plan.diff import PlanDiff
-from placer.plan.plan import Plan
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
+from solvers.analysis.replan import Candidate, Replanned
 
 MOST_TABLES = 12
 """Tables that move, as a table shows them."""
-
-
-class Candidate(Protocol):
-    """See `solvers.analysis.replan.Candidate`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def step_time_s(self) -> float: ...
-    @property
-    def moved_bytes(self) -> int: ...
-    @property
-    def migration_s(self) -> float: ...
-    @property
-    def waits_for(self) -> str: ...
-    @property
-    def cost_s(self) -> float: ...
-    @property
-    def break_even_steps(self) -> float | None: ...
-    @property
-    def on_front(self) -> bool: ...
-
-
-class Replanned(Protocol):
-    """See `solvers.analysis.replan.Replanned`."""
-
-    @property
-    def horizon_steps(self) -> int: ...
-    @property
-    def candidates(self) -> Sequence[Candidate]: ...
-    @property
-    def chosen(self) -> Candidate | None: ...
-    @property
-    def old_step_time_s(self) -> float | None: ...
-    @property
-    def old_refused(self) -> str: ...
-    @property
-    def moves(self) -> PlanDiff | None: ...
 
 
 def replan_report(found: Replanned) -> Report:

@@ -1,52 +1,9 @@
 """What `placer calibrate` found out."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
+from cost_models.calibrated.calibration import Calibration
 from placer.report import section as form
 from placer.report.section import Column, Report, Section
 from placer.units import format_seconds
-
-
-class Constant(Protocol):
-    """See `cost_models.calibrated.calibration.Constant`."""
-
-    @property
-    def value_s(self) -> float: ...
-    @property
-    def low_s(self) -> float: ...
-    @property
-    def high_s(self) -> float: ...
-
-
-class Noise(Protocol):
-    """See `cost_models.calibrated.calibration.Noise`."""
-
-    @property
-    def spread(self) -> float: ...
-    @property
-    def drift(self) -> float: ...
-    @property
-    def wait(self) -> float: ...
-
-
-class Calibration(Protocol):
-    """See `cost_models.calibrated.calibration.Calibration`."""
-
-    @property
-    def constants(self) -> Mapping[str, Constant]: ...
-    @property
-    def relative_error(self) -> float: ...
-    @property
-    def p90_error(self) -> float: ...
-    @property
-    def cases(self) -> int: ...
-    @property
-    def noise(self) -> Noise: ...
-    @property
-    def noisy(self) -> bool: ...
-    @property
-    def setting(self) -> Mapping[str, Any]: ...
 
 
 def calibration_report(found: Calibration) -> Report:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
-from placer.report.plot import drawing, image_format
-from placer.report.sweep import Sweep
+from placer.report.picture import drawing, image_format
 from placer.storage.files import replacing
 
 if TYPE_CHECKING:

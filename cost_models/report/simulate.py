@@ -2,27 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
+    from cost_models.step_equation.replay import TimeSummary
     from placer.simulator.counts import Totals
     from placer.simulator.summary import DeviceTotals, Served
     from placer.simulator.windows import Drifted, StepRecord
-
-
-class Times(Protocol):
-    """See `cost_models.step_equation.replay.TimeSummary`."""
-
-    @property
-    def mean_s(self) -> float: ...
-    @property
-    def p50_s(self) -> float: ...
-    @property
-    def p99_s(self) -> float: ...
 
 
 def simulate_report(
@@ -30,8 +20,8 @@ def simulate_report(
     devices: "Sequence[DeviceTotals]",
     served: "Served",
     records: "Sequence[StepRecord]",
-    times: Times,
-    sums: Times,
+    times: "TimeSummary",
+    sums: "TimeSummary",
     drift: "Sequence[Drifted]",
     *,
     policy: str,

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from cost_models import CostReport
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.costs import Cost, Result, ending
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes
+from solvers.result import SolveResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ def compare_row(
     problem: Problem,
     solver: str,
     cost_model: str,
-    result: Result,
-    cost: Cost | None,
+    result: SolveResult,
+    cost: CostReport | None,
     *,
     price_per_hour: float | None = None,
 ) -> CompareRow:
@@ -86,7 +87,7 @@ def compare_row(
         hbm_budget_bytes=max(gpu.memory_bytes for gpu in problem.topology.gpus),
         solver=solver,
         cost_model=cost_model,
-        status=ending(end),
+        status=end.summary,
         step_time_s=result.step_time_s,
         bound_s=result.bound_s,
         gap=result.gap,

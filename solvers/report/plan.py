@@ -1,21 +1,25 @@
 """`placer show`: what a plan puts where, and what that costs."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from cost_models import CostReport
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan, Shard
 from placer.report import section as form
-from placer.report.costs import Cost, Evaluate, Termination, ending
 from placer.report.section import Column, Report, Row, Section
 from placer.tables import Table
 from placer.units import format_bytes, format_seconds
+from solvers.result import Termination
 
 MOST_TABLES = 40
 """Plans of more tables are summarised by kind of placement."""
 
 MOST_DEVICES = 18
+
+Evaluate = Callable[[Plan], CostReport]
+"""A cost model's answer for a plan: ``functools.partial(model.evaluate, problem)``."""
 
 
 def plan_report(
@@ -114,7 +118,7 @@ def short_names(devices: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _facts(plan: Plan, cost: Cost | None, memory: dict[str, MemoryUse]) -> Row:
+def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) -> Row:
     solver = plan.solver
     gap = None
     if solver.step_time_s is not None and solver.bound_s:
@@ -143,7 +147,7 @@ def _facts(plan: Plan, cost: Cost | None, memory: dict[str, MemoryUse]) -> Row:
 
 
 def _headline(
-    plan: Plan, cost: Cost | None, facts: Row, end: Termination | None
+    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None
 ) -> tuple[str, ...]:
     lines = []
     if plan.topology.emulated:
@@ -153,7 +157,7 @@ def _headline(
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
         f"{plan.batch_size:,} samples per GPU and step"
     )
-    proof = f"solver {facts['solver']}: {ending(end) if end else facts['status']}"
+    proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
     if facts["gap"] is not None:
         proof += f", within {form.share(facts['gap'])} of the bound"
     lines.append(proof)
@@ -211,7 +215,7 @@ def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
     )
 
 
-def _time_section(cost: Cost) -> Section:
+def _time_section(cost: CostReport) -> Section:
     rows: list[Row] = [
         {
             "device": gpu.device,
