@@ -104,6 +104,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert page.count(slow_memory.CLOSE) == 6
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_figures_and_a_plot(tmp_path: Path) -> None:
     done = subprocess.run(
         [

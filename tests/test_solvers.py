@@ -401,6 +401,7 @@ class TestGreedyCost(SearchContract):
 class TestIlp(SearchContract):
     name = "ilp"
 
+    @pytest.mark.slow
     def test_equal_seeds_give_equal_answers_of_cp_sat(self) -> None:
         problem = PROBLEMS["more gpus than tables"]()
         one, two = (self.solve(problem, time_limit_s=60.0) for _ in range(2))
@@ -478,6 +479,7 @@ def test_a_time_limit_that_is_already_over(name: str) -> None:
     verify(result.plan)
 
 
+@pytest.mark.slow
 def test_auto_leaves_easy_problems_to_the_greedy_and_hard_ones_to_the_ilp() -> None:
     easy = solve(PROBLEMS["one gpu"](), "auto", gap=0.05)
     greedy = solve(PROBLEMS["one gpu"](), "greedy-cost", gap=0.05)
@@ -496,6 +498,7 @@ def test_auto_leaves_easy_problems_to_the_greedy_and_hard_ones_to_the_ilp() -> N
     assert hard.termination.reason == "optimal"
 
 
+@pytest.mark.slow
 def test_a_program_too_large_is_left_out() -> None:
     problem = problem_of(*tables(24, 20_000), topology=machine(8, 4), batch_size=4)
     instance = Instance(problem, Roofline())

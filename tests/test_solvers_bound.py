@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from fast_and_full import examples
+from fast_and_full import examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
@@ -197,7 +197,7 @@ class Enumerated:
 _ENUMERATED = {kind: Enumerated(kind) for kind in KINDS}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=mostly_slow(KINDS, "four", "crossed"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -218,6 +218,7 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
         assert report.step_time_s == pytest.approx(case.best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
@@ -290,6 +291,7 @@ def test_the_cost_greedy_against_the_best_plan(kind: str, solved: list[Solved]) 
     assert np.mean([time <= best * (1 + 1e-6) for time, best in solvable]) > optimal
 
 
+@pytest.mark.slow
 def test_a_classic_greedy_against_the_best_plan() -> None:
     times = [(check("greedy-size", case, 1e-3), case) for case in _ENUMERATED["pair"].solved]
     found = [time / case.best_s for time, case in times if np.isfinite(time)]
@@ -297,7 +299,7 @@ def test_a_classic_greedy_against_the_best_plan() -> None:
     assert np.median(found) < 3
 
 
-@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - CLASSIC))
+@pytest.mark.parametrize("name", mostly_slow(sorted(SOLVERS.keys() - CLASSIC), "auto", "dp"))
 def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: str) -> None:
     """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
@@ -333,7 +335,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(30):
+    for seed in range(fewer(30, 5)):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_options in (0, 2500):
             monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)

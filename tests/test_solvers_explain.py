@@ -162,6 +162,7 @@ def plan(problem: Problem) -> Plan:
     return planned(problem)
 
 
+@pytest.mark.slow
 def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: Plan) -> None:
     splits = 0
     for profile in problem.profile:
