@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Processes of ranks are forked from one that has imported what they need: that takes seconds.
-multiprocessing.set_forkserver_preload(["placer.storage.checkpoint", "placer.training"])
+multiprocessing.set_forkserver_preload(["placer.storage.checkpoint", "placer.training.loop"])
 
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
 # looks at new ones. No test fails because the machine was slow, nor because one contract of tests

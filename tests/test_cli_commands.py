@@ -11,7 +11,7 @@ import pytest
 from cli_cases import COMMANDS, Workbench, invoke, succeed
 
 import placer
-from placer.plan.plan import Provenance
+from placer.plan.fields import Provenance
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 

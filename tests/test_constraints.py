@@ -18,8 +18,9 @@ from problem_cases import problem_of, zipf_table
 
 from cli import main
 from placer import Constraints, Plan, Problem, Shard, Table, TableRule, Topology
-from placer.constraints.constraints import KINDS, Kind, matches
+from placer.constraints.constraints import matches
 from placer.constraints.file import dumps
+from placer.constraints.rules import KINDS, Kind
 from placer.constraints.unmet import kinds_of, unmet
 from placer.errors import ProblemError
 

@@ -38,7 +38,7 @@ from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
 from placer.plan.memory import row_map_bytes
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 from placer.tables import Table
 from solvers.model.build_plan import build_plan

@@ -30,7 +30,7 @@ from placer.plan.buffers import (
     with_buffers,
 )
 from placer.plan.memory import POOL_ENTRY_BYTES
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 
 # The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.

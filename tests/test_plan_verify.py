@@ -13,8 +13,8 @@ from plan_cases import covers, in_dram, in_hbm, machine, plan_of, plans, tables
 
 from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
+from placer.plan.fields import RowOrder
 from placer.plan.memory import POOL_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
-from placer.plan.plan import RowOrder
 from placer.plan.verify import verify, violations
 
 TABLE = Table("t", 10, 4, optimizer="rowwise_adagrad")

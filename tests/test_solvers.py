@@ -23,7 +23,8 @@ from problem_cases import (
 
 from cost_models import Roofline
 from placer import Plan, Problem, TableProfile, Topology
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
 from placer.plan.memory import device_memory

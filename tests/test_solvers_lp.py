@@ -24,7 +24,7 @@ from test_solvers_bound import constrained, crossed
 
 from cost_models import CostCurve, Roofline
 from placer import Constraints, Problem, Topology
-from placer.constraints.constraints import TableRule
+from placer.constraints.rules import TableRule
 from placer.errors import BackendError
 from solvers import solve
 from solvers.bounds import linear_program_devices
@@ -32,7 +32,7 @@ from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.linear_program import LpBound, _Program, lp_bound
 from solvers.bounds.linear_program_arrays import Space
-from solvers.bounds.linear_program_devices import Pools, Prices
+from solvers.bounds.linear_program_devices import DeviceGroups, Prices
 from solvers.bounds.linear_program_tables import within
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
@@ -115,7 +115,7 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     for problem, step_s in solved:
         instance = Instance(problem, MODEL)
         pooled = lagrangian_bound(instance)
-        found = lp_bound(instance, pooled=pooled)
+        found = lp_bound(instance, lagrangian=pooled)
         assert found is not None
         assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
         ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
@@ -286,7 +286,7 @@ def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None
     problem = short_of_dram()
     exact = relaxed(problem)
     assert len(exact.gpus) == 2
-    monkeypatch.setattr(linear_program_devices, "_POOLS", 1)
+    monkeypatch.setattr(linear_program_devices, "_MOST_GROUPS", 1)
     found = relaxed(problem)
     assert len(found.gpus) == 1
     assert found.gpus[0].devices == (0, 1, 2, 3)
@@ -298,7 +298,7 @@ def test_all_prices_give_bounds(solved: list[tuple[Problem, float]]) -> None:
     rng = np.random.default_rng(0)
     for problem, step_s in solved[:10]:
         instance = Instance(problem, MODEL)
-        pools = Pools.of(instance)
+        pools = DeviceGroups.of(instance)
         space = Space.of(instance, pools, 0.0, math.inf, math.inf)
         assert isinstance(space, Space)
         for _ in range(10):
@@ -325,7 +325,7 @@ def test_tables_that_fit_nowhere_have_an_infinite_bound() -> None:
 
 def test_a_broken_program_is_a_backend_error(solved: list[tuple[Problem, float]]) -> None:
     instance = Instance(solved[0][0], MODEL)
-    space = Space.of(instance, Pools.of(instance), 0.0, math.inf, math.inf)
+    space = Space.of(instance, DeviceGroups.of(instance), 0.0, math.inf, math.inf)
     assert isinstance(space, Space)
     program = _Program(space, 1.0)
     program.times[0].upper_bound = math.nan

@@ -22,7 +22,6 @@ from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
@@ -118,7 +117,7 @@ def check(problem: Problem, old: Plan, found: Replanned) -> Candidate:
     for one in found.candidates:
         assert violations(one.plan) == []
         assert unmet(one.plan, problem.constraints) == []
-        cost = MODEL.evaluate(in_plan_order(problem, one.plan), one.plan)
+        cost = MODEL.evaluate(problem.in_plan_order(one.plan), one.plan)
         assert one.step_time_s == pytest.approx(cost.step_time_s)
         assert one.moved_bytes == moved_bytes(old, one.plan)
         assert one.cost_s == pytest.approx(found.horizon_steps * one.step_time_s + one.migration_s)

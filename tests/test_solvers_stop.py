@@ -98,7 +98,7 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
 def test_the_linear_program_stops_with_what_it_has(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
     pooled = lagrangian_bound(instance)
-    found = lp_bound(instance, pooled=pooled, time_limit_s=600, stop=lambda: True)
+    found = lp_bound(instance, lagrangian=pooled, time_limit_s=600, stop=lambda: True)
     assert found is not None
     assert (found.status, found.rounds) == ("limit", 0)
     assert found.step_time_s >= pooled.step_time_s

@@ -336,9 +336,11 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     totals = [proposal.total_s for proposal in proposals]
     assert totals == sorted(totals)
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
-        picked = [(one, one.options.index(option), rung) for one, option, rung in chosen]
-        assert all(index == rung for _, index, rung in picked)
+        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
+        picked = [
+            (one, one.options.index(option), price_index) for one, option, price_index in chosen
+        ]
+        assert all(index == price_index for _, index, price_index in picked)
         assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
 
 
@@ -351,11 +353,15 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     proposals = list(dp_module._of_bins(instance, options))
     used, totals = [], []
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
+        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
         picked = [
             (
                 one,
-                next(n for n, option in enumerate(one.options) if (option, one.rungs[n]) == (c, r)),
+                next(
+                    n
+                    for n, option in enumerate(one.options)
+                    if (option, one.price_indices[n]) == (c, r)
+                ),
             )
             for one, c, r in chosen
         ]

@@ -35,11 +35,13 @@ from cost_models.sweep.run import (
 from cost_models.sweep.steps import CPU_BATCH
 from placer.errors import PlanMismatchError, ProblemError, TopologyError
 from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, whole_table_shard
+from placer.plan.plan import Plan
+from placer.plan.shard import whole_table_shard
 from placer.plan.verify import violations
 from placer.problem import Problem
+from placer.topology.devices import Gpu, Host, Link
 from placer.topology.presets import GPU_KINDS, HOST_KINDS, NAMED
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.topology import Topology
 
 ON_GPUS = [name for name, placement in PLACEMENTS.items() if placement.plan is not None]
 SMALL = Setting(dense=8, sparse=4, rows=1000, width=16, depth=1, batch=64, pooling=4, dim=16)

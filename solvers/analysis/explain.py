@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from cost_models import CostCurve, CostModel, CostReport
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -23,7 +24,7 @@ from placer.units import format_bytes, format_seconds
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, fill
+from solvers.model.knapsack import BYTES, solve_knapsack
 from solvers.model.read_plan import is_one_of, placements_of
 
 Constraint = Literal[
@@ -240,7 +241,7 @@ class _Question:
         free = list(self.free_hbm)
         if replica is not None:
             for gpu in range(self.instance.gpus):
-                free[gpu] -= int(self.instance.ladder(replica, gpu).values[BYTES, 0])
+                free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
         spare = [0] * self.instance.gpus
         for attempt in range(_REFILLS):
             placements = [
@@ -258,8 +259,10 @@ class _Question:
     def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
         """Rows of a piece in HBM that help most within `room_bytes`; the fewest if none fit."""
         curve = self.instance.curve(shard, gpu)
-        filling = fill([self.instance.ladder(shard, gpu)], room_bytes, lambda _: curve)
-        return int(curve.hot_rows[0]) if filling is None else filling.hot_rows[0]
+        knapsack = solve_knapsack(
+            [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve
+        )
+        return int(curve.hot_rows[0]) if knapsack is None else knapsack.hot_rows[0]
 
 
 def _margin(asked: _Question, placed: Placement, gpu_price: float | None) -> ShardMargin:
@@ -290,7 +293,7 @@ def _saving(curve: CostCurve, hot_rows: int, *, before: bool) -> float | None:
 
 def _gpu_price(asked: _Question, gpu: int) -> float | None:
     """Seconds per byte that a little more HBM on one GPU saves of its time."""
-    ladders, curves, replicated = [], [], 0.0
+    priced, curves, replicated = [], [], 0.0
     device = asked.problem.topology.gpus[gpu].id
     served = dict.fromkeys(s.table for s in asked.plan.shards if device in s.devices)
     for table in served:
@@ -298,14 +301,14 @@ def _gpu_price(asked: _Question, gpu: int) -> float | None:
         if found is None:
             return None
         mine = [p.shard for p in found.placements if p.gpu == gpu]
-        ladders += [asked.instance.ladder(shard, gpu) for shard in mine]
+        priced += [asked.instance.priced_costs(shard, gpu) for shard in mine]
         curves += [asked.instance.curve(shard, gpu) for shard in mine]
         for replica in found.replicas:
-            replicated += float(asked.instance.ladder(replica, gpu).values[BYTES, 0])
+            replicated += float(asked.instance.priced_costs(replica, gpu)[BYTES, 0])
     hbm_bytes = float(asked.instance.hbm_bytes[gpu])
     more = hbm_bytes * _PRICE_SHARE
     now, then = (
-        fill(ladders, room - replicated, lambda number: curves[number])
+        solve_knapsack(priced, room - replicated, lambda number: curves[number])
         for room in (hbm_bytes, hbm_bytes + more)
     )
     if now is None or then is None:
@@ -387,7 +390,7 @@ def _roomy_first(asked: _Question, shard: TableShard) -> list[int]:
     """GPUs that may serve a piece, as they are to be tried: where its buffers fit, then by load."""
 
     def lacks_room(gpu: int) -> bool:
-        return asked.free_hbm[gpu] < float(asked.instance.ladder(shard, gpu).values[BYTES].min())
+        return asked.free_hbm[gpu] < float(asked.instance.priced_costs(shard, gpu)[BYTES].min())
 
     return sorted(
         (gpu for gpu in range(asked.instance.gpus) if asked.instance.may_serve(shard, gpu)),

@@ -32,7 +32,7 @@ from placer.adapters.torchrec import (
     split_tables,
 )
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 
 
 def split_plan(name: str = "t", rows: int = 20, edge: int = 6, *, listed: Any = (3, 19, 0)) -> Plan:

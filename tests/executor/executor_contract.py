@@ -508,7 +508,7 @@ class BackendContract:
 
 
 def draw_shards(data: st.DataObject, table: Table) -> list:
-    """A random valid cut: strips of columns, each cut by rows, some pieces strided."""
+    """A random valid cut: column slices, each cut by rows, some pieces strided."""
     shards = []
     edges = sorted({0, table.dim, *data.draw(st.lists(st.integers(0, table.dim), max_size=2))})
     for cols in itertools.pairwise(edges):
