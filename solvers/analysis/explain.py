@@ -14,7 +14,8 @@ from typing import Literal
 import numpy as np
 
 from cost_models import CostCurve, CostModel, CostReport
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan

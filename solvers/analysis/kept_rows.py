@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from cost_models import ShardingOption, TableShard
 from placer.plan.diff import Home, shared_bytes
+from placer.plan.fields import RowOrder
 from placer.plan.order import Ranks, distinct, listed_ids
-from placer.plan.plan import Plan, RowOrder
+from placer.plan.plan import Plan
 from placer.profile.counts import RowCounts
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import TablePlacement

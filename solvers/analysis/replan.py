@@ -25,9 +25,10 @@ from cost_models import CostModel, ShardingOption, TableShard
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.drift import in_plan_order
+from placer.plan.fields import Provenance, SolverRecord
 from placer.plan.migration import migration
-from placer.plan.plan import Plan, Provenance, Shard, SolverRecord
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, with_steady_rows
@@ -289,7 +290,7 @@ class _Question:
 
     def _with_buffers(self, plan: Plan) -> Plan:
         """The plan with the buffers that its shards need for the accesses and batch of today."""
-        ordered = in_plan_order(self.problem, plan)
+        ordered = self.problem.in_plan_order(plan)
         number = {name: at for at, name in enumerate(self.problem.profile.table_names)}
         seen: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
         shards: list[Shard] = []
@@ -440,7 +441,7 @@ class _Question:
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:
-            report = self.cost_model.evaluate(in_plan_order(self.problem, plan), plan)
+            report = self.cost_model.evaluate(self.problem.in_plan_order(plan), plan)
         except PlanMismatchError:
             return None
         return report.step_time_s, plan, diff(self.old, plan)

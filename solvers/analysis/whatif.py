@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from cost_models import CostModel
 from placer.problem import Problem
-from placer.topology.topology import LinkKind, Topology
+from placer.topology.devices import LinkKind
+from placer.topology.topology import Topology
 from placer.units import format_bytes
 from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound

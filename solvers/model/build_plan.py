@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, Plan, RowOrder, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.model.uniform_splits import common_shares
@@ -11,7 +13,7 @@ from solvers.model.uniform_splits import common_shares
 _REFILLS = 20
 
 _LISTED_FOR_OPTIONS = 4096
-"""Hot ids listed for a table that is cut but not split: enough to spread its head evenly."""
+"""Hot ids listed for a table that is cut but not split: enough to spread its hottest rows evenly."""
 
 
 def build_plan(

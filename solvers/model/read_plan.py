@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from cost_models import ANY_SHARE, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement

@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple
 import placer
 from cost_models import CostModel
 from placer.constraints.unmet import unmet
-from placer.plan.plan import Plan, Provenance, SolverRecord
+from placer.plan.fields import Provenance, SolverRecord
+from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.bounds.binding import binding
