@@ -1,8 +1,9 @@
 """Questions to ask of a plan: why it is what it is, what would change it, what should follow it."""
 
+from solvers.analysis.candidates import Candidate, Replanned
 from solvers.analysis.explain import explain
 from solvers.analysis.explanation import Alternative, Binding, Explanation, ShardMargin
-from solvers.analysis.replan import HORIZON_STEPS, Candidate, Replanned, replan
+from solvers.analysis.replan import HORIZON_STEPS, replan
 from solvers.analysis.whatif import Effect, FrontPoint, MemoryPrices, WhatIf, front, whatif
 
 __all__ = [
