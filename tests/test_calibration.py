@@ -31,7 +31,7 @@ from placer.measurement import (
 )
 from placer.measurement.batches import drawn_batches
 from placer.measurement.designed import designed_cases
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
 
 TIERED = Setting("tiered", pinned=False)

@@ -52,6 +52,7 @@ def test_results_can_be_piped_away(workbench: Workbench) -> None:
     assert "Traceback" not in notes
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_profile(workbench: Workbench, tmp_path: Path) -> None:
     command = ("profile", workbench.log, "-o", tmp_path / "profile")
     for file_limit_bytes in (100, 20_000):  # in the first file, in a later one
@@ -79,6 +80,7 @@ def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -
     assert not hidden_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoints(workbench: Workbench, tmp_path: Path) -> None:
     command = (*workbench.training(), "--checkpoints", tmp_path / "c", "--resume")
     succeed(*command, "--steps", "2")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
@@ -21,7 +22,6 @@ from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
@@ -119,7 +119,7 @@ def check(problem: Problem, old: Plan, found: Replanned) -> Candidate:
     for one in found.candidates:
         assert violations(one.plan) == []
         assert unmet(one.plan, problem.constraints) == []
-        cost = MODEL.evaluate(in_plan_order(problem, one.plan), one.plan)
+        cost = MODEL.evaluate(problem.in_plan_order(one.plan), one.plan)
         assert one.step_time_s == pytest.approx(cost.step_time_s)
         assert one.moved_bytes == moved_bytes(old, one.plan)
         assert one.cost_s == pytest.approx(found.horizon_steps * one.step_time_s + one.migration_s)
@@ -157,7 +157,7 @@ def test_nothing_moves_where_nothing_has_changed() -> None:
     assert "tables" not in shown
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems(hbm_bytes=1 << 13))
 def test_small_problems_keep_their_plans(problem: Problem) -> None:
     result = solve(problem, "greedy-cost")

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
 
@@ -172,7 +173,7 @@ def test_a_problem_without_a_plan_has_no_effects() -> None:
     assert answer.base.termination.reason == "infeasible"
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problems(hbm_bytes=1 << 13))
 def test_more_memory_is_never_slower(problem: Problem) -> None:
     budgets = [1 << 16, 1 << 11, 1 << 13, 1 << 11]

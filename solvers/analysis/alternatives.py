@@ -97,7 +97,7 @@ def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
     instance = planned.instance
 
     def lacks_room(gpu: int) -> bool:
-        return planned.free_hbm[gpu] < float(instance.ladder(shard, gpu).values[BYTES].min())
+        return planned.free_hbm[gpu] < float(instance.priced_costs(shard, gpu)[BYTES].min())
 
     return sorted(
         (gpu for gpu in range(instance.gpus) if instance.may_serve(shard, gpu)),

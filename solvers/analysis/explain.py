@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from cost_models import CostCurve, CostModel
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -23,7 +24,7 @@ from solvers.analysis.explanation import Alternative, Binding, Constraint, Expla
 from solvers.analysis.planned_table import PlannedTable
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Placement
-from solvers.model.knapsack import BYTES, fill
+from solvers.model.knapsack import BYTES, solve_knapsack
 from solvers.model.read_plan import placements_of
 
 _PRICE_SHARE = 1 / 64
@@ -121,12 +122,13 @@ def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
             return None
         shards += [p.shard for p in placement.placements if p.gpu == gpu]
         for replica in placement.replicas:
-            replicated += float(instance.ladder(replica, gpu).values[BYTES, 0])
-    ladders = [instance.ladder(shard, gpu) for shard in shards]
+            replicated += float(instance.priced_costs(replica, gpu)[BYTES, 0])
+    priced = [instance.priced_costs(shard, gpu) for shard in shards]
+    curves = [instance.curve(shard, gpu) for shard in shards]
     hbm_bytes = float(instance.hbm_bytes[gpu])
     more = hbm_bytes * _PRICE_SHARE
     now, then = (
-        fill(ladders, room - replicated, lambda number: instance.curve(shards[number], gpu))
+        solve_knapsack(priced, room - replicated, lambda number: curves[number])
         for room in (hbm_bytes, hbm_bytes + more)
     )
     if now is None or then is None:

@@ -8,14 +8,14 @@ import numpy as np
 from cost_models import CostModel, ShardingOption, TableShard
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
-from placer.plan.drift import in_plan_order
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.model.assignment import Assignment, time_with, total
 from solvers.model.instance import Instance
 from solvers.model.read_plan import is_one_of, read_shards
-from solvers.search.moves import with_option
+from solvers.search.moves import resharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
 
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
     """The plan with the buffers that its shards need for the accesses and batch of today."""
-    ordered = in_plan_order(problem, plan)
+    ordered = problem.in_plan_order(plan)
     number = {name: at for at, name in enumerate(problem.profile.table_names)}
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
     shards: list[Shard] = []
@@ -144,7 +144,7 @@ def old_assignment(
     for block in homeless:
         assignment = assignment and _with_block(assignment, block)
     for number in new_tables:
-        assignment = assignment and with_option(assignment, number, option_of_new(number))
+        assignment = assignment and resharded(assignment, number, option_of_new(number))
     return assignment
 
 

@@ -11,7 +11,7 @@ from placer.problem import Problem
 from solvers.analysis.explanation import Alternative
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
-from solvers.model.knapsack import BYTES, fill
+from solvers.model.knapsack import BYTES, solve_knapsack
 from solvers.model.read_plan import placements_of
 
 _MOST_ATTEMPTS = 12
@@ -101,7 +101,7 @@ class PlannedTable:
         free = list(self.free_hbm)
         if replica is not None:
             for gpu in range(self.instance.gpus):
-                free[gpu] -= int(self.instance.ladder(replica, gpu).values[BYTES, 0])
+                free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
         spare = [0] * self.instance.gpus
         for attempt in range(_MOST_ATTEMPTS):
             placements = [
@@ -120,5 +120,7 @@ class PlannedTable:
     def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
         """Rows of a shard in HBM that save most within `room_bytes`; the fewest if none fit."""
         curve = self.instance.curve(shard, gpu)
-        filling = fill([self.instance.ladder(shard, gpu)], room_bytes, lambda _: curve)
-        return int(curve.hot_rows[0]) if filling is None else filling.hot_rows[0]
+        knapsack = solve_knapsack(
+            [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve
+        )
+        return int(curve.hot_rows[0]) if knapsack is None else knapsack.hot_rows[0]

@@ -24,9 +24,9 @@ from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
+from placer.plan.fields import Provenance, SolverRecord
 from placer.plan.migration import migration
-from placer.plan.plan import Plan, Provenance, SolverRecord
+from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
@@ -204,7 +204,7 @@ class _Replanning:
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:
-            report = self.cost_model.evaluate(in_plan_order(self.problem, plan), plan)
+            report = self.cost_model.evaluate(self.problem.in_plan_order(plan), plan)
         except PlanMismatchError:
             return None
         return CostedPlan(name, plan, report.step_time_s, migration(diff(self.old, plan)))

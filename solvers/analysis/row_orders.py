@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import ShardingOption
+from placer.plan.fields import RowOrder
 from placer.plan.order import Ranks, distinct, listed_ids
-from placer.plan.plan import Plan, RowOrder
+from placer.plan.plan import Plan
 from placer.profile.counts import RowCounts
 from solvers.analysis.old_placement import OldTable
 from solvers.model.instance import Instance

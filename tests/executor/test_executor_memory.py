@@ -13,10 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.plan.buffers import with_buffers
+from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, RowOrder, Shard
+from placer.plan.shard import Lookup, Shard
 from placer.profile.counts import RowCounts
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 128, 8
 

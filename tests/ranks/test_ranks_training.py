@@ -184,7 +184,7 @@ def pieces(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[i
     train_step(model, rank, batches_of(plan.tables, world, 0), 0)
     whole = {**model.state_dict(), **model.optimizer_state_dict()}
     held = []
-    for piece in model.local_pieces():
+    for piece in model.local_shards():
         ids = torch.cat([piece.ids(0, piece.rows // 2), piece.ids(piece.rows // 2, piece.rows)])
         tensor = whole[f"{piece.table}.{piece.tensor}"][ids]
         expected = tensor if piece.cols is None else tensor[:, slice(*piece.cols)]
