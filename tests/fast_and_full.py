@@ -48,7 +48,7 @@ def covering(cases: Iterable[Sequence[object]]) -> list[object]:
         most = max(cases, key=lambda case: len(unseen.intersection(enumerate(case))))
         fast.add(most)
         unseen.difference_update(enumerate(most))
-    return [pytest.param(*case) if case in fast else _slow(*case) for case in cases]
+    return [pytest.param(*case) if case in fast else _slow(case) for case in cases]
 
 
 def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
@@ -56,5 +56,7 @@ def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, covering(product(*values)))
 
 
-def _slow(*values: object) -> object:
+def _slow(case: object) -> object:
+    """A value, or a tuple of one value for each of several parameters."""
+    values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.slow)

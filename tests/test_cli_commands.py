@@ -144,6 +144,7 @@ def test_compare(workbench: Workbench, tmp_path: Path) -> None:
     assert result.stderr == f"picture written to {tmp_path / 'c.png'}\n"
 
 
+@pytest.mark.slow
 def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
     search = ("plan", *workbench.problem(), "--solver", "local-search", "--gap", "0",
               "--time-limit", "600", "--steps", "3", "-o", tmp_path / "plan.json")  # fmt: skip

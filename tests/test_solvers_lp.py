@@ -388,11 +388,11 @@ def test_what_is_within_limits_is_between_the_corners(
     ("kind", "resource", "words"),
     [
         ("roomy", "work", "of its own memory"),
-        ("no time", "dram time", "memory of host:0 is busy"),
+        pytest.param("no time", "dram time", "memory of host:0 is busy", marks=pytest.mark.slow),
         ("little HBM", "hbm", "10% more would save"),
         ("little DRAM", "dram", "of the memory of host:0 is taken"),
         ("one table", "table", "table 'large' alone"),
-        ("unused HBM", "link", "of HBM is free for those rows"),
+        pytest.param("unused HBM", "link", "of HBM is free for those rows", marks=pytest.mark.slow),
     ],
 )
 def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:

@@ -113,6 +113,7 @@ def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> Non
     assert "; " in answer.binding
 
 
+@pytest.mark.slow
 def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> None:
     (host,) = problem.topology.hosts
     slow = replace(host, dram_bytes_per_s=host.dram_bytes_per_s / 100)
@@ -141,6 +142,7 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
     assert roomier.priced_gain is None
 
 
+@pytest.mark.slow
 def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> None:
     """Plans that were searched for a moment only say nothing beside one that was not."""
     answer = whatif(problem, MODEL, stop=lambda: True)

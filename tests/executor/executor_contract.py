@@ -19,7 +19,7 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import combinations, examples
+from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class BackendContract:
         batches = [random_batch([table], seed=seed) for seed in range(3)]
         self.trains_alike(placements(table)[placement], batches)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_one_table_read_with_every_pooling_is_updated_once(self, optimizer: str) -> None:
         features = tuple(Feature(name, pooling=name) for name in ("max", "sum", "none", "mean"))
         table = replace(two_features(optimizer), features=features)
@@ -142,14 +142,14 @@ class BackendContract:
             single.step(part, {table.name: gradients[table.name]})
             close(model.state_dict()[f"{table.name}.weight"], single.weights[table.name].detach())
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_one_id_fills_the_batch(self, optimizer: str) -> None:
         table = two_features(optimizer)
         ids = torch.full((2 * 8 * 6,), 7)
         batch = BagBatch(ids, torch.arange(0, 97, 6), 8)
         self.trains_alike(placements(table)["grid"], [batch] * 3)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_batches_with_only_empty_bags_change_nothing(self, optimizer: str) -> None:
         table = two_features(optimizer)
         model = self.placed(placements(table)["grid"])
@@ -340,7 +340,7 @@ class BackendContract:
         error = moved["stochastic"] - steps * LR * gradient
         assert float(error.abs().max()) < 6 * neighbour / 2 * steps**0.5
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_stochastic_rounding_does_not_depend_on_the_placement(self, optimizer: str) -> None:
         table = replace(two_features(optimizer), dtype="bfloat16")
         results = []
@@ -356,7 +356,7 @@ class BackendContract:
         backward(outputs, random_gradients(outputs))
         assert not torch.equal(nearest.state_dict()["t.weight"], results[0])
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_a_run_may_change_its_plan_midway(self, optimizer: str) -> None:
         table = two_features(optimizer)
         plans = placements(table)
@@ -405,7 +405,7 @@ class BackendContract:
         with pytest.raises(DataError, match=rf"'t.mean': id {bad} .*'t'.* 61 rows"):
             model(batch)
 
-    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_runs_are_bit_equal_on_any_number_of_threads(self, optimizer: str) -> None:
         features = (Feature("s"), Feature("m", pooling="mean"), Feature("x", pooling="max"))
         table = replace(two_features(optimizer, rows=500, dim=17), features=features)
