@@ -138,6 +138,7 @@ def test_noise_is_told() -> None:
     assert Measured((3.0, 1.0, 9.0), (1.0,) * 3).seconds() == 1.0
 
 
+@pytest.mark.slow
 def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
     path, cases = tmp_path / "m.jsonl", [small_case(workload=f"w{n}") for n in range(3)]
     told: list[int] = []
