@@ -1108,7 +1108,7 @@ def simulate(
     from placer.simulator.logs import log_batches
     from placer.simulator.replay import ReplayOptions, Simulator
     from placer.simulator.summary import device_totals, served
-    from placer.simulator.windows import Window, cut, drifted
+    from placer.simulator.windows import Window, drifted, equal_windows
 
     if not logs and (later or batches is None):
         raise click.UsageError("give --data, or --batches to draw so many from a profile")
@@ -1145,7 +1145,7 @@ def simulate(
                 done.append(
                     replayed(simulator, timer, stream(), lambda n: update(n, limit, name))  # noqa: B023
                 )
-            found += cut(name, done[-1].records, windows)
+            found += equal_windows(name, done[-1].records, windows)
         simulators.append(simulator)
         runs.append(Replayed.joined(done))
         over_time.append(found)

@@ -26,23 +26,23 @@ def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
     """
     applied = constraints.on(plan.topology, list(plan.tables_by_name))
     kinds: dict[str, dict[Kind, str]] = {}
-    found: list[Violation] = []
+    broken: list[Violation] = []
     for name, shards in plan.shards_by_table.items():
         kinds[name] = kinds_of(shards)
         messages = _broken(applied.rule_of(name), shards, kinds[name])
-        found += [Violation("constraint", name, f"table {name!r} {words}") for words in messages]
+        broken += [Violation("constraint", name, f"table {name!r} {words}") for words in messages]
     for group in applied.together:
         for name in group:
-            cuts = [how for kind, how in kinds[name].items() if kind in _NOT_WHOLE]
-            asked = f"has to be whole, together with {', '.join(n for n in group if n != name)}"
-            words = [f"table {name!r} {how}, but {asked}" for how in cuts]
-            found += [Violation("constraint", name, message) for message in words]
+            parts = [how for kind, how in kinds[name].items() if kind in _NOT_WHOLE]
+            needed = f"has to be whole, together with {', '.join(n for n in group if n != name)}"
+            words = [f"table {name!r} {how}, but {needed}" for how in parts]
+            broken += [Violation("constraint", name, message) for message in words]
         served = {name: _servers(plan.shards_by_table[name]) for name in group}
         if len({device for devices in served.values() for device in devices}) > 1:
             homes = ", ".join(f"{name!r} by {', '.join(d)}" for name, d in served.items())
             message = f"tables that one GPU has to serve are served by several: {homes}"
-            found.append(Violation("constraint", ", ".join(group), message))
-    return found
+            broken.append(Violation("constraint", ", ".join(group), message))
+    return broken
 
 
 def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:

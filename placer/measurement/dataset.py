@@ -121,7 +121,7 @@ def collect(
     repeats : int
         How often each case is measured, all of them once before one of them twice.
     on_case : callable, optional
-        Told the number of measurements in the file after each of them.
+        Called with the number of measurements in the file after each of them.
 
     Returns
     -------

@@ -157,8 +157,8 @@ def _coverage_fault(table: Table, shards: tuple[Shard, ...]) -> str | None:
 
 
 def _slices_fault(slices: list[tuple[int, int, int]], rows: int) -> str | None:
-    cuts = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
-    for low, high in pairwise(cuts):
+    edges = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
+    for low, high in pairwise(edges):
         active = [
             (step, start % step)
             for start, stop, step in slices

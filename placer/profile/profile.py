@@ -98,12 +98,12 @@ class Profile(ProfileFields):
 
     @classmethod
     def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
-        """The profile of several pieces of one log, equal to that of the whole log.
+        """The profile of several parts of one log, equal to that of the whole log.
 
         Raises
         ------
         ProfileError
-            If the pieces have other tables, or one has no exact counts.
+            If the parts have other tables, or one has no exact counts.
         """
         return cls(**vars(merge(list(profiles))))
 

@@ -62,7 +62,7 @@ class ZipfMandelbrot:
     """Access frequencies that fall as a shifted power of the rank.
 
     P(rank = k) ∝ (k + 1 + shift)^−exponent for k = 0..rows − 1 (Mandelbrot 1953). Shift 0 is
-    Zipf's law; a larger one flattens the head, as logs do whose hottest ids are alike.
+    Zipf's law; a larger one evens out the hottest ranks, as in logs whose hottest ids are alike.
 
     Raises
     ------

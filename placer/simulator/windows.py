@@ -109,7 +109,7 @@ class Drifted:
         return self.migration_s / saved if saved > 0 else None
 
 
-def cut(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
+def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
     """Equal windows of a log's steps, the last ones a step longer where they do not divide.
 
     Raises

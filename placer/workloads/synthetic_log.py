@@ -189,7 +189,7 @@ def write_synthetic_log(
         Tab-separated text as Criteo published it (label, 13 integers, 26 hashed categories of
         8 hexadecimal digits; missing values are empty), or the same columns in Parquet.
     on_samples : callable, optional
-        Told the samples written so far, for a progress bar.
+        Called with the samples written so far, for a progress bar.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """A table's shards in TorchRec's words: one sharding type, one kernel, one cache load factor.
 
 What a plan can say beyond that, TorchRec cannot hold: rows staged or pooled by the host, rows
-of one table in both tiers, strided row slices, uneven strips or blocks, replicas of a part. Nor
-may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks than
-their number, without a word, and then trains other rows than it should.
+of one table in both tiers, strided row slices, uneven column slices or blocks, replicas of a part.
+Nor may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks
+than their number, without a word, and then trains other rows than it should.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -51,7 +51,7 @@ class Sharding:
     kernel : str
         Its compute kernel.
     blocks : tuple of Block
-        In TorchRec's order: of a grid strip by strip, and the row blocks of each strip.
+        In TorchRec's order: of a grid, the row blocks of one column slice after the other.
         Row-wise ones may be empty.
     load_factor : float or None
         Rows of the caches over rows of the table, for ``fused_uvm_caching``.
@@ -181,7 +181,7 @@ def _grid(
 ) -> tuple[Block, ...]:
     """Even column slices, each in even row blocks over the GPUs of one host."""
     if any(feature.pooling == "none" for feature in table.features):
-        raise refuse("it is cut by rows and by columns at once, but its lookups are not pooled")
+        raise refuse("it is sharded by rows and by columns at once, but its lookups are not pooled")
     by_column: dict[int, list[Block]] = {}
     for block in blocks:
         by_column.setdefault(block.first_column, []).append(block)
@@ -197,7 +197,7 @@ def _grid(
         ]
     if sorted(blocks) != sorted(block for block in expected if block.rows):
         raise refuse(
-            "it is cut by rows and by columns; TorchRec has grids of even column slices, each "
+            "it is sharded by rows and by columns; TorchRec has grids of even column slices, each "
             "of which has blocks of ceil(rows / GPUs) rows, in order, on the GPUs of one host"
         )
     return tuple(expected)
