@@ -35,8 +35,10 @@ from torch import Tensor
 
 from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, look_ahead
 from placer.files import write_text
-from placer.plan.plan import Plan, Shard, whole_table_shard
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard, whole_table_shard
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 WORLDS = (1, 2)
 

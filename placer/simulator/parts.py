@@ -16,7 +16,8 @@ from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
 from placer.executor.distributed.placement.division import ColumnSlice, Target, divide
 from placer.executor.distributed.placement.row_slices import RowSlice
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table
 

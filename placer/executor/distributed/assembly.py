@@ -28,7 +28,8 @@ from placer.executor.distributed.serving import Served
 from placer.executor.distributed.whole_rows import RowTotals, row_groups
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName
 
 Build = Callable[[Plan, RowTotals | None], Held]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from placer.errors import PlanMismatchError
 from placer.files import StrPath
 from placer.plan.order import Int
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.storage.row_blocks import chunk_rows, row_blocks
 from placer.storage.shards.shard_file import ShardLayout
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder, open_shards

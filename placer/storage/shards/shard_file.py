@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from placer.errors import CheckpointError
 from placer.plan.order import Int
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.storage.manifest import check_sha256, check_size
 from placer.storage.safetensors_layout import StoredTensor, lay_out
 from placer.tables import OptimizerName, Table

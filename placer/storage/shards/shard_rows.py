@@ -7,7 +7,7 @@ import numpy as np
 
 from placer.errors import CheckpointError
 from placer.plan.order import Int, Ranks
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.storage.row_blocks import MOST_ROWS
 from placer.storage.shards.shard_file import Bytes, ShardLayout
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder

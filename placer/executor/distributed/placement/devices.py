@@ -1,7 +1,7 @@
 """Which rank stands for which device of a plan."""
 
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.topology.topology import Topology
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.tables import OptimizerName, Table
 
 _MOST_PARTS = 1 << 16
