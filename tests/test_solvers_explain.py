@@ -17,7 +17,7 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 from solvers import solve
-from solvers.analysis.explain import Explanation, explain
+from solvers.analysis import Explanation, explain
 from solvers.model.build_plan import build_plan, overfull
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import assignment_of, is_one_of, placements_of
