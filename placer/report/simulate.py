@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 
 class Times(Protocol):
-    """See `cost_models.step_equation.replay.TimeSummary`."""
+    """See `cost_models.replay.TimeSummary`."""
 
     @property
     def mean_s(self) -> float: ...
