@@ -22,6 +22,7 @@ from rich.progress import Progress as Bar
 
 import placer
 from cost_models import cost_model, is_model_name, model_names
+from cost_models import report as cost_reports
 from cost_models.sweep.run import (
     AXES,
     DEFAULT_AXES,
@@ -37,21 +38,20 @@ from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log
 from placer.errors import BackendError, PlacerError, PlanMismatchError, ProfileError
+from placer.files import write_text
 from placer.interrupt import deferred_interrupt
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.diff import diff as diff_plans
-from placer.plan.drift import in_plan_order
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.simulator.policy import CACHE_POLICIES
-from placer.storage.files import write_text
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help
 from placer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, SolveResult, solve
+from solvers import report as solver_reports
 from solvers.analysis.explain import explain
 from solvers.analysis.replan import HORIZON_STEPS
 from solvers.analysis.replan import replan as follow_up
@@ -436,7 +436,7 @@ def topology(
     """Show a machine; the help text is given to the decorator, which fills in the presets."""
     parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
     if file is not None:
-        save_topology(parsed, file)
+        parsed.save(file)
         _note(f"topology written to {file}")
     _print_report(report.topology_report(parsed), output)
 
@@ -476,7 +476,7 @@ def plan(
     found = replace(found, provenance=replace(found.provenance, profile=name))
     found.save(file)
     evaluate = functools.partial(cost_model(model).evaluate, problem)
-    _print_report(report.plan_report(found, evaluate, end=result.termination), output)
+    _print_report(solver_reports.plan_report(found, evaluate, end=result.termination), output)
     _note(_verdict(result) + f"; plan written to {file}")
 
 
@@ -555,10 +555,10 @@ def compare(
             problem = asked.problem(loaded, budget, name)
             rows += _compared(problem, solvers, cost_models, effort, prices.get(name), stop)
     if plot is not None:
-        report.plot_compare(rows, plot)
+        solver_reports.plot_compare(rows, plot)
         _note(f"picture written to {plot}")
     title = f"{len(loaded)} tables on {asked.topology}"
-    _print_report(report.compare_report(rows, title), output)
+    _print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_EXIT_NO_PLACEMENT)
 
@@ -604,13 +604,13 @@ def _compared(
     effort: _Effort,
     price_per_hour: float | None = None,
     stop: Callable[[], bool] | None = None,
-) -> list[report.CompareRow]:
+) -> list[solver_reports.CompareRow]:
     """A row for each cost model and solver; one bound for all solvers.
 
     All solvers search parts of one space, so the best bound that one of them proves holds
     for all.
     """
-    rows: list[report.CompareRow] = []
+    rows: list[solver_reports.CompareRow] = []
     with _bar("solvers") as update:
         for model in models:
             results: list[SolveResult] = []
@@ -622,7 +622,7 @@ def _compared(
                 cost = cost_model(model).evaluate(problem, result.plan) if result.plan else None
                 shared = replace(result, bound_s=bound)
                 rows.append(
-                    report.compare_row(
+                    solver_reports.compare_row(
                         problem, name, model, shared, cost, price_per_hour=price_per_hour
                     )
                 )
@@ -689,11 +689,11 @@ def show(
             _note("the profile, machine or constraints are not those that the plan was made for")
         if explained is not None:
             found = explain(problem, loaded, explained, cost_model(model))
-            _print_report(report.explain_report(found), output)
+            _print_report(solver_reports.explain_report(found), output)
             return
         # Times are those of the rows that the plan has in HBM, hot or not any more.
-        evaluate = functools.partial(cost_model(model).evaluate, in_plan_order(problem, loaded))
-    _print_report(report.plan_report(loaded, evaluate, top=top), output)
+        evaluate = functools.partial(cost_model(model).evaluate, problem.in_plan_order(loaded))
+    _print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
 
 
 def _profile_of(plan: placer.Plan, path: Path, profile_path: Path | None) -> placer.Profile | None:
@@ -1153,9 +1153,9 @@ def simulate(
     move_s = None
     if len(plans) > 1:
         move_s = migration(diff_plans(*plans)).seconds
-    shown = report.simulate_report(
+    shown = cost_reports.simulate_report(
         own.totals,
-        device_totals(simulator.arrangement, own.totals, simulator.pool_entries),
+        device_totals(simulator.arrangement, own.totals, simulator.cache_entries),
         served(simulator.arrangement, own.totals.parts),
         own.records,
         TimeSummary.of([one.step_s for one in own.records]),
@@ -1280,7 +1280,7 @@ def calibrate(
     if found.noisy:
         _print_stderr("placer: the machine was too noisy to trust these constants; calibrate again "
                       "with nothing else running, or with --clock cpu", "yellow")  # fmt: skip
-    _print_report(report.calibration_report(found), output)
+    _print_report(cost_reports.calibration_report(found), output)
     _note(f"constants written to {file}, measurements to {measured}")
 
 
@@ -1304,7 +1304,7 @@ def _train_model(
             on_epoch=lambda epoch, error: update(epoch, None, f"off by {error:.1%}"),
         )  # fmt: skip
     found.save(file)
-    _print_report(report.learned_report(found.facts), output)
+    _print_report(cost_reports.learned_report(found.facts), output)
     names = ", ".join(str(path) for path in measured)
     _note(f"model written to {file}, learned from {names}")
 
@@ -1495,7 +1495,7 @@ def replan(
     if asked.profile_path is not None:
         name = _relative(asked.profile_path, file)
     replace(chosen, provenance=replace(chosen.provenance, profile=name)).save(file)
-    _print_report(report.replan_report(found), output)
+    _print_report(solver_reports.replan_report(found), output)
     _note(f"{found.chosen.name}; plan written to {file}")
 
 
@@ -1556,9 +1556,9 @@ def whatif(
             lambda at: effort.solve(at, solver, model, stop),
         )
     if plot is not None:
-        report.plot_front(points, plot)
+        solver_reports.plot_front(points, plot)
         _note(f"picture written to {plot}")
-    _print_report(report.whatif_report(problem, answer, points, solver=solver), output)
+    _print_report(solver_reports.whatif_report(problem, answer, points, solver=solver), output)
 
 
 @main.command(
@@ -1649,9 +1649,11 @@ def sweep(
             stop=stop,
         )
     if plot is not None:
-        report.plot_sweep(found, plot)
+        cost_reports.plot_sweep(found, plot)
         _note(f"picture written to {plot}")
-    shown = report.sweep_tables(found) if output == "table" else report.sweep_report(found)
+    shown = (
+        cost_reports.sweep_tables(found) if output == "table" else cost_reports.sweep_report(found)
+    )
     _print_report(shown, output)
 
 
@@ -1750,10 +1752,12 @@ def demo(
     problem = _demo_problem(profiled)
     rows = _compared(problem, [*_CLASSIC, "greedy-cost", "ilp"], ["roofline"], _Effort(time_limit))
     try:
-        report.plot_compare(rows, folder / "compare.png")
+        solver_reports.plot_compare(rows, folder / "compare.png")
     except BackendError as error:
         _note(f"no picture: {error}")
-    _print_report(report.compare_report(rows, f"The log's tables on {_DEMO_MACHINE}"), "table")
+    _print_report(
+        solver_reports.compare_report(rows, f"The log's tables on {_DEMO_MACHINE}"), "table"
+    )
 
     click.secho("\n4. Plan", bold=True)
     result = _Effort(time_limit).solve(problem, "auto", "roofline")

@@ -66,6 +66,13 @@ class Termination:
     detail: str = ""
     shortages: tuple[Shortage, ...] = ()
 
+    @property
+    def summary(self) -> str:
+        """Reason and limit in words: ``optimal``, ``feasible (time limit)``."""
+        if self.limit is None:
+            return self.reason
+        return f"{self.reason} ({'stopped' if self.limit == 'stop' else f'{self.limit} limit'})"
+
 
 @dataclass(frozen=True, slots=True)
 class SolveResult:

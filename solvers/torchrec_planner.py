@@ -37,9 +37,11 @@ from placer.constraints.constraints import Constraints
 from placer.errors import PlacerError, ProblemError
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import DType, Feature, OptimizerName, Table
-from solvers import SolveResult, solve
+from solvers.registry import solve
+from solvers.result import SolveResult
 
 DEFAULT_TIME_LIMIT_S = 20.0
 

@@ -20,21 +20,17 @@ from placer.plan.memory import device_memory
 from placer.profile.counts import RowCounts
 from placer.report import (
     Column,
-    CompareRow,
     Report,
     Section,
-    compare_report,
-    compare_row,
-    plan_report,
-    plot_compare,
     profile_report,
     topology_report,
     workloads_report,
 )
 from placer.report import section as form
-from placer.report.plan import placement_kind, short_names
 from placer.workloads import named_workload, workload_names
 from solvers import Termination, solve
+from solvers.report import CompareRow, compare_report, compare_row, plan_report, plot_compare
+from solvers.report.plan import placement_kind, short_names
 from solvers.result import Limit
 
 TOPOLOGY = Topology.parse("4xa100-40", hbm="1GiB")

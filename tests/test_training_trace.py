@@ -11,9 +11,9 @@ from training_cases import QUICK, plan_for, small_log
 
 from placer.errors import PlacerError
 from placer.executor.phases import PHASE_PREFIX
-from placer.training.config import CheckpointPolicy
+from placer.training.config import CheckpointPolicy, TraceRequest
 from placer.training.loop import train
-from placer.training.trace import Span, TraceRequest, summarize
+from placer.training.trace import Span, summarize
 
 LOG = small_log(640)
 

@@ -35,7 +35,8 @@ from cost_models.step_equation.unit_costs import Rates, UnitCosts
 from cost_models.step_equation.work import Work, hbm_lookup_share, work_of
 from placer.plan.buffers import output_vectors, with_buffers
 from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
 
 

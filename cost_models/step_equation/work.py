@@ -19,7 +19,8 @@ from cost_models.step_equation.exchanged_bytes import (
 from cost_models.step_equation.slice_load import slice_load
 from cost_models.step_equation.unit_costs import READ_KINDS, Amount, Rates, ReadKind, UnitCosts
 from placer.plan.buffers import cache_slices, output_vectors
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
 
 

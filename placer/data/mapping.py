@@ -1,16 +1,16 @@
 """How keys become rows of a table, the way that trainers do it."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.data.keys import Keys
+from placer.data.names import MappingKind
 from placer.errors import DataError
 
 Rows = npt.NDArray[np.int64]
-MappingKind = Literal["identity", "hash", "vocabulary"]
 
 
 class OutOfRange(Exception):

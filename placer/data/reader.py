@@ -3,22 +3,19 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from placer.data.criteo import CriteoSource
 from placer.data.dlrm import DlrmSource
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
 from placer.data.keys import Missing
-from placer.data.mapping import Hash, Identity, IdMapping, MappingKind
+from placer.data.mapping import Hash, Identity, IdMapping
+from placer.data.names import FORMATS, ID_MAPPINGS, Format, MappingKind
 from placer.data.parquet import ParquetSource
 from placer.data.source import Progress, Source
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
-
-Format = Literal["criteo", "parquet", "dlrm"]
-FORMATS: tuple[str, ...] = get_args(Format)
-ID_MAPPINGS = ("auto", *get_args(MappingKind))
 
 _Path = str | os.PathLike[str]
 _SUFFIXES: dict[str, Format] = {

@@ -1,13 +1,18 @@
 """The executor: trains embedding tables where a plan puts them, in one process or in many."""
 
-from placer.executor.distributed import ShardedEmbeddings
-from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.lookahead import look_ahead
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import PreparedBatch
-from placer.executor.memory.freed_memory import keep_freed_memory
+from typing import TYPE_CHECKING
+
+from placer.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from placer.executor.distributed import ShardedEmbeddings
+    from placer.executor.local.hit_rates import HitRates
+    from placer.executor.local.lookahead import look_ahead
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings
+    from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
+    from placer.executor.lookups.bag_batch import BagBatch
+    from placer.executor.lookups.batch_reads import PreparedBatch
+    from placer.executor.memory.freed_memory import keep_freed_memory
 
 __all__ = [
     "BagBatch",
@@ -20,3 +25,17 @@ __all__ = [
     "keep_freed_memory",
     "look_ahead",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "placer.executor.distributed": "ShardedEmbeddings",
+        "placer.executor.local.hit_rates": "HitRates",
+        "placer.executor.local.lookahead": "look_ahead",
+        "placer.executor.local.placed_embeddings": "PlacedEmbeddings",
+        "placer.executor.local.reference": "RowWiseAdagrad UnplacedEmbeddings",
+        "placer.executor.lookups.bag_batch": "BagBatch",
+        "placer.executor.lookups.batch_reads": "PreparedBatch",
+        "placer.executor.memory.freed_memory": "keep_freed_memory",
+    },
+)

@@ -2,62 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from placer.plan.migration import Migration
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:  # They import torch, and every command imports this.
+    from placer.storage.shards import Resharded, Transfer, Transfers
+
 MOST_ROWS = 20
 """Pairs of devices that a table shows."""
 
 
-class Transfer(Protocol):
-    """See `placer.storage.shards.Transfer`."""
-
-    @property
-    def table(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def source(self) -> object: ...
-    @property
-    def target(self) -> object: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def moves(self) -> bool: ...
-
-
-class Transfers(Protocol):
-    """See `placer.storage.shards.Transfers`."""
-
-    @property
-    def transfers(self) -> "Iterable[Transfer]": ...
-    @property
-    def dropped_tables(self) -> tuple[str, ...]: ...
-    @property
-    def kept_bytes(self) -> int: ...
-    @property
-    def moved_bytes(self) -> int: ...
-
-
-class Files(Protocol):
-    """See `placer.storage.shards.Resharded`."""
-
-    @property
-    def kept_files(self) -> int: ...
-    @property
-    def written_files(self) -> int: ...
-    @property
-    def kept_file_bytes(self) -> int: ...
-    @property
-    def written_file_bytes(self) -> int: ...
-
-
 def reshard_report(
-    transfers: Transfers, way: Migration | None, files: Files | None = None
+    transfers: "Transfers", way: Migration | None, files: "Resharded | None" = None
 ) -> Report:
     """Bytes by device, and of files where there are some."""
     facts: dict[str, Any] = {
@@ -96,7 +56,7 @@ def _time(way: Migration | None) -> str:
     return f": {format_seconds(way.seconds)} over the machine's links{waits}"
 
 
-def _by_device(transfers: Iterable[Transfer]) -> Section:
+def _by_device(transfers: "Iterable[Transfer]") -> Section:
     totals: dict[tuple[str, str, str, bool], list[Any]] = defaultdict(lambda: [set(), 0])
     for one in transfers:
         total = totals[str(one.source), str(one.target), one.kind, one.moves]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 def hit_rate_report(rates: "HitRates") -> Report:
     """Lookups by the memory that held their rows when a step asked for them."""
-    pool = rates.pool
+    pool = rates.row_cache
     served = {
         "HBM, rows that the plan keeps there": rates.home_lookups,
         "HBM, staged or cached before": pool.hit_lookups,

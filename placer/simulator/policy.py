@@ -6,11 +6,6 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import PlacerError
-
-PoolPolicy = Literal["lfu", "rank"]
-"""Policies of the executor's pool; see `placer.executor.memory.row_cache`."""
-
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
 
@@ -52,22 +47,3 @@ class BatchCache(Protocol):
 
 CacheFactory = Callable[[int, int], BatchCache]
 """Makes the cache of a part from its entries and its rows."""
-
-
-def cache_factory(policy: CachePolicy) -> CacheFactory | None:
-    """How the caches of a policy are made; None for those of the executor's pool.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such policy.
-    """
-    if policy in get_args(PoolPolicy):
-        return None
-    if policy not in CACHE_POLICIES:
-        raise PlacerError(
-            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
-        )
-    from placer.simulator import caches
-
-    return caches.FACTORIES[policy]

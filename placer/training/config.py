@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from placer.errors import PlacerError
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import Policy
 
 DenseOptimizer = Literal["adagrad", "sgd", "adam"]
 Activation = Literal["relu", "gelu"]
@@ -163,3 +163,35 @@ class CheckpointPolicy:
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is to be written after this step."""
         return self.every_steps is not None and step % self.every_steps == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """Which steps are traced, and where to.
+
+    Attributes
+    ----------
+    path : Path
+        A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
+    steps : int
+        Steps in the trace.
+    warm_up : int
+        Steps before it, in which kernels are compiled and memory is allocated; at least 1.
+
+    Raises
+    ------
+    PlacerError
+        If there is no step to trace or to warm up with, or the path is a folder.
+    """
+
+    path: Path
+    steps: int = 10
+    warm_up: int = 5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warm_up < 1:
+            raise PlacerError(
+                f"trace 1 step or more, not {self.steps}, after 1 or more, not {self.warm_up}"
+            )
+        if self.path.is_dir():
+            raise PlacerError(f"cannot write {self.path}: it is a folder; name a file in it")

@@ -18,13 +18,13 @@ from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.model import AnyEmbeddings
-from placer.storage.checkpoint.rows import AnyTensor, in_rows
+from placer.storage.checkpoint.whole_model import AnyEmbeddings
+from placer.storage.tensor_rows import AnyTensor, in_rows
 from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
-from placer.training.config import CheckpointPolicy, TrainConfig
+from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.ranks import ALONE, Ranks
 from placer.training.reading import Reading, readings
 from placer.training.tables import (
@@ -34,7 +34,7 @@ from placer.training.tables import (
     named_tables,
     update_counts,
 )
-from placer.training.trace import Tracer, TraceRequest, TraceSummary, waiting_for_log
+from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
 

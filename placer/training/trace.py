@@ -14,44 +14,13 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from placer.errors import PlacerError
 from placer.executor.phases import PHASE_PREFIX, Phase
-from placer.storage.files import replacing
+from placer.files import replacing
+from placer.training.config import TraceRequest
 
 READ = "read"
 """What `PHASE_PREFIX` is put before while the loop waits for the log."""
 
 NAMES: tuple[str, ...] = (READ, *get_args(Phase))
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """Which steps are traced, and where to.
-
-    Attributes
-    ----------
-    path : Path
-        A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
-    steps : int
-        Steps in the trace.
-    warm_up : int
-        Steps before it, in which kernels are compiled and memory is allocated; at least 1.
-
-    Raises
-    ------
-    PlacerError
-        If there is no step to trace or to warm up with, or the path is a folder.
-    """
-
-    path: Path
-    steps: int = 10
-    warm_up: int = 5
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.warm_up < 1:
-            raise PlacerError(
-                f"trace 1 step or more, not {self.steps}, after 1 or more, not {self.warm_up}"
-            )
-        if self.path.is_dir():
-            raise PlacerError(f"cannot write {self.path}: it is a folder; name a file in it")
 
 
 @dataclass(frozen=True, slots=True)

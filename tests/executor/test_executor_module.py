@@ -90,7 +90,7 @@ def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backe
         tier = "hbm" if use.device.startswith("gpu") else "dram"
         planned = use.weight_bytes + use.state_bytes
         if (placement, optimizer) == ("crossing cuts", "rowwise_adagrad") and tier == "hbm":
-            # Strips cut the uncut half too, and each keeps its copy of the row's state.
+            # Column slices cut the uncut half too, and each keeps its copy of the row's state.
             planned += 4 * 30 if use.device == "gpu:0" else 0
         assert held.get((use.device, tier), 0) == planned
 

@@ -13,9 +13,9 @@ from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import Options, PlacedTable
 from placer.errors import PlanMismatchError
 from placer.executor import HitRates
-from placer.executor.local.placed import Rounding
+from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
 

@@ -1,17 +1,20 @@
 """Backends: the kernels that read and update arenas, by name."""
 
 import importlib.util
-
-import torch
+from typing import TYPE_CHECKING
 
 from placer.errors import BackendError
-from placer.executor.backends._base import Backend
-from placer.executor.memory.row_cache import Policy
+from placer.executor.names import BACKENDS, Policy
 
-BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "triton", "tiered")
+if TYPE_CHECKING:
+    import torch
+
+    from placer.executor.backends.base import Backend
+
+__all__ = ["BACKENDS", "make_backend"]
 
 
-def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Backend:
+def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "Backend":
     """The backend called `name`; ``auto`` takes the fastest that is installed.
 
     ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
@@ -27,31 +30,38 @@ def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Bac
         raise BackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
     if device.type != "cpu" and name in ("numba", "torch"):
         raise BackendError(f"backend {name!r} runs on cpu, not on {device.type}; use 'triton'")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
+    if device.type == "cuda":
+        _check_gpu()
     if name == "auto":
         name = _best(device)
     if name in ("numba", "torch"):
         return _host_backend(name)
-    from placer.executor.backends.tiered import TieredBackend
+    from placer.executor.backends.tiered_backend import TieredBackend
 
     host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
         from placer.executor.backends.torch_kernels import TorchKernels
 
         return TieredBackend(TorchKernels(), host, device, policy)
-    from placer.executor.backends.triton_kernels import TritonKernels
+    from placer.executor.backends.triton.launches import TritonKernels
 
     return TieredBackend(TritonKernels(device), host, device, policy)
 
 
-def _best(device: torch.device) -> str:
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
+
+
+def _best(device: "torch.device") -> str:
     if device.type == "cpu":
         return "numba" if _installed("numba") else "torch"
     return "triton" if device.type == "cuda" and _installed("triton") else "tiered"
 
 
-def _host_backend(name: str) -> Backend:
+def _host_backend(name: str) -> "Backend":
     if name == "torch":
         from placer.executor.backends.torch_backend import TorchBackend
 

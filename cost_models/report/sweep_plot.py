@@ -1,0 +1,173 @@
+"""The picture of `placer sweep --plot`."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cost_models.sweep.run import Sweep
+from placer.errors import PlacerError
+from placer.files import replacing
+from placer.report.picture import drawing, image_format
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
+_COLOURS = ("#0f766e", "#5eb8ae", "#b45309", "#e0a458", "#1d4ed8", "#93b4f5", "#7c3aed",
+            "#db2777", "#4b5563")  # fmt: skip
+_NONE = "#ffffff"
+_MOST_GRID_AXES = 2
+
+
+def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
+    """Draw throughput over each axis, and maps of the fastest placement; png, pdf or svg.
+
+    One axis at a time: a row of panels per machine, and below them, for each axis, which placement
+    is the fastest on which machine. A grid of two axes: such a map of both for each machine.
+
+    Raises
+    ------
+    BackendError
+        If matplotlib is missing.
+    PlacerError
+        If nothing is possible, a grid has other than two axes, the ending is another one, or the
+        file cannot be written.
+    """
+    suffix = image_format(path)
+    if not any(point.samples_per_s for point in sweep.points):
+        raise PlacerError("there is nothing to draw: no placement is possible")
+    if sweep.grid and len(sweep.axes) != _MOST_GRID_AXES:
+        raise PlacerError(
+            f"--plot draws a grid of two axes, not of {len(sweep.axes)}; vary two, or leave --grid"
+        )
+    matplotlib, new_figure = drawing()
+    colours = {
+        name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(sweep.placements)
+    }
+    with matplotlib.rc_context({"font.size": 8, "font.family": "DejaVu Sans"}):
+        if sweep.grid:
+            figure = _grid_figure(sweep, new_figure, colours)
+        else:
+            figure = _axes_figure(sweep, new_figure, colours)
+        from matplotlib.patches import Patch
+
+        handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=len(handles),
+            frameon=False,
+            labelcolor=_INK,
+        )
+        with replacing(Path(path)) as temporary:
+            figure.savefig(temporary, format=suffix, dpi=130)
+
+
+def _axes_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> Any:
+    machines = [one.name for one in sweep.platforms]
+    figure = new_figure(
+        figsize=(1.2 + 2.5 * len(sweep.axes), 1.0 + 2.0 * len(machines) + 0.3 * len(machines)),
+        layout="constrained",
+    )
+    panels = figure.subplots(
+        len(machines) + 1,
+        len(sweep.axes),
+        squeeze=False,
+        height_ratios=[*[2.0] * len(machines), 0.5 + 0.25 * len(machines)],
+    )
+    for column, (axis, values) in enumerate(sweep.axes.items()):
+        for panel, machine in zip(panels[:-1, column], machines, strict=True):
+            _draw_lines(panel, sweep, machine, axis, colours)
+            if column == 0:
+                panel.set_ylabel(f"{machine}\nsamples/s", color=_INK)
+        names = [[_winner(sweep, machine, {axis: v}) for v in values] for machine in machines]
+        below = panels[-1, column]
+        _draw_map(below, names, colours)
+        below.set_xticks(range(len(values)), [_short(v) for v in values], rotation=45)
+        below.set_yticks(range(len(machines)), machines if column == 0 else [""] * len(machines))
+        below.set_xlabel(f"{axis}: fastest", color=_INK)
+    return figure
+
+
+def _grid_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> Any:
+    machines = [one.name for one in sweep.platforms]
+    (across, columns), (down, rows) = sweep.axes.items()
+    figure = new_figure(
+        figsize=(max(7.0, 0.8 + len(machines) * (0.8 + 0.45 * len(columns))),
+                 1.4 + 0.35 * len(rows)),
+        layout="constrained",
+    )  # fmt: skip
+    panels = figure.subplots(1, len(machines), squeeze=False)
+    for panel, machine in zip(panels[0], machines, strict=True):
+        names = [[_winner(sweep, machine, {across: x, down: y}) for x in columns] for y in rows]
+        _draw_map(panel, names, colours)
+        panel.set_title(machine, color=_INK)
+        panel.set_xticks(range(len(columns)), [_short(value) for value in columns], rotation=45)
+        panel.set_yticks(range(len(rows)), [_short(value) for value in rows])
+        panel.set_xlabel(across, color=_MUTED)
+        panel.set_ylabel(down, color=_MUTED)
+    return figure
+
+
+def _winner(sweep: Sweep, machine: str, varied: Mapping[str, float]) -> str | None:
+    ranked = sweep.ranked(machine, varied)
+    return ranked[0].placement if ranked else None
+
+
+def _draw_lines(
+    panel: "Axes", sweep: Sweep, machine: str, axis: str, colours: Mapping[str, str]
+) -> None:
+    for placement in reversed(sweep.placements):  # Of equals, the first is on top.
+        line = [
+            (point.varied[axis], point.samples_per_s)
+            for point in sweep.points
+            if (point.platform, point.placement) == (machine, placement)
+            and axis in point.varied
+            and point.samples_per_s
+        ]
+        if line:
+            across, up = zip(*line, strict=True)
+            panel.plot(
+                across, up, color=colours[placement], linewidth=1.3, marker="o", markersize=2.5
+            )
+    values = sweep.axes[axis]
+    if min(values) > 0:
+        panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.minorticks_off()
+    panel.set_xticks(values, [_short(value) for value in values], rotation=45)
+    low, high = panel.get_ylim()
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
+    inside = [tick for tick in ticks if low <= tick <= high]
+    panel.set_yticks(inside, [_short(tick) for tick in inside])
+    panel.grid(color=_FAINT, linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.tick_params(length=0, colors=_MUTED, which="both")
+    for side in panel.spines.values():
+        side.set_visible(False)
+
+
+def _draw_map(
+    panel: "Axes", names: Sequence[Sequence[str | None]], colours: Mapping[str, str]
+) -> None:
+    """Cells in the colour of the placement that is the fastest; none where nothing is possible."""
+    from matplotlib.colors import to_rgb
+
+    panel.imshow(
+        [[to_rgb(colours[name] if name else _NONE) for name in row] for row in names],
+        aspect="auto",
+        interpolation="nearest",
+    )
+    panel.tick_params(length=0, colors=_INK)
+    for side in panel.spines.values():
+        side.set_visible(False)
+
+
+def _short(value: float) -> str:
+    for scale, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale and (value / scale * 10).is_integer():
+            return f"{value / scale:g}{unit}"
+    return f"{value:g}"

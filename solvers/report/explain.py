@@ -1,0 +1,145 @@
+"""`placer show --explain`: what decided the placement of one table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
+from solvers.analysis.explanation import Explanation
+from solvers.report.plan import placement_kind, short_names
+
+MOST_ALTERNATIVES = 12
+"""Alternatives that a table shows."""
+
+_GIB = 2**30
+
+
+def explain_report(found: Explanation) -> Report:
+    """What binds the table, its worth of HBM beside the price, and its alternatives."""
+    current = found.current
+    table = current.plan.tables_by_name[found.table]
+    shards = current.plan.shards_by_table[found.table]
+    devices = short_names(device for shard in shards for device in shard.devices)
+    facts: Row = {
+        "table": found.table,
+        "rows": table.rows,
+        "dim": table.dim,
+        "size_bytes": table.total_bytes,
+        "placement": placement_kind(current.plan, found.table),
+        "devices": devices,
+        "step_time_s": current.step_time_s,
+        "table_s": current.table_s,
+        "pooled_price_s_per_byte": found.pooled_price_s_per_byte,
+    }
+    headline = (
+        f"{form.count(table.rows)} rows x {table.dim}, {format_bytes(table.total_bytes)}: "
+        f"{facts['placement']} on {devices}",
+        f"{format_seconds(current.table_s)} of GPU time in a step of "
+        f"{format_seconds(current.step_time_s)}",
+        f"one more GiB in the pool of all HBM would save "
+        f"{format_seconds(found.pooled_price_s_per_byte * _GIB)} of GPU time",
+    )
+    # Rows that every GPU has are not split, so that there is no margin to show.
+    margins = (_margins(found),) if found.margins else ()
+    sections = (_bindings(found), *margins, _alternatives(found))
+    return Report(f"Why table {found.table} is where it is", sections, facts, headline)
+
+
+def _bindings(found: Explanation) -> Section:
+    rows: list[Row] = [
+        {"constraint": one.constraint, "device": one.device, "detail": one.detail}
+        for one in found.bindings
+    ]
+    columns = (
+        Column("constraint", "constraint"),
+        Column("device", "device"),
+        Column("detail", "why", wraps=True),
+    )
+    return Section("bindings", "What binds it", columns, tuple(rows))
+
+
+def _per_gib(value: float | str) -> str:
+    """Seconds per byte as a duration per GiB."""
+    return value if isinstance(value, str) else format_seconds(value * _GIB)
+
+
+def _margins(found: Explanation) -> Section:
+    rows: list[Row] = [
+        {
+            "device": one.device,
+            "rows": one.rows,
+            "hot_rows": one.hot_rows,
+            "last_s_per_byte": _finite(one.last_s_per_byte),
+            "next_s_per_byte": _finite(one.next_s_per_byte),
+            "gpu_price_s_per_byte": one.gpu_price_s_per_byte,
+            "pooled_price_s_per_byte": found.pooled_price_s_per_byte,
+        }
+        for one in found.margins
+    ]
+    return Section(
+        "margins",
+        "GPU time that a GiB of HBM saves, at the split",
+        (
+            Column("device", "device"),
+            Column("rows", "rows", form.count),
+            Column("hot_rows", "in HBM", form.count),
+            Column("last_s_per_byte", "coldest in HBM", _per_gib),
+            Column("next_s_per_byte", "hottest in DRAM", _per_gib),
+            Column("gpu_price_s_per_byte", "price on GPU", _per_gib),
+            Column("pooled_price_s_per_byte", "price pooled", _per_gib),
+        ),
+        tuple(rows),
+        shown=MOST_ALTERNATIVES,
+    )
+
+
+def _finite(value: float | None) -> Any:
+    """JSON has no infinity: rows that HBM takes at no cost are told in words."""
+    return "free" if value == float("inf") else value
+
+
+def _lacking(short_bytes: Mapping[str, int]) -> str:
+    """What an alternative lacks, by the device that lacks most."""
+    if not short_bytes:
+        return ""
+    worst = max(short_bytes, key=lambda device: short_bytes[device])
+    others = len(short_bytes) - 1
+    more = f", {others} other{'s' if others > 1 else ''} at most as much" if others else ""
+    return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
+
+
+def _alternatives(found: Explanation) -> Section:
+    now = found.current
+    rows: list[Row] = [
+        {
+            "placement": one.name,
+            "devices": short_names(
+                device
+                for shard in one.plan.shards_by_table[found.table]
+                for device in shard.devices
+            ),
+            "step_time_s": one.step_time_s,
+            "ratio": one.step_time_s / now.step_time_s if now.step_time_s else None,
+            "table_s": one.table_s,
+            "fits": not one.short_bytes,
+            "short_bytes": sum(one.short_bytes.values()),
+            "detail": _lacking(one.short_bytes),
+        }
+        for one in (now, *found.alternatives)
+    ]
+    return Section(
+        "alternatives",
+        "Alternatives, everything else as it is",
+        (
+            Column("placement", "placement", wraps=True),
+            Column("devices", "devices", spare=True),
+            Column("step_time_s", "step", form.seconds),
+            Column("ratio", "vs planned", form.times),
+            Column("table_s", "GPU time", form.seconds),
+            Column("detail", "does not fit", wraps=True),
+        ),
+        tuple(rows),
+        shown=MOST_ALTERNATIVES,
+        order="of other GPUs and cuts the fastest that fit first",
+    )

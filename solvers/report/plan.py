@@ -1,0 +1,370 @@
+"""`placer show`: what a plan puts where, and what that costs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from cost_models import CostReport
+from placer.plan.memory import MemoryUse, device_memory
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.tables import Table
+from placer.units import format_bytes, format_seconds
+from solvers.result import Termination
+
+MOST_TABLES = 40
+"""Plans of more tables are summarised by kind of placement."""
+
+MOST_DEVICES = 18
+
+Evaluate = Callable[[Plan], CostReport]
+"""A cost model's answer for a plan: ``functools.partial(model.evaluate, problem)``."""
+
+
+def plan_report(
+    plan: Plan,
+    evaluate: Evaluate | None = None,
+    *,
+    top: int = 20,
+    end: Termination | None = None,
+) -> Report:
+    """Memory and time of every device, and the placement of every table.
+
+    Parameters
+    ----------
+    plan : Plan
+    evaluate : callable, optional
+        A cost model's answer for a plan of the same problem; it is asked for the whole and
+        for each table by itself. Without one the report has memory alone.
+    top : int
+        Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
+        greatest time (of the greatest size without `evaluate`); JSON has all.
+    end : Termination, optional
+        Of the search that has just made the plan: why it ended, and what binds.
+    """
+    cost = None if evaluate is None else evaluate(plan)
+    memory = device_memory(plan)
+    sections = [_memory_section(plan, memory)]
+    if cost is not None:
+        sections.append(_time_section(cost))
+    tables, timed = _table_rows(plan, evaluate), evaluate is not None
+    if len(tables) > MOST_TABLES:
+        sections.append(_kind_section(tables))
+        key, order = ("time_s", "slowest first") if timed else ("size_bytes", "largest first")
+        tables = sorted(tables, key=lambda row: -row[key])
+        sections.append(_table_section(tables, timed=timed, shown=top, order=order))
+    else:
+        sections.append(_table_section(tables, timed=timed))
+    facts = _facts(plan, cost, memory)
+    if end is not None:
+        facts = {**facts, "limit": end.limit, "binding": end.detail}
+    return Report(
+        title=f"{len(plan.tables)} tables on {plan.topology.name}",
+        facts=facts,
+        headline=_headline(plan, cost, facts, end),
+        sections=tuple(sections),
+    )
+
+
+def placement_kind(plan: Plan, table: str) -> str:
+    """How a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
+
+    ``replicated`` means all rows; of some tables only the hottest are on every GPU.
+    """
+    shards = plan.shards_by_table[table]
+    if not shards:
+        return "not placed"
+    tiers = {shard.memory for shard in shards}
+    if any(shard.lookup == "cached" for shard in shards):
+        tier = "cached"
+    elif len(tiers) == 2:
+        tier = "hot/cold"
+    else:
+        tier = "HBM" if tiers == {"hbm"} else "DRAM"
+    cuts = []
+    servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
+    single = [shard for shard in shards if len(shard.devices) == 1]
+    for shard in single:
+        servers[shard.memory, shard.cols].update(shard.devices)
+    if len(single) < len(shards):
+        cuts.append("hot rows replicated" if single else "replicated")
+    if any(len(devices) > 1 for devices in servers.values()):
+        cuts.append("row-wise")
+    if len({shard.cols for shard in single}) > 1:
+        cuts.append("column-wise")
+    return ", ".join([tier, *cuts])
+
+
+def short_names(devices: Iterable[str]) -> str:
+    """``gpu:0-3,7`` for gpu:0, gpu:1, gpu:2, gpu:3 and gpu:7."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    names = []
+    for device in sorted(set(devices)):
+        prefix, colon, suffix = device.rpartition(":")
+        if colon and suffix.isdecimal():
+            numbers[prefix].append(int(suffix))
+        else:
+            names.append(device)
+    for prefix, values in numbers.items():
+        runs: list[list[int]] = []
+        for value in sorted(values):
+            if runs and value == runs[-1][-1] + 1:
+                runs[-1].append(value)
+            else:
+                runs.append([value])
+        parts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        names.append(f"{prefix}:{','.join(parts)}")
+    return ", ".join(names)
+
+
+def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) -> Row:
+    solver = plan.solver
+    gap = None
+    if solver.step_time_s is not None and solver.bound_s:
+        gap = max(0.0, solver.step_time_s / solver.bound_s - 1)
+    gpus = plan.topology.gpus_by_id
+    return {
+        "topology": plan.topology.name,
+        "emulated": plan.topology.emulated,
+        "batch_size": plan.batch_size,
+        "solver": solver.name,
+        "status": solver.status,
+        "cost_model": solver.cost_model if cost is None else cost.cost_model,
+        "step_time_s": solver.step_time_s if cost is None else cost.step_time_s,
+        "relative_error": None if cost is None else cost.relative_error,
+        "bound_s": solver.bound_s,
+        "gap": gap,
+        "search_space": solver.search_space,
+        "bottleneck": None if cost is None else cost.bottleneck,
+        "balance": None if cost is None else cost.balance,
+        "hbm_lookup_share": None if cost is None else cost.hbm_lookup_share,
+        "hbm_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in gpus),
+        "dram_used_bytes": sum(use.total_bytes for name, use in memory.items() if name not in gpus),
+        "profile": plan.provenance.profile,
+        "problem_sha256": plan.provenance.problem_sha256,
+    }
+
+
+def _headline(
+    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None
+) -> tuple[str, ...]:
+    lines = []
+    if plan.topology.emulated:
+        lines.append("The GPU is emulated: a part of host memory plays its memory.")
+    lines.append(
+        f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
+        f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
+        f"{plan.batch_size:,} samples per GPU and step"
+    )
+    proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
+    if facts["gap"] is not None:
+        proof += f", within {form.share(facts['gap'])} of the bound"
+    lines.append(proof)
+    if facts["step_time_s"] is not None:
+        line = f"step time {format_seconds(facts['step_time_s'])}"
+        if facts["relative_error"] is not None:
+            line += f" ± {form.share(facts['relative_error'])}"
+        line += f" ({facts['cost_model']})"
+        if cost is not None:
+            waits = f", waits for {cost.bottleneck}" if end is None else ""
+            line += (
+                f"{waits}; balance {cost.balance:.2f}; "
+                f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
+            )
+        lines.append(line)
+    if end is not None and end.detail:
+        lines.append(end.detail)
+    return tuple(lines)
+
+
+def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
+    rows: list[Row] = [
+        {
+            "device": use.device,
+            "weight_bytes": use.weight_bytes,
+            "state_bytes": use.state_bytes,
+            "cache_bytes": use.cache_bytes,
+            "row_map_bytes": use.row_map_bytes,
+            "buffer_bytes": use.buffer_bytes,
+            "total_bytes": use.total_bytes,
+            "capacity_bytes": use.capacity_bytes,
+            "used_share": use.total_bytes / use.capacity_bytes if use.capacity_bytes else None,
+        }
+        for use in memory.values()
+    ]
+    if len(rows) > MOST_DEVICES:
+        rows.sort(key=lambda row: -(row["used_share"] or 0.0))
+    return Section(
+        "memory",
+        "Memory by device",
+        (
+            Column("device", "device"),
+            Column("weight_bytes", "weights", form.size),
+            Column("state_bytes", "state", form.size, spare=True),
+            Column("cache_bytes", "cache", form.size),
+            Column("row_map_bytes", "maps", form.size),
+            Column("buffer_bytes", "buffers", form.size),
+            Column("total_bytes", "total", form.size),
+            Column("capacity_bytes", "of", form.size),
+            Column("used_share", "used", form.share),
+        ),
+        tuple(rows),
+        shown=MOST_DEVICES,
+        order="fullest first",
+    )
+
+
+def _time_section(cost: CostReport) -> Section:
+    rows: list[Row] = [
+        {
+            "device": gpu.device,
+            "hbm_s": gpu.hbm_s,
+            "link_s": gpu.link_s,
+            "communication_s": gpu.communication_s,
+            "launch_s": gpu.launch_s,
+            "dram_s": None,
+            "total_s": gpu.total_s,
+        }
+        for gpu in cost.gpus
+    ]
+    rows += [
+        {
+            "device": host.device,
+            "hbm_s": None,
+            "link_s": None,
+            "communication_s": None,
+            "launch_s": None,
+            "dram_s": host.dram_s,
+            "total_s": host.dram_s,
+        }
+        for host in cost.hosts
+    ]
+    slowest = max(row["total_s"] for row in rows)
+    rows = [{**row, "of_slowest": row["total_s"] / slowest if slowest else None} for row in rows]
+    if len(rows) > MOST_DEVICES:
+        rows.sort(key=lambda row: -row["total_s"])
+    return Section(
+        "time",
+        f"Time of a step by device ({cost.cost_model})",
+        (
+            Column("device", "device"),
+            Column("hbm_s", "HBM", form.seconds),
+            Column("link_s", "link", form.seconds),
+            Column("communication_s", "comm.", form.seconds),
+            Column("launch_s", "launches", form.seconds),
+            Column("dram_s", "DRAM", form.seconds),
+            Column("total_s", "total", form.seconds),
+            Column("of_slowest", "of slowest", form.share),
+        ),
+        tuple(rows),
+        shown=MOST_DEVICES,
+        order="slowest first",
+    )
+
+
+def _table_rows(plan: Plan, evaluate: Evaluate | None) -> list[Row]:
+    rows: list[Row] = []
+    for table in plan.tables:
+        shards = plan.shards_by_table[table.name]
+        alone = None if evaluate is None or not shards else evaluate(replace(plan, shards=shards))
+        hbm, dram = _bytes_by_tier(table, shards)
+        rows.append(
+            {
+                "table": table.name,
+                "rows": table.rows,
+                "dim": table.dim,
+                "size_bytes": table.total_bytes,
+                "lookups_per_sample": table.lookups_per_sample,
+                "placement": placement_kind(plan, table.name),
+                "devices": short_names(device for shard in shards for device in shard.devices),
+                "shards": len(shards),
+                "hot_row_share": _hot_share(table, shards),
+                "hbm_bytes": hbm,
+                "dram_bytes": dram,
+                "hbm_lookup_share": None if alone is None else alone.hbm_lookup_share,
+                # Summed over GPUs: the table's part of all work, however it is spread.
+                "time_s": None if alone is None else sum(gpu.total_s for gpu in alone.gpus),
+            }
+        )
+    return rows
+
+
+def _bytes_by_tier(table: Table, shards: Iterable[Shard]) -> tuple[int, int]:
+    tiers = {"hbm": 0, "dram": 0}
+    for shard in shards:
+        row_bytes = table.bytes_per_row(shard.width) * len(shard.devices)
+        tiers[shard.memory] += shard.row_count * row_bytes
+        tiers["hbm"] += shard.cache_rows * row_bytes
+    return tiers["hbm"], tiers["dram"]
+
+
+def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
+    """Share of the table's weights that are in HBM or its caches, replicas counted once."""
+    cells = sum(
+        (shard.row_count if shard.memory == "hbm" else shard.cache_rows) * shard.width
+        for shard in shards
+    )
+    return cells / (table.rows * table.dim) if table.rows else None
+
+
+def _table_section(
+    tables: list[Row], *, timed: bool, shown: int | None = None, order: str = ""
+) -> Section:
+    return Section(
+        "tables",
+        "Tables (GPU time: summed over GPUs)" if timed else "Tables",
+        (
+            Column("table", "table"),
+            Column("rows", "rows", form.count),
+            Column("dim", "dim", form.count, spare=True),
+            Column("size_bytes", "size", form.size),
+            Column("lookups_per_sample", "lookups", form.count, spare=True),
+            Column("placement", "placement", wraps=True),
+            Column("devices", "devices", wraps=True),
+            Column("hot_row_share", "in HBM", form.share, spare=True),
+            Column("hbm_lookup_share", "served", form.share),
+            Column("time_s", "GPU time", form.seconds),
+        ),
+        tuple(tables),
+        shown=shown,
+        order=order,
+    )
+
+
+def _kind_section(tables: list[Row]) -> Section:
+    kinds: dict[str, list[Row]] = defaultdict(list)
+    for row in tables:
+        kinds[row["placement"]].append(row)
+
+    def total(rows: list[Row], key: str) -> float | None:
+        values = [row[key] for row in rows if row[key] is not None]
+        return sum(values) if values else None
+
+    rows: list[Row] = [
+        {
+            "placement": kind,
+            "tables": len(members),
+            "size_bytes": total(members, "size_bytes"),
+            "hbm_bytes": total(members, "hbm_bytes"),
+            "dram_bytes": total(members, "dram_bytes"),
+            "lookups_per_sample": total(members, "lookups_per_sample"),
+            "time_s": total(members, "time_s"),
+        }
+        for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1]))
+    ]
+    return Section(
+        "placements",
+        "Tables by placement",
+        (
+            Column("placement", "placement"),
+            Column("tables", "tables", form.count),
+            Column("size_bytes", "size", form.size),
+            Column("hbm_bytes", "in HBM", form.size),
+            Column("dram_bytes", "in DRAM", form.size),
+            Column("lookups_per_sample", "lookups", form.count),
+            Column("time_s", "GPU time", form.seconds),
+        ),
+        tuple(rows),
+    )

@@ -1,0 +1,130 @@
+"""`placer replan`: what could follow a plan, what each would cost, and what was chosen."""
+
+import math
+
+from placer.plan.diff import PlanDiff
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
+from solvers.analysis.candidates import Candidate, Replanned
+
+MOST_TABLES = 12
+"""Tables that move, as a table shows them."""
+
+
+def replan_report(found: Replanned) -> Report:
+    """Candidates, fewest bytes first, and the tables that the chosen one moves."""
+    chosen = found.chosen
+    facts: Row = {
+        "horizon_steps": found.horizon_steps,
+        "old_step_time_s": found.old_step_time_s,
+        "old_refused": found.old_refused,
+        "chosen": None if chosen is None else chosen.name,
+        "step_time_s": None if chosen is None else chosen.step_time_s,
+        "moved_bytes": None if chosen is None else chosen.moved_bytes,
+        "migration_s": None if chosen is None else chosen.migration_s,
+        "break_even_steps": None if chosen is None else chosen.break_even_steps,
+    }
+    sections = [_candidates(found)]
+    if found.moves is not None and found.moves.moves:
+        sections.append(_tables(found.moves))
+    return Report("What should follow the plan", tuple(sections), facts, tuple(_headline(found)))
+
+
+def _headline(found: Replanned) -> list[str]:
+    chosen = found.chosen
+    if found.old_step_time_s is None:
+        lines = [f"the old placement does not work any more: {found.old_refused}"]
+    else:
+        lines = [f"the old placement would take {format_seconds(found.old_step_time_s)} a step"]
+    if chosen is None:
+        return [*lines, "nothing fits"]
+    if chosen.moved_bytes:
+        lines.append(
+            f"chosen for {found.horizon_steps:,} steps: {chosen.name}, "
+            f"{format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} move "
+            f"in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
+        )
+    else:
+        lines.append(f"chosen for {found.horizon_steps:,} steps: {chosen.name}; nothing moves")
+    unlike = [] if found.moves is None else [
+        f"{table.table} ({table.status})" for table in found.moves.tables
+        if table.status in ("added", "removed", "reshaped")
+    ]  # fmt: skip
+    if unlike:
+        more = f" and {len(unlike) - 8} more" if len(unlike) > 8 else ""
+        lines.append(f"not counted as moved: {', '.join(unlike[:8])}{more}")
+    return lines
+
+
+def _break_even(found: Replanned, one: Candidate) -> str | None:
+    """Break-even in words; None where there is no old placement to compare with."""
+    if found.old_step_time_s is None:
+        return None
+    if one.break_even_steps is None:
+        return "never"
+    if not one.moved_bytes:
+        return "never needed"
+    return f"{math.ceil(one.break_even_steps):,} steps"
+
+
+def _candidates(found: Replanned) -> Section:
+    before = found.old_step_time_s
+    rows: list[Row] = [
+        {
+            "chosen": "*" if one is found.chosen else "",
+            "candidate": one.name,
+            "step_time_s": one.step_time_s,
+            "ratio": None if not before else one.step_time_s / before,
+            "moved_bytes": one.moved_bytes,
+            "migration_s": one.migration_s,
+            "waits_for": one.waits_for,
+            "break_even_steps": one.break_even_steps,
+            "break_even": _break_even(found, one),
+            "cost_s": one.cost_s,
+            "on_front": one.on_front,
+            "front": "yes" if one.on_front else "",
+        }
+        for one in found.candidates
+    ]
+    return Section(
+        "candidates",
+        "Candidates, fewest bytes first",
+        (
+            Column("chosen", ""),
+            Column("candidate", "candidate"),
+            Column("step_time_s", "step", form.seconds),
+            Column("ratio", "vs old", form.times),
+            Column("moved_bytes", "to move", form.size),
+            Column("migration_s", "in", form.seconds),
+            Column("waits_for", "waits for", spare=True),
+            Column("break_even", "pays after"),
+            Column("cost_s", "over the horizon", form.seconds),
+            Column("front", "on front", spare=True),
+        ),
+        tuple(rows),
+    )
+
+
+def _tables(moves: PlanDiff) -> Section:
+    rows: list[Row] = [
+        {
+            "table": table.table,
+            "moved_bytes": table.moved_bytes,
+            "changed_share": table.changed_cells / table.cells if table.cells else 0.0,
+        }
+        for table in sorted(moves.tables, key=lambda table: -table.moved_bytes)
+        if table.moved_bytes
+    ]
+    return Section(
+        "tables",
+        "Tables that move",
+        (
+            Column("table", "table"),
+            Column("moved_bytes", "to move", form.size),
+            Column("changed_share", "of its rows × columns", form.share),
+        ),
+        tuple(rows),
+        shown=MOST_TABLES,
+        order="most bytes first",
+    )

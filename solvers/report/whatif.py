@@ -1,0 +1,177 @@
+"""`placer whatif`: what changes of the machine would gain, and what memory buys."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from placer.errors import PlacerError
+from placer.files import replacing
+from placer.problem import Problem
+from placer.report import section as form
+from placer.report.picture import drawing, image_format
+from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
+from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
+
+_INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
+_TIME, _BOUND = "#0f766e", "#b45309"
+
+_NO_GAIN = 5e-6
+"""Rounding of a solver, which no one means."""
+
+
+def whatif_report(
+    problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
+) -> Report:
+    """The effects, and the front of memory and step time if it was asked for."""
+    base = answer.base
+    step_time_s = base.step_time_s or 0.0
+    facts: Row = {
+        "topology": problem.topology.name,
+        "hbm_bytes": max(gpu.memory_bytes for gpu in problem.topology.gpus),
+        "batch_size": problem.batch_size,
+        "solver": solver,
+        "step_time_s": base.step_time_s,
+        "bound_s": base.bound_s,
+        "gap": base.gap,
+        "samples_per_s": problem.global_batch_size / step_time_s if step_time_s else None,
+        "hbm_price_s_per_byte": answer.prices.hbm_s_per_byte,
+        "dram_price_s_per_byte": answer.prices.dram_s_per_byte,
+        "binding": answer.binding,
+    }
+    lines = [
+        f"step {format_seconds(step_time_s)} by {solver}"
+        + ("" if base.gap is None else f", at most {form.share(base.gap)} above the best possible"),
+        *([answer.binding] if answer.binding else []),
+        f"one more GiB of HBM on every GPU saves "
+        f"{_saved(answer.prices.hbm_s_per_byte * 2**30, step_time_s)}, one more GiB of DRAM on "
+        f"every host {_saved(answer.prices.dram_s_per_byte * 2**30, step_time_s)}, at the "
+        "bound's prices",
+    ]
+    sections = [_effects(answer.effects)] if answer.effects else []
+    if points:
+        sections.append(_front(points, problem.global_batch_size))
+    return Report(f"What if: {problem.topology.name}", tuple(sections), facts, tuple(lines))
+
+
+def _saved(saved_s: float, step_time_s: float) -> str:
+    """Seconds, and which share of the step they are: prices are of the first byte."""
+    if not saved_s or not step_time_s:
+        return "nothing"
+    return f"at most {format_seconds(saved_s)} ({form.share(min(1.0, saved_s / step_time_s))})"
+
+
+def _effects(effects: Sequence[Effect]) -> Section:
+    rows: list[Row] = [
+        {
+            "change": one.change,
+            "step_time_s": one.step_time_s,
+            "bound_s": one.bound_s,
+            "gap": one.gap,
+            "gain": one.gain,
+            "priced_gain": one.priced_gain,
+            "least_gain": one.least_gain,
+            "most_gain": one.most_gain,
+            "proven": one.is_proven,
+            "verdict": _verdict(one),
+        }
+        for one in effects
+    ]
+    return Section(
+        "effects",
+        "Samples per second, if",
+        (
+            Column("change", "change"),
+            Column("step_time_s", "step", form.seconds),
+            Column("gap", "gap", form.share),
+            Column("priced_gain", "by price", gain),
+            Column("gain", "re-solved", gain),
+            Column("least_gain", "at least", gain, spare=True),
+            Column("most_gain", "at most", gain, spare=True),
+            Column("verdict", "effect", wraps=True),
+        ),
+        tuple(rows),
+    )
+
+
+def _verdict(effect: Effect) -> str:
+    if effect.gain is None:
+        return f"no plan: {effect.detail}"
+    if effect.least_gain is None or effect.most_gain is None:
+        return "no bound"
+    return "proven" if effect.is_proven else "within the gap"
+
+
+def gain(value: float) -> str:
+    """A relative gain with its sign: ``+1.2%``, ``-0.4%``."""
+    if abs(value) < _NO_GAIN:
+        return "0%"
+    return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
+
+
+def _front(points: Sequence[FrontPoint], samples: int) -> Section:
+    rows: list[Row] = [
+        {
+            "hbm_bytes": point.hbm_bytes,
+            "step_time_s": point.step_time_s,
+            "bound_s": point.bound_s,
+            "gap": point.gap,
+            "samples_per_s": samples / point.step_time_s if point.step_time_s else None,
+            "detail": point.detail,
+        }
+        for point in points
+    ]
+    return Section(
+        "front",
+        "Step time by HBM budget",
+        (
+            Column("hbm_bytes", "HBM/GPU", form.size),
+            Column("step_time_s", "step", form.seconds),
+            Column("bound_s", "bound", form.seconds),
+            Column("gap", "gap", form.share),
+            Column("samples_per_s", "samples/s", form.count),
+            Column("detail", "detail", wraps=True),
+        ),
+        tuple(rows),
+    )
+
+
+def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> None:
+    """Draw step time and proven bound over the HBM budget; png, pdf or svg by the file's ending.
+
+    Raises
+    ------
+    BackendError
+        If matplotlib is missing.
+    PlacerError
+        If no budget has a plan, the ending is another one, or the file cannot be written.
+    """
+    suffix = image_format(path)
+    solved = [
+        (p.hbm_bytes / 2**30, p.step_time_s * 1e3, p.bound_s * 1e3)
+        for p in points
+        if p.step_time_s is not None and p.bound_s is not None
+    ]
+    if not solved:
+        raise PlacerError("there is nothing to draw: no budget has a plan")
+    _, new_figure = drawing()
+    figure = new_figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    budgets, times, bounds = zip(*solved, strict=True)
+    axis.fill_between(budgets, bounds, times, color=_BOUND, alpha=0.15, linewidth=0)
+    axis.plot(budgets, bounds, color=_BOUND, linewidth=1.5, label="proven bound")
+    axis.plot(budgets, times, color=_TIME, linewidth=2, marker="o", markersize=5, label="step time")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
+    axis.minorticks_off()
+    axis.set_ylim(0, max(times) * 1.05)
+    axis.set_xlabel("HBM per GPU", color=_MUTED)
+    axis.set_ylabel("step time in ms", color=_MUTED)
+    axis.grid(color=_FAINT, linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0, colors=_MUTED)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    axis.legend(frameon=False, labelcolor=_INK)
+    with replacing(Path(path)) as temporary:
+        figure.savefig(temporary, format=suffix, dpi=160)
