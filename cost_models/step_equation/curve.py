@@ -17,7 +17,7 @@ from placer.plan.buffers import (
     output_vectors,
     staging_buffer_bytes,
 )
-from placer.plan.memory import POOL_ENTRY_BYTES, row_map_bytes
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
 from placer.problem import Problem
 
 Load = tuple[Int, Float, Float]
@@ -171,5 +171,5 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
             staging[0] = 0.0
         buffers += staging
     if cold == "cached":
-        buffers += np.where(hot < hot[-1], hot * POOL_ENTRY_BYTES, 0)
+        buffers += np.where(hot < hot[-1], hot * ROW_CACHE_ENTRY_BYTES, 0)
     return buffers
