@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -125,19 +126,8 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
         "dtype": table.dtype,
         "optimizer": table.optimizer,
         "zipf_exponent": profile.zipf_exponent,
-        "features": [
-            {
-                "name": feature.name,
-                "pooling_factor": feature.pooling_factor,
-                "coverage": feature.coverage,
-                "pooling": feature.pooling,
-            }
-            for feature in table.features
-        ],
-        "counted": {
-            name: {"lookups": counts.lookups, "bags": counts.bags}
-            for name, counts in profile.features.items()
-        },
+        "features": [asdict(feature) for feature in table.features],
+        "counted": {name: asdict(counts) for name, counts in profile.features.items()},
     }
 
 
