@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.explanation import Explanation
 from solvers.report.plan import placement_kind, short_names
@@ -37,7 +37,7 @@ def explain_report(found: Explanation) -> Report:
         f"{facts['placement']} on {devices}",
         f"{format_seconds(current.table_s)} of GPU time in a step of "
         f"{format_seconds(current.step_time_s)}",
-        f"one more GiB in the pool of all HBM would save "
+        f"one more GiB of HBM, if GPUs shared all of it, would save "
         f"{format_seconds(found.pooled_price_s_per_byte * _GIB)} of GPU time",
     )
     # Rows that every GPU has are not split, so that there is no margin to show.
@@ -47,10 +47,7 @@ def explain_report(found: Explanation) -> Report:
 
 
 def _bindings(found: Explanation) -> Section:
-    rows: list[Row] = [
-        {"constraint": one.constraint, "device": one.device, "detail": one.detail}
-        for one in found.bindings
-    ]
+    rows: list[Row] = [attributes(one, "constraint", "device", "detail") for one in found.bindings]
     columns = (
         Column("constraint", "constraint"),
         Column("device", "device"),
@@ -67,9 +64,7 @@ def _per_gib(value: float | str) -> str:
 def _margins(found: Explanation) -> Section:
     rows: list[Row] = [
         {
-            "device": one.device,
-            "rows": one.rows,
-            "hot_rows": one.hot_rows,
+            **attributes(one, "device", "rows", "hot_rows"),
             "last_s_per_byte": _finite(one.last_s_per_byte),
             "next_s_per_byte": _finite(one.next_s_per_byte),
             "gpu_price_s_per_byte": one.gpu_price_s_per_byte,
@@ -141,5 +136,5 @@ def _alternatives(found: Explanation) -> Section:
         ),
         tuple(rows),
         shown=MOST_ALTERNATIVES,
-        order="of other GPUs and cuts the fastest that fit first",
+        order="of other GPUs and options the fastest that fit first",
     )

@@ -4,9 +4,11 @@ import math
 
 from placer.plan.diff import PlanDiff
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.candidates import Candidate, Replanned
+
+_OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
 
 MOST_TABLES = 12
 """Tables that move, as a table shows them."""
@@ -20,10 +22,7 @@ def replan_report(found: Replanned) -> Report:
         "old_step_time_s": found.old_step_time_s,
         "old_refused": found.old_refused,
         "chosen": None if chosen is None else chosen.name,
-        "step_time_s": None if chosen is None else chosen.step_time_s,
-        "moved_bytes": None if chosen is None else chosen.moved_bytes,
-        "migration_s": None if chosen is None else chosen.migration_s,
-        "break_even_steps": None if chosen is None else chosen.break_even_steps,
+        **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
     }
     sections = [_candidates(found)]
     if found.moves is not None and found.moves.moves:
@@ -76,10 +75,7 @@ def _candidates(found: Replanned) -> Section:
             "candidate": one.name,
             "step_time_s": one.step_time_s,
             "ratio": None if not before else one.step_time_s / before,
-            "moved_bytes": one.moved_bytes,
-            "migration_s": one.migration_s,
-            "waits_for": one.waits_for,
-            "break_even_steps": one.break_even_steps,
+            **attributes(one, "moved_bytes", "migration_s", "waits_for", "break_even_steps"),
             "break_even": _break_even(found, one),
             "cost_s": one.cost_s,
             "on_front": one.on_front,
