@@ -1,4 +1,4 @@
-"""What `placer calibrate` found out."""
+"""`placer calibrate`: constants, and how well they predict."""
 
 from cost_models.calibrated.calibration import Calibration
 from placer.report import section as form

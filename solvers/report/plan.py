@@ -36,7 +36,7 @@ def plan_report(
     ----------
     plan : Plan
     evaluate : callable, optional
-        A cost model's answer for a plan of the same problem; it is asked for the whole and
+        The cost of a plan by a cost model; it is called for the whole plan and
         for each table by itself. Without one the report has memory alone.
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
@@ -83,18 +83,18 @@ def placement_kind(plan: Plan, table: str) -> str:
         tier = "hot/cold"
     else:
         tier = "HBM" if tiers == {"hbm"} else "DRAM"
-    cuts = []
+    shapes = []
     servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
     single = [shard for shard in shards if len(shard.devices) == 1]
     for shard in single:
         servers[shard.memory, shard.cols].update(shard.devices)
     if len(single) < len(shards):
-        cuts.append("hot rows replicated" if single else "replicated")
+        shapes.append("hot rows replicated" if single else "replicated")
     if any(len(devices) > 1 for devices in servers.values()):
-        cuts.append("row-wise")
+        shapes.append("row-wise")
     if len({shard.cols for shard in single}) > 1:
-        cuts.append("column-wise")
-    return ", ".join([tier, *cuts])
+        shapes.append("column-wise")
+    return ", ".join([tier, *shapes])
 
 
 def short_names(devices: Iterable[str]) -> str:

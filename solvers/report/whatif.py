@@ -22,7 +22,7 @@ _NO_GAIN = 5e-6
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
 ) -> Report:
-    """The effects, and the front of memory and step time if it was asked for."""
+    """The effects, and step time over HBM budgets if there are any."""
     base = answer.base
     step_time_s = base.step_time_s or 0.0
     facts: Row = {
