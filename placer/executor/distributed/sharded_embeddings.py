@@ -1,7 +1,7 @@
 """The module that trains embedding tables over many ranks."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.assembly import Assembly, assemble
-from placer.executor.distributed.canonical import SpreadTables
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
-from placer.executor.distributed.local_shards import LocalShard, local_shards_of
 from placer.executor.distributed.serving import Serve
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
-from placer.executor.id_order import IdOrder, OwnTables
+from placer.executor.id_order import IdOrder
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -116,7 +114,6 @@ class ShardedEmbeddings(nn.Module):
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
         self._optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
-        self._stochastic = options.get("rounding") == "stochastic"
         self._dims = {table.name: table.dim for table in plan.tables}
         given = dict(weights or {})
         check_weights("weights", given, plan.tables)
@@ -134,9 +131,9 @@ class ShardedEmbeddings(nn.Module):
         self._held = self._parts.modules
         for name in self._parts.inputs.maps:
             if name in given:
-                self._parts.canonical.scatter(name, "weight", given[name])
+                self._parts.id_order.scatter(name, "weight", given[name])
             else:
-                self._parts.canonical.draw(name, seed)
+                self._parts.id_order.draw(name, seed)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -168,9 +165,7 @@ class ShardedEmbeddings(nn.Module):
     @property
     def counts_updates(self) -> bool:
         """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
-        if self._alone:
-            return self._alone[0].counts_updates
-        return self._stochastic or "adam" in self._optimizers.values()
+        return self.id_order().counts_updates
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next backward pass on; do so on every rank."""
@@ -295,29 +290,9 @@ class ShardedEmbeddings(nn.Module):
                 total[key] += size
         return dict(total)
 
-    def local_shards(self) -> Iterator[LocalShard]:
-        """What this rank holds of each tensor, weights first: for checkpoints in pieces.
-
-        With one rank there is nothing to put together: use `state_dict`.
-        """
-        if self._alone:
-            return iter(())
-        tensors = {
-            table.name: ("weight", *STATE[self._optimizers[table.name]])
-            for table in self.plan.tables
-        }
-        per_row = {
-            name: optimizer == "rowwise_adagrad" for name, optimizer in self._optimizers.items()
-        }
-        return local_shards_of(self.plan, self._parts.targets, tensors, per_row, self.rank)
-
     def id_order(self) -> IdOrder:
         """The tables by id, some rows at a time: what checkpoints read and write."""
-        if self._alone:
-            return OwnTables(self._alone[0])
-        return SpreadTables(
-            self.plan, self._optimizers, self.counts_updates, self._parts.canonical, self._held
-        )
+        return self._alone[0].id_order() if self._alone else self._parts.id_order
 
     def update_count(self) -> int:
         """Updates so far: what Adam's bias correction and stochastic rounding depend on."""
@@ -340,7 +315,7 @@ class ShardedEmbeddings(nn.Module):
             for name in STATE[self._optimizers[table.name]]:
                 tensor = torch.zeros(tensor_shape(table, name, self._optimizers[table.name]))
                 if table.rows:
-                    self._parts.canonical.gather(table.name, name, tensor)
+                    self._parts.id_order.gather(table.name, name, tensor)
                 state[f"{table.name}.{name}"] = tensor
         if self.counts_updates:
             state[UPDATES] = torch.tensor(self.id_order().update_count())
@@ -361,7 +336,7 @@ class ShardedEmbeddings(nn.Module):
         check_shapes("the optimizer state does not fit", state, shapes)
         for table in self.plan.tables:
             for name in STATE[self._optimizers[table.name]] if table.rows else ():
-                self._parts.canonical.scatter(table.name, name, state[f"{table.name}.{name}"])
+                self._parts.id_order.scatter(table.name, name, state[f"{table.name}.{name}"])
         if UPDATES in shapes:
             self.set_update_count(int(state[UPDATES]))
 
@@ -387,7 +362,7 @@ class ShardedEmbeddings(nn.Module):
         for table in self.plan.tables:
             tensor = torch.zeros((table.rows, table.dim), dtype=TORCH_DTYPES[table.dtype])
             if table.rows:
-                self._parts.canonical.gather(table.name, "weight", tensor)
+                self._parts.id_order.gather(table.name, "weight", tensor)
             destination[f"{prefix}{table.name}.weight"] = tensor
 
     def _load_from_state_dict(
@@ -421,4 +396,4 @@ class ShardedEmbeddings(nn.Module):
         )
         for name, tensor in given.items():
             if tensor.numel():
-                self._parts.canonical.scatter(name, "weight", tensor)
+                self._parts.id_order.scatter(name, "weight", tensor)

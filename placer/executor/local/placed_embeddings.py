@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.table_rows import TableRows
@@ -193,6 +194,17 @@ class PlacedEmbeddings(nn.Module):
     def set_update_count(self, updates: int) -> None:
         """Go on counting updates from here."""
         self._runtime.updates.fill_(updates)
+
+    def id_order(self) -> IdOrder:
+        """The tables by id, some rows at a time: what checkpoints read and write."""
+        return LocalIdOrder(
+            self.plan,
+            self.optimizers,
+            self.counts_updates,
+            self.rows,
+            self.update_count,
+            self.set_update_count,
+        )
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next backward pass on."""
