@@ -256,7 +256,7 @@ class _Rows:
         self.gpu_number = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
         host_number = {host.id: number for number, host in enumerate(topology.hosts)}
         numbers = _numbers(problem, plan)
-        self._pooled = np.array([part.is_pooled for part in parts], dtype=bool)
+        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         # Hosts that serve by themselves: their link time is that of all their GPUs.
         self._gpu_shares = np.zeros((len(topology.gpus), len(parts)))

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
+
+if TYPE_CHECKING:
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class OwnTables:
     rank, world = 0, 1
     group: "dist.ProcessGroup | None" = None
 
-    def __init__(self, embeddings: PlacedEmbeddings) -> None:
+    def __init__(self, embeddings: "PlacedEmbeddings") -> None:
         self._embeddings = embeddings
         self.plan = embeddings.plan
         self.optimizers: Mapping[str, OptimizerName] = embeddings.optimizers

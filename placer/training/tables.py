@@ -5,14 +5,13 @@ from dataclasses import astuple
 
 import torch
 
-from placer.executor import PlacedEmbeddings
+from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import TableTensor, tensors_of
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.load import check_tensors, fill
 from placer.storage.checkpoint.table_blocks import Name, NamedTables
-from placer.storage.checkpoint.whole_model import AnyEmbeddings, id_order_of
 from placer.storage.tensor_rows import AnyTensor, in_rows
 from placer.training.ranks import Ranks
 
@@ -20,9 +19,9 @@ WEIGHTS, STATES = "embeddings", "embedding_optimizer"
 """Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
 
 
-def named_tables(embeddings: AnyEmbeddings) -> NamedTables:
+def named_tables(embeddings: Embeddings) -> NamedTables:
     """Tables and their names in a checkpoint."""
-    tables = id_order_of(embeddings)
+    tables = embeddings.id_order()
     return NamedTables(tables, {_name(tensor): tensor for tensor in tensors_of(tables)})
 
 
@@ -33,7 +32,7 @@ def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
     return {UPDATES: torch.tensor(named.tables.update_count())}
 
 
-def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
+def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
     """Overwrite weights and optimizer state; each rank reads the rows that it holds.
 
     Raises
@@ -62,13 +61,13 @@ def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, Any
         named.tables.set_update_count(int(rows[f"{STATES}.{UPDATES}"].whole()))
 
 
-def hit_rates(embeddings: AnyEmbeddings, ranks: Ranks) -> HitRates | None:
+def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
     """Lookups that HBM served, on all ranks, which must ask together; waits for the device.
 
     None for backends that read all rows where they are.
     """
     found = embeddings.hit_rates()
-    if isinstance(embeddings, PlacedEmbeddings):
+    if embeddings.world == 1:
         return found
     if not ranks.any(found is not None):
         return None

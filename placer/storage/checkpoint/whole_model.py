@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from placer.errors import CheckpointError
-from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.executor.id_order import IdOrder, OwnTables, TableTensor, tensors_of
+from placer.executor.embeddings import Embeddings
+from placer.executor.id_order import IdOrder, TableTensor, tensors_of
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
@@ -20,17 +20,8 @@ from placer.storage.checkpoint.sink import flush
 from placer.storage.checkpoint.table_blocks import Name, NamedTables
 from placer.storage.tensor_rows import AnyTensor
 
-AnyEmbeddings = PlacedEmbeddings | ShardedEmbeddings
-
 MODEL, STATE = "model", "table_optimizer"
 """Groups of a checkpoint: what `nn.Module.state_dict` has, and the optimizer state of tables."""
-
-
-def id_order_of(embeddings: AnyEmbeddings) -> IdOrder:
-    """Tables by id, in one process or over many ranks."""
-    if isinstance(embeddings, PlacedEmbeddings):
-        return OwnTables(embeddings)
-    return embeddings.id_order()
 
 
 def save_model(
@@ -178,7 +169,7 @@ def _parts_of(model: nn.Module) -> _Parts:
             dense.update(_own_tensors(module, prefix))
             continue
         embeddings, weight_key = tables
-        order = id_order_of(embeddings)
+        order = embeddings.id_order()
         tensors: dict[Name, TableTensor] = {}
         for tensor in tensors_of(order):
             key = f"{prefix}{weight_key(tensor.table.name)}"
@@ -197,13 +188,13 @@ def _parts_of(model: nn.Module) -> _Parts:
     return _Parts(named, counted, dense)
 
 
-def _tables_in(module: nn.Module) -> tuple[AnyEmbeddings, Callable[[str], str]] | None:
+def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:
     """The tables that a module stands for, and how its state dict calls their weights."""
     from placer.adapters.pytorch.stand_in import StandIn
 
     if isinstance(module, StandIn):
         return module.table.embeddings, lambda _: "weight"
-    if isinstance(module, PlacedEmbeddings | ShardedEmbeddings):
+    if isinstance(module, Embeddings):
         return module, lambda table: f"{table}.weight"
     return None
 

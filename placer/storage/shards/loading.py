@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from placer.executor.distributed import ShardedEmbeddings
+    from placer.executor.embeddings import Embeddings
     from placer.executor.id_order import IdOrder
-    from placer.executor.local.placed_embeddings import PlacedEmbeddings
 
 
 def load_shards(
-    embeddings: "PlacedEmbeddings | ShardedEmbeddings",
+    embeddings: "Embeddings",
     shards: ShardFolder | str | os.PathLike[str],
     *,
     verify_files: bool = True,
@@ -55,22 +55,17 @@ def load_shards(
     CheckpointError
         If a file is missing or damaged. Rows may have been overwritten then.
     """
-    from placer.executor.id_order import OwnTables
-    from placer.executor.local.placed_embeddings import PlacedEmbeddings
+    from placer.executor.distributed import ShardedEmbeddings
 
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
-    tables: IdOrder
-    if isinstance(embeddings, PlacedEmbeddings):
-        tables = OwnTables(embeddings)
-    else:
-        tables = embeddings.id_order()
+    tables = embeddings.id_order()
     _check_tables(shards, tables.plan, tables.optimizers)
     tables.settle()
-    if isinstance(embeddings, PlacedEmbeddings) or embeddings.world == 1:
-        _load_whole(tables, shards)
-    else:
+    if isinstance(embeddings, ShardedEmbeddings):
         _load_pieces(embeddings, shards)
+    else:
+        _load_whole(tables, shards)
     if shards.updates is not None:
         tables.set_update_count(shards.updates)
     return shards
