@@ -21,11 +21,9 @@ from placer.executor.lookups.batch_reads import (
     FeatureRead,
     PreparedBatch,
     arena_reads,
-    check_batch,
-    drop_padding,
-    feature_bounds,
     feature_span,
     tensors_of,
+    without_padding,
 )
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
@@ -312,13 +310,7 @@ class PlacedEmbeddings(Embeddings):
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
-        check_batch(batch, self.features)
-        bounds, kept = feature_bounds(batch, self.features), None
-        if any(feature.padding_idx is not None for feature in self.features):
-            batch, kept = drop_padding(batch, self.features)
-        if batch.ids.device != self.device:
-            batch = batch.to(self.device, non_blocking=True)
-            kept = None if kept is None else kept.to(self.device)
+        batch, bounds, kept = without_padding(batch, self.features, self.device)
         runtime = self._runtime
         reads = arena_reads(batch, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
