@@ -42,13 +42,11 @@ from placer.files import write_text
 from placer.interrupt import deferred_interrupt
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.diff import diff as diff_plans
-from placer.plan.drift import in_plan_order
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.simulator.policy import CACHE_POLICIES
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.parse import save as save_topology
 from placer.topology.presets import preset_help
 from placer.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 from placer.workloads import named_workload
@@ -438,7 +436,7 @@ def topology(
     """Show a machine; the help text is given to the decorator, which fills in the presets."""
     parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
     if file is not None:
-        save_topology(parsed, file)
+        parsed.save(file)
         _note(f"topology written to {file}")
     _print_report(report.topology_report(parsed), output)
 
@@ -694,7 +692,7 @@ def show(
             _print_report(solver_reports.explain_report(found), output)
             return
         # Times are those of the rows that the plan has in HBM, hot or not any more.
-        evaluate = functools.partial(cost_model(model).evaluate, in_plan_order(problem, loaded))
+        evaluate = functools.partial(cost_model(model).evaluate, problem.in_plan_order(loaded))
     _print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
 
 

@@ -31,7 +31,7 @@ from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make
 from torch import Tensor
 
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 
 HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
 """Shares of the rows, those with a target first."""

@@ -41,8 +41,10 @@ from placer.executor import (
     make_embeddings,
 )
 from placer.files import write_text
-from placer.plan.plan import Plan, Shard, whole_table_shard
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard, whole_table_shard
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 WORLDS = (1, 2)
 

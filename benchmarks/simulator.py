@@ -26,7 +26,7 @@ from cost_models import Roofline
 from cost_models.step_equation.replay import StepTimer, TimeSummary, replayed
 from placer import Plan, Problem, Topology
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.training.background import in_background

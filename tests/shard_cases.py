@@ -13,7 +13,8 @@ from plan_cases import covers, machine, tables
 from safetensors.torch import load_file
 
 from placer import Plan, Table
-from placer.plan.plan import RowOrder, Shard
+from placer.plan.fields import RowOrder
+from placer.plan.shard import Shard
 from placer.storage.shards import shard_file
 from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position

@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of
 from shard_cases import checkpoint_of, ids_of, scratch, successive_plans
 
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
+from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
-from placer.plan.plan import RowOrder
 from placer.storage.shards import (
     Transfers,
     open_shards,
@@ -51,7 +52,7 @@ def moves_by_diff(old: Plan, new: Plan) -> Counter[tuple[str, str, str, str]]:
     return moves
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(successive_plans())
 def test_the_result_is_that_of_a_new_export(plans: tuple[Plan, Plan]) -> None:
     old, new = plans

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from safetensors.torch import load_file
 from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, successive_plans
@@ -20,7 +21,7 @@ from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
 from placer.executor.optimizers.rule import STATE
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.storage.shards import (
     load_shards,
     open_shards,
@@ -45,7 +46,7 @@ PLAN = replace(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(plans())
 def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
     checkpoint = checkpoint_of(plan)
@@ -276,7 +277,7 @@ def test_a_placement_is_known_by_what_decides_its_files() -> None:
 # Loading
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(successive_plans())
 def test_shards_load_under_any_plan(plans: tuple[Plan, Plan]) -> None:
     checkpoint = checkpoint_of(plans[0])

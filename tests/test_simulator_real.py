@@ -10,7 +10,7 @@ from simulator_cases import executor_rates, one_id_chunk, simulated_rates
 
 from placer import Feature, Plan, Shard, Table
 from placer.data.reader import open_log
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
 from placer.simulator.replay import ReplayOptions, replay
 from placer.tables import OPTIMIZERS

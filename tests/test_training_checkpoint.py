@@ -258,6 +258,7 @@ write(2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "survivor"),
     # After the tensors, their metadata, the manifest and the hidden folder's list: not visible yet.

@@ -30,7 +30,8 @@ from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts, Totals
 from placer.simulator.parts import Arrangement, Part
 from placer.simulator.replay import Simulator

@@ -8,9 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
-from placer.topology.topology import Gpu, Host
+from placer.topology.devices import Gpu, Host
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""

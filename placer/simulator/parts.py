@@ -26,7 +26,8 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
-from placer.plan.plan import Lookup, Plan
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 from placer.tables import OptimizerName
 

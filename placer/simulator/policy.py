@@ -6,9 +6,6 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import PlacerError
-from placer.executor.names import Policy
-
 CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
 CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
 
@@ -50,22 +47,3 @@ class BatchCache(Protocol):
 
 CacheFactory = Callable[[int, int], BatchCache]
 """Makes the cache of a part from its entries and its rows."""
-
-
-def cache_factory(policy: CachePolicy) -> CacheFactory | None:
-    """How the caches of a policy are made; None for those of the executor's row cache.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such policy.
-    """
-    if policy in get_args(Policy):
-        return None
-    if policy not in CACHE_POLICIES:
-        raise PlacerError(
-            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
-        )
-    from placer.simulator import caches
-
-    return caches.FACTORIES[policy]

@@ -16,6 +16,7 @@ from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
+from placer.simulator.caches import cache_factory
 from placer.simulator.counts import (
     ExchangeKind,
     Int,
@@ -26,7 +27,7 @@ from placer.simulator.counts import (
     Totals,
 )
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy, cache_factory
+from placer.simulator.policy import CachePolicy
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader

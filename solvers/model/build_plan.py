@@ -1,4 +1,4 @@
-"""From placements of pieces to a plan, and from a plan to a result."""
+"""From placements of shards to a plan, and from a plan to a result."""
 
 import time
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import placer
 from placer.constraints.unmet import unmet
+from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.plan.verify import violations
 from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound
@@ -17,7 +19,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.result import Limit, Limits, SolveResult, Termination
-from solvers.search.uniform_splits import uniform
+from solvers.search.uniform_splits import common_shares
 
 _REFILLS = 20
 
@@ -28,7 +30,7 @@ _LISTED_FOR_OPTIONS = 4096
 def build_plan(
     instance: Instance, placements: Sequence[Placement], replicas: Sequence[TableShard] = ()
 ) -> Plan:
-    """The plan of placed pieces and replicas, with row orders, but no solver's record."""
+    """The plan of placed shards and replicas, with row orders, but no solver's record."""
     problem = instance.problem
     topology = problem.topology
     shards: list[Shard] = []
@@ -81,7 +83,7 @@ def build_plan(
 
 
 def _parts(instance: Instance, placed: Placement) -> list[Shard]:
-    """The shards of a piece: its rows in HBM and those in DRAM, or a cache over all of them."""
+    """The shards of a shard: its rows in HBM and those in DRAM, or a cache over all of them."""
     shard, problem = placed.shard, instance.problem
     table = problem.profile.tables[shard.table].table
     start, stop, step = shard.rows(table.rows)
@@ -108,10 +110,10 @@ def overfull(plan: Plan) -> dict[str, int]:
 
 
 def fitted_plan(assignment: Assignment) -> Plan | None:
-    """The plan of a packing, its GPUs filled a little less where that overfills them.
+    """The plan of an assignment, its GPUs filled a little less where that overfills them.
 
     Curves understate bytes a little: buffers between two of their points, parts of bytes,
-    the row map of a strip of columns of which another strip is split. None where a device
+    the row map of a column slice of which another column slice is split. None where a device
     stays overfull.
     """
     topology = assignment.instance.problem.topology
@@ -119,7 +121,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
     trial: Assignment | None = assignment
     for attempt in range(_REFILLS):
         if trial is not None and assignment.instance.cost_model.uniform_splits:
-            trial = uniform(trial)
+            trial = common_shares(trial)
         if trial is None:
             return None
         plan = build_plan(assignment.instance, trial.placements(), trial.replicas)
@@ -146,7 +148,7 @@ def result_of(
     started: float,
     stats: dict[str, object] | None = None,
 ) -> SolveResult:
-    """The result of a search that ended with `packing`, or without one; see `finished`."""
+    """The result of a search that ended with `assignment`, or without one; see `finished`."""
     bound_s = bound.step_time_s if bound_s is None else bound_s
     plan = fitted_plan(assignment) if assignment else None
     if assignment is None or plan is None:
@@ -155,7 +157,7 @@ def result_of(
             Termination(
                 "no_plan",
                 clock.limit_hit,
-                "no placement was found: every GPU needs room for the buffers of its pieces, "
+                "no placement was found: every GPU needs room for the buffers of its shards, "
                 "every host for their cold rows; raise --hbm or the time limit, or lower "
                 "--batch-size",
             ),
@@ -192,7 +194,7 @@ def finished(
 
     Parameters
     ----------
-    bound : PooledBound or LpBound
+    bound : LagrangianBound or LpBound
         It tells what binds.
     bound_s : float, optional
         What is proven, where that is more than `bound`.

@@ -1,7 +1,7 @@
-"""Simulated annealing over packings: many cheap moves instead of a few well-chosen ones.
+"""Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
 
 Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
-of its pieces' ladders (`solvers.model.knapsack.least_times`), which a move changes for two GPUs;
+of its shards' priced (`solvers.model.knapsack.least_times`), which a move changes for two GPUs;
 nothing is filled exactly before the end. The energy is Σ (tᵢ/T)^p / p over the GPUs' times:
 nearly the largest time alone, but lower with fewer slow GPUs.
 """
@@ -17,7 +17,7 @@ from solvers.model.knapsack import BYTES, GPU_S, Float
 
 _NORM = 24
 _HEATS = (0.3, 0.03, 0.003)
-"""Temperatures at the start of a run, by turns: from one that leaves the best packing behind
+"""Temperatures at the start of a run, by turns: from one that leaves the best assignment behind
 to one that looks around it. What a move may cost, as a share of the step."""
 
 _COOLING = 1e-3
@@ -44,7 +44,7 @@ _MANY_GPUS = 64
 
 
 def anneal(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
-    """The best packing of runs of growing length, each from the best one so far.
+    """The best assignment of runs of growing length, each from the best one so far.
 
     Ends at `target_s` seconds, when the clock is spent, or when long runs gain nothing.
     """
@@ -73,7 +73,7 @@ def anneal(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> As
 
 
 class _Annealing:
-    """One run: the packing as sums, and what the best state was."""
+    """One run: the assignment as sums, and what the best state was."""
 
     def __init__(self, start: Assignment, rng: random.Random) -> None:
         self.start = start
@@ -92,7 +92,7 @@ class _Annealing:
         self._options: dict[int, list[ShardingOption]] = {}
 
     def run(self, steps: int, hot: float, target_s: float, clock: Clock) -> Assignment | None:
-        """The best packing of `steps` moves, filled exactly; None if none was better."""
+        """The best assignment of `steps` moves, filled exactly; None if none was better."""
         best_s = self.scale_s
         best: tuple[list[list[tuple[TableShard, ...]]], list[TableShard]] | None = None
         cooling = math.log(_COOLING) / steps
@@ -281,7 +281,7 @@ class _Annealing:
         return True
 
     def _options_of(self, table: int) -> list[ShardingOption]:
-        """Cuts that can be tried, by the GPU seconds and HBM that they take."""
+        """Sharding options that can be tried, by the GPU seconds and HBM that they take."""
         if table not in self._options:
             instance = self.instance
             most = min(_MOST_SHARDS, instance.gpus)
@@ -292,10 +292,10 @@ class _Annealing:
                 if len(shards) > most:
                     continue
                 # All rows in HBM: a rough order is enough.
-                work = sum(float(instance.ladder(p, gpu).values[GPU_S, -1]) for p in shards)
+                work = sum(float(instance.priced_costs(p, gpu)[GPU_S, -1]) for p in shards)
                 replica = instance.replica(table, option)
                 if replica is not None:
-                    alone = float(instance.ladder(replica, gpu).values[GPU_S, -1])
+                    alone = float(instance.priced_costs(replica, gpu)[GPU_S, -1])
                     work += instance.gpus * alone
                 rated.append((work, option))
             self._options[table] = [option for _, option in sorted(rated)]

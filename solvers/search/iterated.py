@@ -1,4 +1,4 @@
-"""Iterated local search over packings: shake a few GPUs, improve, keep what is not worse."""
+"""Iterated local search over assignments: shake a few GPUs, improve, keep what is not worse."""
 
 import random
 
@@ -8,15 +8,15 @@ from solvers.model.assignment import Assignment, replicated, total
 from solvers.model.clock import Clock
 from solvers.model.instance import TableShard
 from solvers.model.knapsack import GPU_S, least_times
-from solvers.search.moves import improve, with_option
+from solvers.search.moves import improve, resharded
 
 _NORM = 8
 _SHAKEN_GPUS = 3
 _PATIENCE = 400
-"""Shakes without a gain after which the search starts again from the best packing."""
+"""Shakes without a gain after which the search starts again from the best assignment."""
 
 _KICK = 6
-"""Shakes away from the best packing at which it starts again."""
+"""Shakes away from the best assignment at which it starts again."""
 
 _RESTARTS = 8
 """Times that it does so in a row before it ends: small problems need no more."""
@@ -25,12 +25,12 @@ _MOST_SHARDS = 4
 
 
 def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
-    """The best packing found until the clock is spent, or `target_s` seconds are reached.
+    """The best assignment found until the clock is spent, or `target_s` seconds are reached.
 
     Ends before that when it has started again a few times without a gain.
 
     Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
-    deals their pieces out again in a random order, and improves the result (Lourenço et
+    deals their shards out again in a random order, and improves the result (Lourenço et
     al. 2003, doi:10.1007/0-306-48056-5_11).
     """
     rng = random.Random(seed)
@@ -54,7 +54,7 @@ def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clo
 
 
 def _kicked(assignment: Assignment, rng: random.Random) -> Assignment:
-    """A packing some shakes away, good or bad: the way out of a valley."""
+    """An assignment some shakes away, good or bad: the way out of a valley."""
     for _ in range(_KICK):
         assignment = _shaken(assignment, rng) or assignment
     return assignment
@@ -63,7 +63,7 @@ def _kicked(assignment: Assignment, rng: random.Random) -> Assignment:
 def load_key(assignment: Assignment) -> float:
     """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
 
-    Their p-norm: the maximum alone would not tell a packing with one slow GPU from one with
+    Their p-norm: the maximum alone would not tell an assignment with one slow GPU from one with
     several, and see no way out of a tie.
     """
     times = assignment.times_s
@@ -112,7 +112,7 @@ def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
 def _resharded(
     assignment: Assignment, touched: list[int], rng: random.Random
 ) -> tuple[Assignment, list[int]] | None:
-    """Cut one table anew; GPUs that hold its other pieces are shaken too."""
+    """Cut one table anew; GPUs that hold its other shards are shaken too."""
     instance = assignment.instance
     shaken = [shard.table for gpu in touched for shard in assignment.shards[gpu]]
     tables = [t for t in shaken if not instance.in_group(t)]
@@ -123,13 +123,13 @@ def _resharded(
     before = assignment.holders(table)
     most = min(_MOST_SHARDS, instance.gpus)
     options = [option for option in instance.options_of(table) if option.shard_count <= most]
-    changed = with_option(assignment, table, rng.choice(options)) if options else None
+    changed = resharded(assignment, table, rng.choice(options)) if options else None
     if changed is None:
         return None
     return changed, sorted({*touched, *before, *changed.holders(table)})
 
 
 def _time(assignment: Assignment, block: tuple[TableShard, ...]) -> float:
-    """GPU time of pieces with all their rows in HBM."""
+    """GPU time of shards with all their rows in HBM."""
     gpu = assignment.instance.kinds[0]
-    return sum(float(assignment.instance.ladder(p, gpu).values[GPU_S, -1]) for p in block)
+    return sum(float(assignment.instance.priced_costs(p, gpu)[GPU_S, -1]) for p in block)

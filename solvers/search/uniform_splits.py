@@ -1,9 +1,9 @@
-"""Packings in which all pieces of a table have the same share of their rows in HBM.
+"""Assignments in which all shards of a table have the same share of their rows in HBM.
 
 For cost models with `uniform_splits`. Each GPU by itself would choose another share; tables
-in several pieces get one after the other a common one, the best of a few between the least
-and the most that their GPUs chose, and the GPUs are filled around it. Tables in one piece then
-move between GPUs as the new fillings suit them.
+in several shards get one after the other a common one, the best of a few between the least
+and the most that their GPUs chose, and the GPUs are filled around it. Tables in one shard then
+move between GPUs as the new knapsacks suit them.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import TableShard
-from solvers.model.knapsack import Filling, Float, Ladder, costs_of
+from solvers.model.knapsack import Float, Knapsack, costs_of
 from solvers.search.moves import improve
 
 _SHARES = 9
@@ -21,14 +21,14 @@ _PASSES = 4
 """Rounds over the tables: in later ones, each share moves a little around the others'."""
 
 
-def settled(assignment: Assignment | None, clock: Clock) -> Assignment | None:
-    """A packing with common shares, fixed, and what can move moved; the same if it may be.
+def with_common_shares(assignment: Assignment | None, clock: Clock) -> Assignment | None:
+    """An assignment with common shares, fixed, and what can move moved; the same if it may be.
 
     None if no common shares fit.
     """
     if assignment is None or not assignment.instance.cost_model.uniform_splits:
         return assignment
-    common = uniform(assignment)
+    common = common_shares(assignment)
     if common is None:
         return None
     several = {
@@ -40,7 +40,7 @@ def settled(assignment: Assignment | None, clock: Clock) -> Assignment | None:
         if shard.table in several:
             rows = int(assignment.instance.curve(shard, gpu).hot_rows[-1])
             share = placed.hot_rows / rows if rows else 0.0
-            if shard.row_slice:  # Equal but for rounding: the first piece's is the table's.
+            if shard.row_slice:  # Equal but for rounding: the first shard's is the table's.
                 share = next(p.option.share for p, _ in pairs if p.table == shard.table)
             shard = shard._replace(option=shard.option._replace(share=share))
         pairs.append((shard, gpu))
@@ -51,8 +51,8 @@ def settled(assignment: Assignment | None, clock: Clock) -> Assignment | None:
     return fixed
 
 
-def uniform(assignment: Assignment) -> Assignment | None:
-    """The packing with common shares; None if no common share fits."""
+def common_shares(assignment: Assignment) -> Assignment | None:
+    """The assignment with common shares; None if no common share fits."""
     tables: dict[int, list[tuple[int, TableShard, int]]] = {}
     for placed in assignment.placements():
         tables.setdefault(placed.shard.table, []).append(
@@ -60,31 +60,31 @@ def uniform(assignment: Assignment) -> Assignment | None:
         )
     option = {table: shards for table, shards in tables.items() if len(shards) > 1}
     share_of: dict[int, float] = {}
-    fillings = assignment.fillings
+    knapsacks = assignment.knapsacks
     for _ in range(_PASSES):
         for table, shards in option.items():
             fixed: dict[tuple[int, TableShard], Float] = {}
             for other, share in share_of.items():
                 if other != table:
                     fixed |= _points(assignment, option[other], share)
-            best: tuple[float, float, list[Filling]] | None = None
+            best: tuple[float, float, list[Knapsack]] | None = None
             for share in _shares(assignment, shards, share_of.get(table)):
                 filled = _filled(assignment, fixed | _points(assignment, shards, share))
                 if filled is None:
                     continue
-                slowest = max(filling.gpu_s for filling in filled)
+                slowest = max(knapsack.gpu_s for knapsack in filled)
                 if best is None or slowest < best[0]:
                     best = slowest, share, filled
             if best is None:
                 return None
-            share_of[table], fillings = best[1:]
-    return replace(assignment, fillings=fillings)
+            share_of[table], knapsacks = best[1:]
+    return replace(assignment, knapsacks=knapsacks)
 
 
 def _shares(
     assignment: Assignment, shards: list[tuple[int, TableShard, int]], current: float | None
 ) -> list[float]:
-    """Shares to try: points of the largest piece's curve, none and all among them.
+    """Shares to try: points of the largest shard's curve, none and all among them.
 
     At first between the least and the most that the GPUs chose, then around the current one.
     """
@@ -108,7 +108,7 @@ def _shares(
 def _points(
     assignment: Assignment, shards: list[tuple[int, TableShard, int]], share: float
 ) -> dict[tuple[int, TableShard], Float]:
-    """Costs of the pieces with so large a share of their rows in HBM."""
+    """Costs of the shards with so large a share of their rows in HBM."""
     points = {}
     for gpu, shard, _ in shards:
         curve = assignment.instance.curve(shard, gpu)
@@ -120,21 +120,21 @@ def _points(
 
 def _filled(
     assignment: Assignment, fixed: dict[tuple[int, TableShard], Float]
-) -> list[Filling] | None:
-    """The GPUs filled around pieces whose rows in HBM are given; None if they do not fit."""
+) -> list[Knapsack] | None:
+    """The GPUs filled around shards whose rows in HBM are given; None if they do not fit."""
     instance = assignment.instance
-    fillings = []
+    knapsacks = []
     for gpu, shards in enumerate(assignment.shards):
-        filling = assignment.fillings[gpu]
+        knapsack = assignment.knapsacks[gpu]
         if any((gpu, shard) in fixed for shard in shards):
-            ladders = {
-                shard: Ladder(np.repeat(costs[:, None], instance.prices.size, axis=1))
+            priced = {
+                shard: np.repeat(costs[:, None], instance.prices.size, axis=1)
                 for shard in shards
                 if (costs := fixed.get((gpu, shard))) is not None
             }
-            filled = assignment.filling(gpu, shards, given=ladders)
+            filled = assignment.knapsack(gpu, shards, fixed=priced)
             if filled is None:
                 return None
-            filling = filled
-        fillings.append(filling)
-    return fillings
+            knapsack = filled
+        knapsacks.append(knapsack)
+    return knapsacks

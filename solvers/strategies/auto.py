@@ -1,6 +1,6 @@
 """What `placer plan` runs unless told otherwise: a portfolio within the time limit.
 
-One packing goes from strategy to strategy, until it is within the gap of the bound or time
+One assignment goes from strategy to strategy, until it is within the gap of the bound or time
 is up: the cost greedy's first plan; annealing, where there are not too many GPUs and tables;
 the integer program where it is small enough to be solved; iterated local search; large
 neighbourhoods for the time that is left. Where GPUs are unequal or memory binds, the linear
@@ -24,8 +24,8 @@ from solvers.result import Limits, SolveResult
 from solvers.search.annealing import anneal
 from solvers.search.integer_program import Program
 from solvers.search.iterated import iterated_search
-from solvers.search.uniform_splits import settled
-from solvers.strategies.greedy_cost import best_assignment
+from solvers.search.uniform_splits import with_common_shares
+from solvers.strategies.greedy_cost import greedy_assignment
 from solvers.strategies.lns import neighbourhood_search
 
 _GREEDY_SHARE, _ANNEALING_SHARE, _PROGRAM_SHARE, _SEARCH_SHARE = 0.6, 0.5, 0.5, 0.6
@@ -38,10 +38,10 @@ _LIFTED, _LIFTING_SHARE = 20_000, 0.1
 """Tables × GPUs up to which the linear program is solved, in so large a share of the time."""
 
 _SMALL = 1500
-"""Pieces × GPUs up to which the integer program is tried: it mostly proves its answer."""
+"""Shards × GPUs up to which the integer program is tried: it mostly proves its answer."""
 
 _SETTLING_SHARE = 0.05
-"""Share of the time for moves that suit what the cost model asks of all pieces of a table."""
+"""Share of the time for moves that suit what the cost model asks of all shards of a table."""
 
 
 class Auto:
@@ -78,7 +78,7 @@ class Auto:
 
 @dataclass
 class _Portfolio:
-    """The best packing and bound so far, and what each stage made of them."""
+    """The best assignment and bound so far, and what each stage made of them."""
 
     instance: Instance
     pooled: LagrangianBound
@@ -98,8 +98,8 @@ class _Portfolio:
         return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
 
     def take(self, stage: str, assignment: Assignment | None) -> None:
-        """Keep a stage's packing if it is the best, made into what a plan may be."""
-        assignment = settled(assignment, self.clock.part(_SETTLING_SHARE))
+        """Keep a stage's assignment if it is the best, made into what a plan may be."""
+        assignment = with_common_shares(assignment, self.clock.part(_SETTLING_SHARE))
         if assignment is None:
             return
         self.stats[f"{stage}_s"] = assignment.step_time_s
@@ -110,8 +110,8 @@ class _Portfolio:
         """All stages, as far as they are needed."""
         instance, clock, seed = self.instance, self.clock, self.clock.limits.seed
         self.bound_s = self.pooled.step_time_s
-        self.stats["pooled_bound_s"] = self.bound_s
-        self.take("greedy", best_assignment(instance, self.pooled, clock.part(_GREEDY_SHARE)))
+        self.stats["lagrangian_bound_s"] = self.bound_s
+        self.take("greedy", greedy_assignment(instance, self.pooled, clock.part(_GREEDY_SHARE)))
         size = instance.tables * instance.gpus
         if self.best and self.is_open and size <= _LIFTED:
             self.lift(self.best)
@@ -139,7 +139,7 @@ class _Portfolio:
         lifted = lp_bound(
             self.instance,
             assignment.step_time_s,
-            pooled=self.pooled,
+            lagrangian=self.pooled,
             time_limit_s=self.clock.part(_LIFTING_SHARE).left_s,
             stop=self.clock.limits.stop,
         )

@@ -1,6 +1,6 @@
 """Greedy by cost: cut what is too much for one GPU, pack by time, fill HBM by saving per byte.
 
-1. The pooled bound says how many row slices each table needs for a given step time.
+1. The Lagrangian bound says how many row slices each table needs for a given step time.
 2. Slices are packed longest first onto the GPU that would finish first, each with the hot
    rows that the pooled HBM would give it.
 3. Each GPU fills its own HBM with the rows that save most per byte (`solvers.model.knapsack`).
@@ -40,12 +40,14 @@ class GreedyCost:
         if failure:
             return SolveResult(None, failure)
         bound = lagrangian_bound(instance)
-        assignment = best_assignment(instance, bound, clock)
+        assignment = greedy_assignment(instance, bound, clock)
         return result_of(self.name, instance, assignment, bound=bound, clock=clock, started=started)
 
 
-def best_assignment(instance: Instance, bound: LagrangianBound, clock: Clock) -> Assignment | None:
-    """The best packing over the targets, as far as the clock lets it come; at least one."""
+def greedy_assignment(
+    instance: Instance, bound: LagrangianBound, clock: Clock
+) -> Assignment | None:
+    """The best assignment over the targets, as far as the clock lets it come; at least one."""
     best: Assignment | None = None
     for target in _TARGETS:
         assignment = construct(instance, bound, target * bound.step_time_s)

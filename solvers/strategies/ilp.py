@@ -4,7 +4,7 @@ RecShard's decision (doi:10.1145/3503222.3507777, section 4), the GPU that owns 
 where it is split into hot and cold rows, extended by how it is cut. The cost greedy's plan
 starts an iterated local search; what that leaves open goes to CP-SAT
 (`solvers.search.integer_program`); the search then polishes CP-SAT's answer. The bound is the
-larger of the pooled one and CP-SAT's.
+larger of the Lagrangian one and CP-SAT's.
 """
 
 import math
@@ -21,7 +21,7 @@ from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult
 from solvers.search.integer_program import Program
 from solvers.search.iterated import iterated_search
-from solvers.strategies.greedy_cost import best_assignment
+from solvers.strategies.greedy_cost import greedy_assignment
 
 _GREEDY_SHARE = 0.5
 """Share of the time that the first plan may take where problems are huge."""
@@ -50,8 +50,8 @@ class Ilp:
             return SolveResult(None, failure)
         bound = lagrangian_bound(instance)
         bound_s = bound.step_time_s
-        assignment = best_assignment(instance, bound, clock.part(_GREEDY_SHARE))
-        stats: dict[str, object] = {"pooled_bound_s": bound_s}
+        assignment = greedy_assignment(instance, bound, clock.part(_GREEDY_SHARE))
+        stats: dict[str, object] = {"lagrangian_bound_s": bound_s}
 
         def closed() -> bool:
             return assignment is not None and assignment.step_time_s <= bound_s * (1 + limits.gap)
@@ -66,7 +66,7 @@ class Ilp:
             upper_s = assignment.step_time_s if assignment else math.inf
             program = Program.build(instance, bound, assignment, upper_s)
             if program is None:
-                stats["cp_sat_status"] = "not run: too many pieces"
+                stats["cp_sat_status"] = "not run: too many shards"
                 if assignment is not None:
                     assignment = searched(assignment, clock, limits.seed + 1)
             elif (left := clock.left_s) > 0.1:

@@ -2,9 +2,10 @@
 
 Shaw 1998, doi:10.1007/3-540-49481-2_30. The cost greedy's plan, improved by local search, is
 the start. A round takes the slowest GPU and some others, gives CP-SAT the tables that they
-alone serve, each in any of its cuts without replicas, and the pieces of other tables that
-stay cut as they are (`solvers.search.integer_program`), and keeps what is not worse. On few GPUs
-every other round takes all of them, and some tables of which cuts and replicas are decided anew.
+alone serve, each in any of its sharding options without replicas, and the shards of other tables
+that stay cut as they are (`solvers.search.integer_program`), and keeps what is not worse. On few
+GPUs every other round takes all of them, and some tables of which sharding options and replicas are
+decided anew.
 """
 
 import random
@@ -25,7 +26,7 @@ from solvers.result import Limits, SolveResult
 from solvers.search.integer_program import Program, price_list
 from solvers.search.iterated import iterated_search, load_key
 from solvers.search.moves import improve
-from solvers.strategies.greedy_cost import best_assignment
+from solvers.strategies.greedy_cost import greedy_assignment
 
 _SEARCH_SHARE = 0.25
 """Share of the time for local search before the first round."""
@@ -36,12 +37,12 @@ _ROUND_S = 2.0
 _FEWEST_GPUS = 3
 _MOST_GPUS = 6
 _MOST_PLACES = 3000
-"""Pieces × GPUs of a round; fewer GPUs are taken where there would be more."""
+"""Shards × GPUs of a round; fewer GPUs are taken where there would be more."""
 
 _FEW_GPUS = 8
 _RECUT_TABLES = 6
 _CHEAPEST_OPTIONS = 16
-"""On so few GPUs, so many tables have so many of their cheapest cuts to choose from."""
+"""On so few GPUs, so many tables have so many of their cheapest sharding options to choose from."""
 
 _IDLE_ROUNDS = 40
 """Rounds in a row without a gain after which the search ends."""
@@ -67,7 +68,7 @@ class Lns:
             return SolveResult(None, failure)
         bound = lagrangian_bound(instance)
         target_s = bound.step_time_s * (1 + limits.gap)
-        assignment = best_assignment(instance, bound, clock)
+        assignment = greedy_assignment(instance, bound, clock)
         rounds = 0
         if assignment is not None and instance.gpus > 1:
             assignment = iterated_search(
@@ -90,7 +91,7 @@ class Lns:
 def neighbourhood_search(
     assignment: Assignment, bound: LagrangianBound, *, target_s: float, seed: int, clock: Clock
 ) -> tuple[Assignment, int]:
-    """The best packing that rounds of CP-SAT find, and how many rounds there were."""
+    """The best assignment that rounds of CP-SAT find, and how many rounds there were."""
     rng = random.Random(seed)
     best = current = assignment
     rounds = idle = 0
@@ -120,7 +121,7 @@ def neighbourhood_search(
 def _round(
     assignment: Assignment, bound: LagrangianBound, number: int, rng: random.Random, clock: Clock
 ) -> Assignment | None:
-    """A packing in which some GPUs are packed anew, the slowest one among them."""
+    """An assignment in which some GPUs are packed anew, the slowest one among them."""
     instance = assignment.instance
     times = assignment.times_s
     slow = int(times.argmax())
@@ -165,7 +166,7 @@ def _round(
 def _recut_round(
     assignment: Assignment, bound: LagrangianBound, rng: random.Random, clock: Clock
 ) -> Assignment | None:
-    """A packing in which some tables are cut, replicated or not, and all are placed anew."""
+    """An assignment in which some tables are cut, replicated or not, and all are placed anew."""
     instance = assignment.instance
     option_of = {shard.table: shard.option for mine in assignment.shards for shard in mine}
     option_of |= {shard.table: shard.option for shard in assignment.replicas}
@@ -203,7 +204,7 @@ def _recut_round(
 
 
 def _content(assignment: Assignment, gpus: list[int]) -> tuple[list[int], list[TableShard]]:
-    """Tables that these GPUs alone serve, and their pieces of other tables."""
+    """Tables that these GPUs alone serve, and their shards of other tables."""
     held = {shard for gpu in gpus for shard in assignment.shards[gpu]}
     count: dict[int, int] = {}
     for shard in held:
@@ -224,7 +225,7 @@ def _content(assignment: Assignment, gpus: list[int]) -> tuple[list[int], list[T
 def _options(
     assignment: Assignment, bound: LagrangianBound, table: int, most: int
 ) -> list[ShardingOption]:
-    """Cuts for a table that stays without replicas, the one that it has among them."""
+    """Sharding options for a table that stays without replicas, the one that it has among them."""
     return [
         option
         for option in assignment.instance.options_of(table)

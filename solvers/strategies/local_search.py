@@ -16,7 +16,7 @@ from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult
 from solvers.search.annealing import anneal
 from solvers.search.iterated import iterated_search
-from solvers.strategies.greedy_cost import best_assignment
+from solvers.strategies.greedy_cost import greedy_assignment
 
 _GREEDY_SHARE, _ANNEALING_SHARE = 0.5, 0.8
 """Shares of the time that is left for the first plan, and then for annealing."""
@@ -36,7 +36,7 @@ class LocalSearch:
             return SolveResult(None, failure)
         bound = lagrangian_bound(instance)
         target_s = bound.step_time_s * (1 + limits.gap)
-        assignment = best_assignment(instance, bound, clock.part(_GREEDY_SHARE))
+        assignment = greedy_assignment(instance, bound, clock.part(_GREEDY_SHARE))
         if assignment is not None:
             assignment = anneal(
                 assignment, target_s=target_s, seed=limits.seed, clock=clock.part(_ANNEALING_SHARE)

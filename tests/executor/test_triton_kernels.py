@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import combinations
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -106,9 +107,12 @@ class TestTranslate:
 
 
 class TestPool:
-    @pytest.mark.parametrize("width", [1, 3, 16, 100, 300])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("weighted", [False, True])
+    @combinations(
+        "weighted, dtype, width",
+        [False, True],
+        [torch.float32, torch.float16, torch.bfloat16],
+        [1, 3, 16, 100, 300],
+    )
     def test_sums_of_bags(
         self,
         kernels: TritonKernels,
@@ -180,8 +184,7 @@ def uneven_slots(random: torch.Generator) -> Tensor:
 
 
 class TestUpdate:
-    @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-    @pytest.mark.parametrize("width", [1, 6])
+    @combinations("width, optimizer", [1, 6], ["sgd", "adagrad", "rowwise_adagrad", "adam"])
     def test_against_float64(
         self,
         kernels: TritonKernels,
@@ -213,8 +216,11 @@ class TestUpdate:
             )
             assert torch.equal(got[~touched], state[~touched])
 
-    @pytest.mark.parametrize("lookups", [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5])
-    @pytest.mark.parametrize("before", [0, 1, PIECE - 1])
+    @combinations(
+        "before, lookups",
+        [0, 1, PIECE - 1],
+        [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5],
+    )
     def test_a_run_sums_alike_wherever_it_lies(
         self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
     ) -> None:

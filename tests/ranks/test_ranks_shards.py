@@ -11,7 +11,8 @@ from ranks_launcher import Job, Outcomes, run
 from shard_cases import checkpoint_of
 
 from placer.executor import make_embeddings
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.storage.shards import load_shards, write_shards
 
 CASES = ("host", "split 50%", "grid", "crossing cuts", "replicas")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
+from fast_and_full import fewer, mostly_slow
 from ranks_cases import (
     batches_of,
     close,
@@ -26,7 +27,7 @@ from placer.executor import (
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
-STEPS = 20
+STEPS = fewer(20, 5)
 
 
 def weighted_bags(rank: int, world: int, plan: Plan) -> None:
@@ -303,7 +304,7 @@ def jobs(world: int) -> list[Job]:
 WORLDS = (2, 4)
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world} ranks")
+@pytest.fixture(scope="module", params=mostly_slow(WORLDS, 2), ids=lambda world: f"{world} ranks")
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     return run(request.param, jobs(request.param))
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from placer.errors import CapacityError, PlanMismatchError
 from placer.executor.memory.arena_order import ArenaKey, SlicedColumns, slice_columns
 from placer.executor.memory.row_cache import CacheRange
-from placer.plan.plan import Lookup, Memory, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table
 

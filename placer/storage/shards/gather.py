@@ -6,7 +6,7 @@ import numpy as np
 
 from placer.errors import CheckpointError
 from placer.plan.order import Int
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.storage.shards.shard_file import Bytes, ShardForm
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder
 from placer.storage.shards.shard_rows import find

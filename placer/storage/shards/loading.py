@@ -8,7 +8,8 @@ import numpy as np
 
 from placer.errors import PlanMismatchError
 from placer.plan.order import Int
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.storage.shards.gather import Choose, gather
 from placer.storage.shards.shard_file import Bytes, ShardForm, chunk_rows
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder, open_shards

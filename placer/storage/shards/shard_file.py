@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from placer.errors import CheckpointError
 from placer.plan.order import Int
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
 
 Bytes = npt.NDArray[np.uint8]

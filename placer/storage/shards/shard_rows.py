@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.plan.order import Int, Ranks
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.storage.shards.shard_file import MOST_ROWS
 
 

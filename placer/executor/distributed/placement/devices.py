@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.topology.topology import Topology
 
 

@@ -9,7 +9,8 @@ from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.memory.arena_order import LOOKUP_ORDER
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
 
 _MOST_PARTS = 1 << 16

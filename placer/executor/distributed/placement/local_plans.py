@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.row_slices import RowSlice
-from placer.plan.plan import Plan, RowOrder, Shard
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Pooling, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 _GPU, _HOST = "gpu:0", "host:0"
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import assert_same_profile, profile_of, profiles
 
@@ -16,7 +17,7 @@ from placer.errors import PlacerError, ProfileError
 from placer.profile.counts import RowCounts
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(profiles())
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, profile: Profile
@@ -29,7 +30,7 @@ def test_what_is_saved_is_loaded(
     assert names == ["counts", "profile.json"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.dictionaries(st.integers(0, 10**9 - 1), st.integers(1, 2**40), max_size=30),
     st.sampled_from([30, 1000, 10**9]),
@@ -107,7 +108,7 @@ def test_a_crash_before_the_json_leaves_the_old_profile(
         raise KeyboardInterrupt
 
     old = Profile.load(saved)
-    monkeypatch.setattr("placer.profile.store.write_text", killed)
+    monkeypatch.setattr("placer.profile.file.write_text", killed)
     with pytest.raises(KeyboardInterrupt):
         profile_of({"t": RowCounts.from_dense(np.arange(50))}).save(saved)
     assert_same_profile(Profile.load(saved), old)
@@ -147,7 +148,7 @@ def test_damage_is_told(saved: Path) -> None:
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
-    from placer.profile.store import _document_hash
+    from placer.profile.file import _document_hash
 
     def rewrite(**changes: object) -> None:
         document = json.loads((saved / "profile.json").read_text()) | changes

@@ -1,4 +1,4 @@
-"""Reads and writes plan files, and the row orders beside them."""
+"""Plan files, and the row orders beside them."""
 
 import glob
 import hashlib
@@ -19,14 +19,16 @@ from safetensors.numpy import save as serialize
 from placer.errors import PlacerError, PlanError
 from placer.files import replacing, sha256_file, write_text
 from placer.plan import schema
-from placer.plan.plan import SCHEMA_VERSION, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
+from placer.plan.shard import Shard
 from placer.tables import Feature, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 StrPath = str | os.PathLike[str]
 
 
-def save(plan: Plan, path: StrPath) -> None:
+def write(plan: PlanFields, path: StrPath) -> None:
     """Write the row order first and the plan that names it last, each atomically.
 
     The row order's name carries its hash, so a crash in between leaves an older plan and
@@ -52,8 +54,8 @@ def save(plan: Plan, path: StrPath) -> None:
     _remove(order for order in before if order.name != file)
 
 
-def load(path: StrPath) -> Plan:
-    """Read a plan; see `Plan.load`."""
+def read(path: StrPath) -> PlanFields:
+    """Read a plan and the row orders beside it; see `Plan.load`."""
     source = Path(path)
     model = parse(source)
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
@@ -126,8 +128,8 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def to_dict(plan: Plan, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The plan as the JSON document that `save` writes.
+def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The plan as the JSON document that `write` writes.
 
     Raises
     ------
@@ -183,12 +185,12 @@ def _features(table: Table) -> list[dict[str, Any]]:
     return [asdict(feature) for feature in table.features]
 
 
-def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> Plan:
+def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
     devices = model.topology.devices
     for device in devices:
         if device.kind == "gpu" and device.host is None:
             raise PlanError(f"{device.id} is a gpu but names no host")
-    return Plan(
+    return PlanFields(
         tables=tuple(
             Table(
                 **t.model_dump(exclude={"features"}),

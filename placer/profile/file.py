@@ -28,7 +28,7 @@ from placer.errors import PlacerError, ProfileError
 from placer.files import replacing, write_text
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
 from placer.tables import Feature, Table
 
 SCHEMA_VERSION = 1
@@ -37,7 +37,7 @@ JSON_NAME = "profile.json"
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-def save(profile: Profile, path: str | os.PathLike[str]) -> None:
+def write(profile: ProfileFields, path: str | os.PathLike[str]) -> None:
     """Write a profile into the folder `path`, replacing one that is there.
 
     Raises
@@ -55,10 +55,10 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     _remove(part for part in before if part.name not in named)
 
 
-def _write_all(profile: Profile, folder: Path) -> set[str]:
+def _write_all(profile: ProfileFields, folder: Path) -> set[str]:
     """Write the parts and then the JSON that names them; the names of the parts."""
     arrays: _Arrays = {}
-    tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile)]
+    tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile.tables)]
     files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
     encoding = profile.encoding
     if encoding is not None and encoding.vocabularies:
@@ -88,7 +88,7 @@ def _remove(files: Iterable[Path]) -> None:
         file.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike[str]) -> Profile:
+def read(path: str | os.PathLike[str]) -> ProfileFields:
     """Read a profile from its folder or its JSON.
 
     Raises
@@ -107,7 +107,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
         if "vocabulary" in files:
             vocabularies = _vocabulary_from_parquet(_read(file.parent, files["vocabulary"]))
         encoding = document["encoding"]
-        return Profile(
+        return ProfileFields(
             tables=tuple(
                 _table_from_json(table, f"{i}", arrays)
                 for i, table in enumerate(document["tables"])
