@@ -25,6 +25,7 @@ from solvers.model.instance import Instance
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies import flow as flow_module
+from solvers.strategies._base import Search
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
 from solvers.strategies.flow import Flow
@@ -157,7 +158,7 @@ def test_constraints_hold(name: str) -> None:
 @given(problems(hbm_bytes=60_000))
 @examples(10)
 def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
-    """`finished` checks each plan; here, that there is one or a reason for there being none."""
+    """Every strategy checks its plan; here, that there is one or a reason for there being none."""
     result = run(name, problem, time_limit_s=1.0)
     if result.plan is None:
         assert result.termination.reason in ("infeasible", "no_plan")
@@ -261,7 +262,7 @@ def test_the_beam_halves_one_large_table() -> None:
 def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     """The grid search of algorithm 2, against the same in plain loops."""
     instance = Instance(PROBLEMS[case](), Roofline())
-    search = beam_module._Search(instance, lagrangian_bound(instance))
+    search = beam_module._BeamSearch(instance, lagrangian_bound(instance))
     items, kinds = search.items, instance.kind_of_gpu
     halved = beam_module._halved(instance, TableShard(2, search.whole[2]))
     assert halved is not None
@@ -419,9 +420,11 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
     largest = max(state.least_bytes.values())
     state.hbm[:] = 1.5 * largest
     assert flow_module._flow(state, state.blocks) is None
-    search = flow_module._Search(instance, lagrangian_bound(instance), Clock.start(Limits(FAR_S)))
-    search._assign(state, state.blocks)
-    assert search.flows > 1
+    bound = lagrangian_bound(instance)
+    search = Search(instance, Clock.start(Limits(FAR_S)), bound, bound.step_time_s)
+    rounds = flow_module._Rounds(search)
+    rounds._assign(state, state.blocks)
+    assert rounds.flows > 1
     assert len(state.pairs) > 2
 
 

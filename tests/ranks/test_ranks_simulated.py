@@ -68,6 +68,7 @@ def exchanged_by_model(problem: Problem, plan: Plan) -> float:
     return sum(gpu.communication_s for gpu in report.gpus) * bandwidth
 
 
+@pytest.mark.slow
 def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     """Every rank has the same samples: expected and real bytes are then the same."""
     profile = named_workload("mlperf-dcnv2")
@@ -139,6 +140,7 @@ def plan_of_1024() -> Plan:
     return plan_of(tables, shards, {"head": order, "grid": order}, topology)
 
 
+@pytest.mark.slow
 def test_a_plan_of_1024_gpus() -> None:
     plan = plan_of_1024()
     world, steps = executed(plan, [a_batch(plan, 1, rank, most=2) for rank in range(1024)])

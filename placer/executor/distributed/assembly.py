@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlacerError, PlanMismatchError
-from placer.executor.distributed.canonical import Canonical
 from placer.executor.distributed.collectives import Collectives, Communicator
+from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.placement.channels import (
     Channel,
@@ -170,16 +170,13 @@ class Assembly:
     served : Served
     modules : tuple of PlacedEmbeddings
         Of the rank's units.
-    canonical : Canonical
-    targets : tuple of (Target, PlacedEmbeddings)
-        What is held here.
+    id_order : DistributedIdOrder
     """
 
     inputs: InputExchange
     served: Served
     modules: tuple[PlacedEmbeddings, ...]
-    canonical: Canonical
-    targets: tuple[tuple[Target, PlacedEmbeddings], ...]
+    id_order: DistributedIdOrder
 
 
 def assemble(
@@ -229,12 +226,12 @@ def assemble(
         for unit, module in zip(channels.units, modules, strict=True)
         for target in unit.targets
     }
+    counts = options.get("rounding") == "stochastic" or "adam" in optimizers.values()
     return Assembly(
         InputExchange(features, survey.maps, channels, comm, device),
         served,
         tuple(modules),
-        Canonical(survey.maps, held, comm, device),
-        tuple((target, held[target.name]) for target in survey.targets if target.name in held),
+        DistributedIdOrder(plan, optimizers, counts, survey.maps, held, comm, device),
     )
 
 

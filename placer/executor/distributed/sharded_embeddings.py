@@ -1,7 +1,7 @@
 """The module that trains embedding tables over many processes."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,11 +10,9 @@ from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.distributed.assembly import assemble
-from placer.executor.distributed.canonical import SpreadTables
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
-from placer.executor.distributed.local_shards import LocalShard, local_shards_of
 from placer.executor.distributed.serving import Serve
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.embeddings import Embeddings
@@ -24,7 +22,6 @@ from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.row_cache import RowCacheStats
-from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
@@ -104,9 +101,9 @@ class ShardedEmbeddings(Embeddings):
         self._held = self._parts.modules
         for name in self._parts.inputs.maps:
             if name in initial:
-                self._parts.canonical.scatter(name, "weight", initial[name])
+                self._parts.id_order.scatter(name, "weight", initial[name])
             else:
-                self._parts.canonical.draw(name, seed)
+                self._parts.id_order.draw(name, seed)
 
     @property
     def backend(self) -> str:
@@ -215,21 +212,8 @@ class ShardedEmbeddings(Embeddings):
                 total[key] += size
         return dict(total)
 
-    def local_shards(self) -> Iterator[LocalShard]:
-        """What this rank holds of each tensor, weights first: for checkpoints in shards."""
-        tensors = {
-            table.name: ("weight", *STATE[self.optimizers[table.name]])
-            for table in self.plan.tables
-        }
-        per_row = {
-            name: optimizer == "rowwise_adagrad" for name, optimizer in self.optimizers.items()
-        }
-        return local_shards_of(self.plan, self._parts.targets, tensors, per_row, self.rank)
-
     def id_order(self) -> IdOrder:
-        return SpreadTables(
-            self.plan, self.optimizers, self.counts_updates, self._parts.canonical, self._held
-        )
+        return self._parts.id_order
 
     def update_count(self) -> int:
         return max((module.update_count() for module in self._held), default=0)
@@ -252,11 +236,11 @@ class ShardedEmbeddings(Embeddings):
         dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
         shape = tensor_shape(table, name, self.optimizers[table.name])
         tensor = torch.zeros(shape, dtype=dtype)
-        self._parts.canonical.gather(table.name, name, tensor)
+        self._parts.id_order.gather(table.name, name, tensor)
         return tensor
 
     def _write(self, table: Table, name: str, values: Tensor) -> None:
-        self._parts.canonical.scatter(table.name, name, values)
+        self._parts.id_order.scatter(table.name, name, values)
 
 
 def make_embeddings(

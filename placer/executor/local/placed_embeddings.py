@@ -12,7 +12,7 @@ from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered_backend import TieredBackend
 from placer.executor.embeddings import Embeddings
-from placer.executor.id_order import IdOrder, OwnTables
+from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.table_rows import TableRows
@@ -300,7 +300,14 @@ class PlacedEmbeddings(Embeddings):
         )
 
     def id_order(self) -> IdOrder:
-        return OwnTables(self)
+        return LocalIdOrder(
+            self.plan,
+            self.optimizers,
+            self.counts_updates,
+            self.rows,
+            self.update_count,
+            self.set_update_count,
+        )
 
     def _read(self, table: Table, name: str) -> Tensor:
         return self.rows.read(table, name)
