@@ -38,7 +38,7 @@ from placer import Problem
 from placer.errors import DataError, PlacerError
 from placer.measurement import Case, Measured, Setting, random_cases
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, Measurement, machine
-from placer.measurement.measure import resolved
+from placer.measurement.times import resolved
 from placer.plan.verify import violations
 from solvers import solve
 from solvers.model.instance import Instance

@@ -23,7 +23,7 @@ from cost_models.step_equation.work import work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case
 from placer.measurement.dataset import Dataset, repeated
-from placer.measurement.measure import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
+from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 
 LEAST_CASES = 12
 """With fewer, hardly any constant is told from another."""

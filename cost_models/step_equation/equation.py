@@ -55,7 +55,7 @@ from placer.plan.buffers import (
     staging_buffer_bytes,
     with_buffers,
 )
-from placer.plan.memory import POOL_ENTRY_BYTES, device_memory, row_map_bytes
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory, row_map_bytes
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
@@ -208,7 +208,7 @@ class StepEquation(ABC):
                 of_gpu, of_dram = _per_unit(costs, kind, spec, width)
                 gpu_s[end] = of_gpu.seconds(lookups[-1], unique[-1], 0.0)
                 dram_s[end] = of_dram.seconds(lookups[-1], unique[-1], 0.0)
-            buffers += np.where(hot < members, hot * POOL_ENTRY_BYTES, 0)
+            buffers += np.where(hot < members, hot * ROW_CACHE_ENTRY_BYTES, 0)
         alone = shard.option.row_slices == 1 and not shard.option.replicated_rows
         returned = returned_vectors(spec, samples, float(lookups[-1]), alone=alone)
         output, strips = output_bytes(returned, width), max(1, len(shard.option.column_widths))
