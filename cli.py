@@ -1096,7 +1096,7 @@ def simulate(
     placer simulate plan.json --data monday.tsv --then tuesday.tsv --against tuesday.json
     placer simulate plan.json --profile profile --batches 100
     """
-    from cost_models.step_equation.replay import (
+    from cost_models.replay import (
         Replayed,
         StepTimer,
         TimeSummary,
