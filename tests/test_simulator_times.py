@@ -14,7 +14,7 @@ from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
 from cost_models.calibrated.calibration import TERMS
-from cost_models.step_equation.replay import (
+from cost_models.replay import (
     Replayed,
     StepTimer,
     StepTimes,
