@@ -138,6 +138,7 @@ def test_noise_is_told() -> None:
     assert Measured((3.0, 1.0, 9.0), (1.0,) * 3).seconds() == 1.0
 
 
+@pytest.mark.slow
 def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
     path, cases = tmp_path / "m.jsonl", [small_case(workload=f"w{n}") for n in range(3)]
     told: list[int] = []
@@ -367,6 +368,7 @@ def test_reports_say_how_sure_a_calibrated_time_is() -> None:
     assert Roofline().evaluate(case.problem(), case.plan()).relative_error is None
 
 
+@pytest.mark.slow
 def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On so few cases and steps that nothing but the way through is tested."""
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cli_cases import fail, invoke, succeed
 from conftest import REPOSITORY
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from problem_cases import problem_of, zipf_table
@@ -101,7 +102,7 @@ _constraints = st.builds(
 
 
 @given(_constraints)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, constraints: Constraints
 ) -> None:
@@ -229,7 +230,7 @@ _asked = st.builds(
 
 
 @given(_asked)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_rule_is_what_all_its_keys_ask(asked: Constraints) -> None:
     problem = ten_tables()
     topology, names = problem.topology, problem.profile.table_names
@@ -392,7 +393,7 @@ def option_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
 
 
 @given(option_tables())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_ways_of_placing_are_told_from_the_plan(option: tuple[Plan, set[Kind]]) -> None:
     plan, kinds = option
     assert set(kinds_of(plan.shards)) == kinds
@@ -425,7 +426,7 @@ def test_ways_of_placing_by_hand(shards: list[Shard], kinds: set[Kind]) -> None:
 
 
 @given(plans(), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_plan_meets_what_it_does_and_breaks_all_else(plan: Plan, data: st.DataObject) -> None:
     """Constraints read off the plan are met; each one turned round is broken."""
     table = data.draw(st.sampled_from(plan.tables))
@@ -470,14 +471,17 @@ def halves(table: Table, *devices: str) -> list[Shard]:
         ([whole(A), whole(B)], []),
         ([in_hbm("A", (0, 3, 1), (0, 4)), in_dram("A", (3, 10, 1), (0, 4)), whole(B)], []),
         ([whole(A), whole(B, "gpu:1")], ["served by several: 'A' by gpu:0, 'B' by gpu:1"]),
-        ([*halves(A, "gpu:0", "gpu:0"), whole(B)], ["'A' is cut into 2 row slices, but has to be"]),
+        (
+            [*halves(A, "gpu:0", "gpu:0"), whole(B)],
+            ["'A' is sharded into 2 row slices, but has to be"],
+        ),
         (
             [*halves(A, "gpu:0", "gpu:1"), whole(B)],
-            ["'A' is cut into 2 row slices", "'A' by gpu:0, gpu:1, 'B' by gpu:0"],
+            ["'A' is sharded into 2 row slices", "'A' by gpu:0, gpu:1, 'B' by gpu:0"],
         ),
         (
             [whole(A), in_hbm("B", (0, 10, 1), (0, 1)), in_hbm("B", (0, 10, 1), (1, 4))],
-            ["'B' is cut into 2 strips of columns, but has to be whole, together with A"],
+            ["'B' is sharded into 2 column slices, but has to be whole, together with A"],
         ),
         (
             [whole(A, "gpu:0", "gpu:1"), whole(B, "gpu:0", "gpu:1")],
@@ -531,7 +535,7 @@ def test_verify_with_constraints(tmp_path: Path) -> None:
     result = invoke("verify", path, "--constraints", broken)
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "constraint: table 'B' is cut into 2 row slices, but row-wise is forbidden",
+        "constraint: table 'B' is sharded into 2 row slices, but row-wise is forbidden",
         "constraint: table 'C' is served by gpu:2, but pinned to gpu:3",
     ]
     result = invoke("verify", path, "--constraints", broken, "--format", "json")

@@ -13,7 +13,7 @@ from cost_models.learned.shipped import shipped, shipped_name
 from placer import Topology
 from placer.measurement import Case, Dataset
 from placer.measurement.dataset import repeated
-from placer.measurement.measure import step_s
+from placer.measurement.times import step_s
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 MEASURED = "amd-epyc-2-cores-tiered"
@@ -62,6 +62,7 @@ def test_calibrated_constants_predict_plans_they_have_not_seen(
     assert rank_agreement(cases, guessed, measured) > 0.86
 
 
+@pytest.mark.slow
 def test_the_learned_model_that_comes_with_placer_predicts_them_better(
     tested: tuple[list[Case], np.ndarray],
 ) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration
 from click.testing import CliRunner
+from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from problem_cases import problem_of, problems, zipf_table
@@ -20,24 +21,29 @@ from test_cost_models import CostModelContract, examples
 
 from cli import main
 from cost_models import Calibrated, CostModel, Roofline, cost_model
+from cost_models.learned import shipped as shipped_models
 from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, features
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.fit import examples as examples_of
 from cost_models.learned.fit import learn
 from cost_models.learned.model import Learned
-from cost_models.learned.model import shipped as shipped_models
 from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import shipped_name
 from cost_models.learned.training import Example, Fit, train
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
-from cost_models.step_equation.unit_cost_arrays import OTHERS, as_array, from_array
-from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    Rates,
+    ReadCosts,
+    UnitCosts,
+    as_array,
+    from_array,
+)
 from placer import Problem
 from placer.errors import DataError, PlacerError
 from placer.measurement import Case, Measured, Setting, random_cases
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, Measurement, machine
-from placer.measurement.measure import resolved
+from placer.measurement.times import resolved
 from placer.plan.verify import violations
 from solvers import solve
 from solvers.model.instance import Instance
@@ -101,7 +107,7 @@ def test_without_factors_it_is_what_it_started_from() -> None:
 # Parts of unit costs
 
 
-rates = st.builds(Rates, *(st.floats(0, 1e-6) for _ in fields(Rates)))
+rates = st.builds(Rates, *(st.floats(0, 1e-6) for _ in Rates._fields))
 
 
 @st.composite
@@ -112,7 +118,7 @@ def unit_costs(draw: st.DrawFn) -> UnitCosts:
     staged, uva = (ReadCosts(device.hbm, device.link + draw(rates), draw(rates)) for _ in "ab")
     miss = ReadCosts(hit.hbm, hit.link + draw(rates), draw(rates))
     host = ReadCosts(draw(rates), draw(rates), draw(rates))
-    others = [draw(st.floats(0, 1e-6)) for _ in OTHERS]
+    others = [draw(st.floats(0, 1e-6)) for _ in UnitCosts._fields[len(READ_KINDS) :]]
     return UnitCosts(device, staged, uva, host, hit, miss, *others)
 
 
@@ -133,7 +139,7 @@ def test_cold_rows_are_never_cheaper_than_hot_ones(costs: UnitCosts, factors: li
     def together(kind: str) -> np.ndarray:
         read = changed.read(kind)  # type: ignore[arg-type]
         both = read.hbm + read.link
-        return np.array([getattr(both, field.name) for field in fields(Rates)])
+        return np.array([getattr(both, name) for name in Rates._fields])
 
     slack = 1 + 1e-12
     for kind, floor in (
@@ -327,46 +333,12 @@ def test_it_is_less_sure_of_tables_unlike_those_it_knows(
     assert wider.std_s / wider.mean_s > 1.5 * max(known)
 
 
-# Batches of shards
-
-
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_batched_costs_are_those_of_single_shards(gpus: int) -> None:
-    model = learned(random_networks(4))
-    kinds = set()
-    for case in random_cases(21, 12, gpus=gpus):
-        problem = case.problem()
-        for table in problem.profile.table_names:
-            shards = [shard for shard in case.shards if shard.table == table]
-            # A second shard with the same columns on a GPU is charged for less.
-            places = {(shard.devices, shard.cols) for shard in shards}
-            if len(places) < len(shards) or len(shards[0].devices) > 1:
-                continue
-            kinds |= {(shard.lookup, shard.rows[2] > 1) for shard in shards}
-            seconds = BatchedCosts(model, problem).seconds(ShardBatch.of(problem, shards))
-            report = model.evaluate(problem, replace(case.plan(), shards=tuple(shards)))
-            for gpu in report.gpus:
-                mine = [n for n, shard in enumerate(shards) if shard.devices == (gpu.device,)]
-                assert seconds[mine].sum() == pytest.approx(gpu.total_s, rel=1e-9)
-    assert {kind for kind, _ in kinds} == {"device", "staged", "uva", "host", "cached"}
-    assert {strided for _, strided in kinds} == ({False, True} if gpus > 1 else {False})
-
-
-def test_batches_join() -> None:
-    case = next(random_cases(22, 1))
-    problem = case.problem()
-    model = BatchedCosts(Roofline(), problem)
-    batch = ShardBatch.of(problem, case.shards)
-    joined = ShardBatch.concatenate([batch, batch])
-    assert len(joined) == 2 * len(case.shards)
-    np.testing.assert_array_equal(model.seconds(joined), np.tile(model.seconds(batch), 2))
-    assert model.seconds(ShardBatch.of(problem, [])).shape == (0,)
-
-
 # Solvers
 
 
-@pytest.mark.parametrize("solver", ["greedy-cost", "local-search", "auto"])
+@pytest.mark.parametrize(
+    "solver", mostly_slow(["greedy-cost", "local-search", "auto"], "greedy-cost")
+)
 def test_solvers_use_it(model: Learned, solver: str) -> None:
     tables = [
         zipf_table(f"t{n}", 2_000 * (n + 1), 16 * (1 + n % 3), lookups=1 + n, exponent=0.9)
@@ -501,6 +473,7 @@ def dataset_of(cases: Iterable[Case], **setting: Any) -> Dataset:
     return Dataset(Setting(**{"backend": "torch", **setting}), machine(), tuple(measured))
 
 
+@pytest.mark.slow
 def test_it_learns_from_files_of_measurements() -> None:
     one = dataset_of(random_cases(31, 7))
     two = dataset_of(random_cases(31, 3, first=7, gpus=2), ranks=2)
@@ -527,6 +500,7 @@ def test_it_learns_of_one_executor_alone() -> None:
         learn([], CALIBRATION)
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_what_was_measured_before(tmp_path: Path) -> None:
     """All plans that it would measure are in its file already, so it measures none."""
     data = dataset_of(random_cases(5, 10, plans=2))

@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from safetensors.numpy import save_file
@@ -68,7 +69,7 @@ def error_of(path: Path) -> str:
 
 
 @given(plans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_round_trip(plan: Plan) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -82,7 +83,7 @@ def test_round_trip(plan: Plan) -> None:
 
 
 @given(plans())
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_the_plan_and_the_schema_agree_on_random_plans(plan: Plan) -> None:
     jsonschema.validate(to_dict(plan), SCHEMA)
 
@@ -180,7 +181,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_values_of_another_type_are_refused(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import assert_same_profile, profile_of, profiles
 
@@ -16,7 +17,7 @@ from placer.errors import PlacerError, ProfileError
 from placer.profile.counts import RowCounts
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(profiles())
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory, profile: Profile
@@ -29,7 +30,7 @@ def test_what_is_saved_is_loaded(
     assert names == ["counts", "profile.json"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.dictionaries(st.integers(0, 10**9 - 1), st.integers(1, 2**40), max_size=30),
     st.sampled_from([30, 1000, 10**9]),

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of
 from shard_cases import checkpoint_of, ids_of, scratch, successive_plans
 
@@ -22,6 +23,8 @@ from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
+from placer.storage import row_blocks
+from placer.storage.safetensors_layout import StoredTensor
 from placer.storage.shards import (
     Transfers,
     open_shards,
@@ -51,7 +54,7 @@ def moves_by_diff(old: Plan, new: Plan) -> Counter[tuple[str, str, str, str]]:
     return moves
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(successive_plans())
 def test_the_result_is_that_of_a_new_export(plans: tuple[Plan, Plan]) -> None:
     old, new = plans
@@ -244,7 +247,7 @@ def test_only_rows_that_are_needed_are_read(
 ) -> None:
     read: Counter[tuple[str, str, int]] = Counter()
 
-    def counted(path: Path, tensor: shard_file.ShardTensor, positions: np.ndarray) -> np.ndarray:
+    def counted(path: Path, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
         read[path.parent.name, tensor.name, positions.size] += 1
         return shard_file.read_rows(path, tensor, positions)
 
@@ -341,7 +344,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
 def test_memory_is_bounded_by_chunks_not_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 1 << 16)
     table = Table("t", 60_000, 32, optimizer="adagrad")
     hot = np.random.default_rng(0).permutation(table.rows)[:2000]
     orders = {"row_order": {"t": RowOrder("profile")}, "hot_ids": {"t": hot}}

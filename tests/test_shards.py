@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from safetensors.torch import load_file
 from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, successive_plans
@@ -19,8 +20,8 @@ from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, su
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
-from placer.executor.optimizers.rule import STATE
 from placer.plan.fields import RowOrder
+from placer.storage import row_blocks
 from placer.storage.shards import (
     load_shards,
     open_shards,
@@ -45,7 +46,7 @@ PLAN = replace(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(plans())
 def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
     checkpoint = checkpoint_of(plan)
@@ -72,10 +73,6 @@ def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
         assert found == set(listed)
 
 
-def test_state_has_the_names_of_the_executor() -> None:
-    assert shard_file.STATE == STATE
-
-
 def test_replicas_are_one_file_with_two_names(tmp_path: Path) -> None:
     write_shards(PLAN, checkpoint_of(PLAN), tmp_path / "shards")
     one, two = (tmp_path / "shards" / f"gpu%3A{i}.hbm" / "00000-t.safetensors" for i in range(2))
@@ -94,7 +91,7 @@ def test_names_of_tables_and_devices_stay_within_the_folder(tmp_path: Path) -> N
 def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 8 * 4 * 16)
+    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 8 * 4 * 16)
     asked: dict[str, list[tuple[int, int]]] = {}
 
     def recorded(name: str, tensor: torch.Tensor) -> TensorRows:
@@ -116,7 +113,7 @@ def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     steps = [(start, min(start + 16, 100)) for start in range(0, 100, 16)]
     assert asked == dict.fromkeys(["t.weight", "t.exp_avg", "t.exp_avg_sq"], steps)
     for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].form.shard)
+        expected = expected_tensors(PLAN, given, files[0].layout.shard)
         check_file(tmp_path / "shards" / files[0].name, expected)
 
 
@@ -127,7 +124,7 @@ def test_tables_of_more_shards_than_may_be_open(
     given = checkpoint_of(PLAN)
     opened = write_shards(PLAN, given, tmp_path / "shards")
     for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].form.shard)
+        expected = expected_tensors(PLAN, given, files[0].layout.shard)
         check_file(tmp_path / "shards" / files[0].name, expected)
 
 
@@ -157,7 +154,7 @@ def test_rows_are_read_by_themselves_or_with_their_neighbours(
         (np.array([], dtype=np.int64), []),
     ):
         sizes.clear()
-        rows = opened.rows(file, file.form.tensors["weight"], positions)
+        rows = opened.rows(file, file.layout.tensors["weight"], positions)
         assert np.array_equal(rows.view(np.float32), weights[positions])
         assert sizes == [min(100, size - at) for size in windows for at in range(0, size, 100)]
 
@@ -240,7 +237,7 @@ FILE = "gpu%3A1.dram/00002-t.safetensors"
         (lambda folder: (folder / "shards.json").write_text("{"), "is not JSON"),
         (edited(lambda content: content.update(updates=8)), "not what its SHA-256 says"),
         (edited(lambda content: content.update(step=8)), "shards.json was altered: step"),
-        (edited(lambda content: content.update(format_version=2)), "reads up to 1; update placer"),
+        (edited(lambda content: content.update(format_version=2)), "reads 1; update placer"),
         (other_plan, "plan.json is not the plan that the shards in .* were written with"),
     ],
 )
@@ -276,7 +273,7 @@ def test_a_placement_is_known_by_what_decides_its_files() -> None:
 # Loading
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(successive_plans())
 def test_shards_load_under_any_plan(plans: tuple[Plan, Plan]) -> None:
     checkpoint = checkpoint_of(plans[0])

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples, fewer, mostly_slow
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -205,7 +206,7 @@ class Enumerated:
 _ENUMERATED = {kind: Enumerated(kind) for kind in KINDS}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=mostly_slow(KINDS, "four"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -226,6 +227,7 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
         assert report.step_time_s == pytest.approx(case.best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
@@ -298,6 +300,7 @@ def test_the_cost_greedy_against_the_best_plan(kind: str, solved: list[Solved]) 
     assert np.mean([time <= best * (1 + 1e-6) for time, best in solvable]) > optimal
 
 
+@pytest.mark.slow
 def test_a_classic_greedy_against_the_best_plan() -> None:
     times = [(check("greedy-size", case, 1e-3), case) for case in _ENUMERATED["pair"].solved]
     found = [time / case.best_s for time, case in times if np.isfinite(time)]
@@ -305,7 +308,7 @@ def test_a_classic_greedy_against_the_best_plan() -> None:
     assert np.median(found) < 3
 
 
-@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - CLASSIC))
+@pytest.mark.parametrize("name", mostly_slow(sorted(SOLVERS.keys() - CLASSIC), "auto", "dp"))
 def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: str) -> None:
     """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
@@ -341,7 +344,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(30):
+    for seed in range(fewer(30, 5)):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_options in (0, 2500):
             monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)
@@ -416,7 +419,7 @@ def all_prices(shards: list[CostCurve]) -> np.ndarray:
 
 
 @given(curves(), st.floats(0, 800), st.floats(0, 10))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_the_least_of_a_shard_is_below_everything_tried(
     curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
@@ -434,7 +437,7 @@ def test_the_least_of_a_shard_is_below_everything_tried(
 
 
 @given(curves())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None:
     prices, points = all_prices([curve]), costs_of(curve)
     values = priced_costs(curve, prices)
@@ -450,7 +453,7 @@ def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None
 
 
 @given(st.lists(curves(), max_size=3), st.floats(0, 2500))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes: float) -> None:
     prices = np.concatenate(([np.inf], np.geomspace(1e3, 1e-3, 60), [0.0]))
     knapsack = solve_knapsack(
@@ -474,7 +477,7 @@ def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes:
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_lie_between_their_limit_and_everything_tried(
     shards: list[CostCurve], share: float
 ) -> None:
@@ -496,7 +499,7 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], share: float) -> None:
     """Where bytes are in proportion to rows, and splits are free."""
     shards = [
@@ -545,7 +548,7 @@ def test_an_empty_gpu_is_filled_with_nothing() -> None:
 
 
 @given(st.lists(st.lists(curves(3), min_size=2, max_size=2), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve]]) -> None:
     prices = all_prices([curve for shards in gpus for curve in shards])
     sums = np.array(

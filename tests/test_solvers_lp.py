@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples, fewer, mostly_slow
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -102,11 +103,12 @@ def random_problem(seed: int, *, alike: bool = False) -> Problem:
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[Problem, float]]:
     """Problems, and the step times of plans for them."""
-    every = [random_problem(seed) for seed in range(32)]
+    every = [random_problem(seed) for seed in range(fewer(32, 12))]
     results = [(problem, solve(problem, "greedy-cost").step_time_s) for problem in every]
     return [(problem, step_s) for problem, step_s in results if step_s is not None]
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     assert len(solved) > 12
     ratios = []
@@ -123,11 +125,13 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     assert np.median(share) > 0.85
 
 
-@pytest.mark.parametrize("make", [crossed, constrained], ids=["crossed", "constrained"])
+@pytest.mark.parametrize(
+    "make", mostly_slow([crossed, constrained], crossed), ids=["crossed", "constrained"]
+)
 def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> None:
     """Of tiny problems that are solved by enumeration."""
     ratios = []
-    for seed in range(15):
+    for seed in range(fewer(15, 5)):
         problem = make(seed)
         best_s, _ = Enumeration(problem, MODEL).best()
         found = relaxed(problem)
@@ -140,6 +144,7 @@ def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> Non
     assert closeness > max(0.8, of_pooled)
 
 
+@pytest.mark.slow
 def test_the_bound_is_at_most_the_step_time_of_a_known_plan(
     solved: list[tuple[Problem, float]],
 ) -> None:
@@ -168,7 +173,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
 
 
 @given(problems(hbm_bytes=1 << 13))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_plan_of_odd_tables_beats_the_bound(problem: Problem) -> None:
     step_s = solve(problem, "greedy-cost").step_time_s
     found = relaxed(problem)
@@ -262,6 +267,7 @@ def test_memory_that_is_slow_is_what_the_step_waits_for() -> None:
     assert saved == pytest.approx(0.01, rel=0.1)
 
 
+@pytest.mark.slow
 def test_whole_tables_stand_for_their_options_in_large_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -350,7 +356,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 @given(curves(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_is_within_limits_is_between_the_corners(
     curve: CostCurve, shares: list[float], data: st.DataObject
 ) -> None:
@@ -384,11 +390,11 @@ def test_what_is_within_limits_is_between_the_corners(
     ("kind", "resource", "words"),
     [
         ("roomy", "work", "of its own memory"),
-        ("no time", "dram time", "memory of host:0 is busy"),
+        pytest.param("no time", "dram time", "memory of host:0 is busy", marks=pytest.mark.slow),
         ("little HBM", "hbm", "10% more would save"),
         ("little DRAM", "dram", "of the memory of host:0 is taken"),
         ("one table", "table", "table 'large' alone"),
-        ("unused HBM", "link", "of HBM is free for those rows"),
+        pytest.param("unused HBM", "link", "of HBM is free for those rows", marks=pytest.mark.slow),
     ],
 )
 def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:

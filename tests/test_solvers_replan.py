@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples, mostly_slow
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
@@ -25,8 +26,10 @@ from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from solvers import Limits, solve
-from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, steady_order
-from solvers.analysis.replan import Candidate, Replanned, replan
+from solvers.analysis import Candidate, Replanned, replan
+from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
+from solvers.analysis.old_placement import OldTable
+from solvers.analysis.row_orders import order_within_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
@@ -154,7 +157,7 @@ def test_nothing_moves_where_nothing_has_changed() -> None:
     assert "tables" not in shown
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems(hbm_bytes=1 << 13))
 def test_small_problems_keep_their_plans(problem: Problem) -> None:
     result = solve(problem, "greedy-cost")
@@ -229,7 +232,10 @@ def test_a_gpu_that_is_gone() -> None:
     assert "gpu:3, which" in " ".join(replan_report(found).headline)
 
 
-@pytest.mark.parametrize(("gpus", "hbm_bytes"), [(3, HBM), (2, HBM * 2), (2, HBM * 7 // 8)])
+@pytest.mark.parametrize(
+    ("gpus", "hbm_bytes"),
+    mostly_slow([(3, HBM), (2, HBM * 2), (2, HBM * 7 // 8)], (2, HBM * 7 // 8)),
+)
 def test_a_machine_that_grew_or_shrank(gpus: int, hbm_bytes: int) -> None:
     problem, old = before()
     topology = machine(gpus, 2, hbm_bytes=hbm_bytes, launch_s=1e-9)
@@ -341,7 +347,7 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
         old = replace(new, shards=shards)
         read = [placements_of(instance, new, name) for name in "tu"]
         found = [one for one in read if one is not None]
-        assert relabelled(instance, new, old, found, {}) == expected
+        assert matched_gpus(instance, new, old, found, {}) == expected
 
 
 def test_slices_stay_on_their_gpus() -> None:
@@ -356,9 +362,9 @@ def test_slices_stay_on_their_gpus() -> None:
     was = OldTable(
         ShardingOption(3), ((shards[2], "gpu:1"), (shards[0], "gpu:7"), (shards[1], "gpu:0"))
     )
-    kept = kept_slices(read, was, devices, 90)
+    kept = with_matched_slices(read, was, devices, 90)
     assert {p.gpu: p.shard.row_slice for p in kept.placements} == {0: 1, 1: 2, 2: 0}
-    assert kept_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
+    assert with_matched_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
 
 
 @st.composite
@@ -381,7 +387,7 @@ def reorderings(draw: st.DrawFn) -> tuple[np.ndarray, list[int], int, int, int]:
 def test_rows_stay_in_their_slices(case: tuple[np.ndarray, list[int], int, int, int]) -> None:
     dense, listed, row_slices, replicated_rows, told_apart = case
     rows, counts = dense.size, RowCounts.from_dense(dense)
-    order = steady_order(
+    order = order_within_slices(
         counts, np.array(listed, dtype=np.int64), row_slices, replicated_rows, told_apart
     )
     assert len(set(order.tolist())) == order.size

@@ -3,7 +3,8 @@
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models import CostReport, Roofline
@@ -16,7 +17,7 @@ from cost_models.dense import (
     FlopRate,
     dense_costs,
 )
-from cost_models.sweep.run import (
+from cost_models.sweep import (
     AXES,
     DEFAULT_AXES,
     MODELS,
@@ -345,7 +346,7 @@ shapes = st.builds(
 machines = st.sampled_from([BIG_BASIN, ZION, platform("5xcpu")])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(shapes, machines, st.sampled_from(["dense", "width", "depth", "pooling"]))
 def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axis: str) -> None:
     larger = setting.with_values({axis: getattr(setting, axis) * 2})
@@ -357,7 +358,7 @@ def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axi
             assert point.samples_per_s <= small * (1 + 1e-9), name
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(shapes, st.sampled_from([BIG_BASIN, ZION]), st.sampled_from(["hbm", "link", "flops"]))
 def test_a_better_machine_is_never_slower(setting: Setting, machine: Platform, what: str) -> None:
     topology = machine.topology

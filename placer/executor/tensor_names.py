@@ -1,8 +1,10 @@
 """What a model's tensors are called in a checkpoint, and what shapes they have."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
@@ -14,12 +16,17 @@ UPDATES = "updates"
 it."""
 
 
-class Shaped(Protocol):
+class Described(Protocol):
     """A tensor, or what stands for one that is still in a file."""
 
     @property
     def shape(self) -> Sequence[int]:
         """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
         ...
 
 
@@ -45,27 +52,35 @@ def state_shapes(
 
 
 def check_shapes(
-    what: str, found: Mapping[str, Shaped], shapes: Mapping[str, tuple[int, ...]]
+    what: str,
+    held: Mapping[str, Described],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
     """Check tensors before any is loaded.
 
     Raises
     ------
     CheckpointError
-        Names all that are missing, of no table, or of another shape.
+        Names all that are missing, of no table, or of another shape; else all of another type.
     """
-    faults = [f"{key} is missing" for key in shapes if key not in found]
-    faults += [f"{key} is of no table of the plan" for key in found if key not in shapes]
+    faults = [f"{key} is missing" for key in shapes if key not in held]
+    faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
     faults += [
-        f"{key} has shape {tuple(found[key].shape)}, not {shape}"
+        f"{key} has shape {tuple(held[key].shape)}, not {shape}"
         for key, shape in shapes.items()
-        if key in found and tuple(found[key].shape) != shape
+        if key in held and tuple(held[key].shape) != shape
+    ]
+    faults = faults or [
+        f"{key} is {held[key].dtype}, not {dtype}"
+        for key, dtype in dtypes.items()
+        if held[key].dtype != dtype
     ]
     if faults:
         raise CheckpointError(f"{what}: {'; '.join(faults)}")
 
 
-def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
+def check_weights(what: str, weights: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
     """Check weights by table name; tables may be left out.
 
     Raises
@@ -74,10 +89,10 @@ def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table
         Names all that are of no table or of another shape.
     """
     shapes = {table.name: (table.rows, table.dim) for table in tables}
-    faults = [f"{name!r} is no table of the plan" for name in given if name not in shapes]
+    faults = [f"{name!r} is no table of the plan" for name in weights if name not in shapes]
     faults += [
         f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
-        for name, tensor in given.items()
+        for name, tensor in weights.items()
         if name in shapes and tuple(tensor.shape) != shapes[name]
     ]
     if faults:
@@ -104,12 +119,12 @@ def weights_to_load(
         If a table has another shape.
     """
     keys = {f"{prefix}{table.name}.weight": table.name for table in tables}
-    given = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
-    check_weights("checkpoint", given, tables)
+    weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
+    check_weights("checkpoint", weights, tables)
     missing = [key for key in keys if key not in state_dict]
     unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
     missing_keys.extend(missing)
     if not strict:
-        return given
+        return weights
     unexpected_keys.extend(unknown)
-    return {} if missing or unknown else given
+    return {} if missing or unknown else weights

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from solvers.model.instance import Instance, Placement, TableShard
+from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, Float, Knapsack, least_times, solve_knapsack
 
 Change = dict[int, list[TableShard]]
@@ -120,6 +120,12 @@ class Assignment:
     def fits_dram(self) -> bool:
         """Whether every host has room for its GPUs' cold rows."""
         return bool((self.hosts({})[1] <= self.instance.dram_bytes).all())
+
+    @property
+    def option_of(self) -> dict[int, ShardingOption]:
+        """How each table is sharded."""
+        served = {shard.table: shard.option for held in self.shards for shard in held}
+        return served | {shard.table: shard.option for shard in self.replicas}
 
     def placements(self) -> list[Placement]:
         """The shards with their GPUs and hot rows, replicas aside."""

@@ -1,6 +1,7 @@
 """Iterated local search over assignments: shake a few GPUs, improve, keep what is not worse."""
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,20 +12,36 @@ from solvers.model.knapsack import GPU_S, least_times
 from solvers.search.moves import improve, resharded
 
 _NORM = 8
-_SHAKEN_GPUS = 3
-_PATIENCE = 400
-"""Shakes without a gain after which the search starts again from the best assignment."""
-
-_KICK = 6
-"""Shakes away from the best assignment at which it starts again."""
-
-_RESTARTS = 8
-"""Times that it does so in a row before it ends: small problems need no more."""
-
-_MOST_SHARDS = 4
 
 
-def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
+@dataclass(frozen=True, slots=True)
+class IteratedParams:
+    """Knobs of `iterated_search`.
+
+    Attributes
+    ----------
+    shaken_gpus : int
+        GPUs that a shake touches at most, besides those that a resharded table brings in.
+    patience : int
+        Shakes without a gain after which the search starts again from the best assignment.
+    kick : int
+        Shakes away from the best assignment at which it starts again.
+    restarts : int
+        Times that it does so in a row before it ends: small problems need no more.
+    most_shards : int
+        Finer sharding options than this are not tried.
+    """
+
+    shaken_gpus: int = 3
+    patience: int = 400
+    kick: int = 6
+    restarts: int = 8
+    most_shards: int = 4
+
+
+def iterated_search(
+    start: Assignment, *, target_s: float, seed: int, clock: Clock, params: IteratedParams
+) -> Assignment:
     """The best assignment found until the clock is spent, or `target_s` seconds are reached.
 
     Ends before that when it has started again a few times without a gain.
@@ -38,7 +55,7 @@ def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clo
     idle = restarts = 0
     while not clock.spent and best.step_time_s > target_s:
         clock.step()
-        trial = _shaken(current, rng)
+        trial = _shaken(current, rng, params)
         idle += 1
         if trial is not None:
             improve(trial, clock, reshard_tables=False)
@@ -46,17 +63,17 @@ def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clo
                 current = trial
             if trial.step_time_s < best.step_time_s * (1 - 1e-9):
                 best, idle, restarts = trial, 0, 0
-        if idle > _PATIENCE:
-            current, idle, restarts = _kicked(best, rng), 0, restarts + 1
-            if restarts > _RESTARTS:
+        if idle > params.patience:
+            current, idle, restarts = _kicked(best, rng, params), 0, restarts + 1
+            if restarts > params.restarts:
                 break
     return best
 
 
-def _kicked(assignment: Assignment, rng: random.Random) -> Assignment:
+def _kicked(assignment: Assignment, rng: random.Random, params: IteratedParams) -> Assignment:
     """An assignment some shakes away, good or bad: the way out of a valley."""
-    for _ in range(_KICK):
-        assignment = _shaken(assignment, rng) or assignment
+    for _ in range(params.kick):
+        assignment = _shaken(assignment, rng, params) or assignment
     return assignment
 
 
@@ -71,18 +88,21 @@ def load_key(assignment: Assignment) -> float:
     return slowest * float(((times / slowest) ** _NORM).sum() ** (1 / _NORM)) if slowest else 0.0
 
 
-def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
+def _shaken(
+    assignment: Assignment, rng: random.Random, params: IteratedParams
+) -> Assignment | None:
+    """Some GPUs' shards dealt out anew, one of their tables sharded anew; None if none fits."""
     instance = assignment.instance
     if instance.gpus == 1:
         return None
     slow = int(assignment.times_s.argmax())
     others = [gpu for gpu in range(instance.gpus) if gpu != slow]
-    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, _SHAKEN_GPUS - 1)))]
+    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, params.shaken_gpus - 1)))]
     trial = assignment.copy()
     if rng.random() < 0.5:
-        reshard_table = _resharded(trial, touched, rng)
-        if reshard_table is not None:
-            trial, touched = reshard_table
+        with_other_option = _resharded(trial, touched, rng, params)
+        if with_other_option is not None:
+            trial, touched = with_other_option
     blocks = instance.blocks(shard for gpu in touched for shard in trial.shards[gpu])
     if not blocks:
         return None
@@ -110,7 +130,7 @@ def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
 
 
 def _resharded(
-    assignment: Assignment, touched: list[int], rng: random.Random
+    assignment: Assignment, touched: list[int], rng: random.Random, params: IteratedParams
 ) -> tuple[Assignment, list[int]] | None:
     """Cut one table anew; GPUs that hold its other shards are shaken too."""
     instance = assignment.instance
@@ -121,7 +141,7 @@ def _resharded(
         return None
     table = rng.choice(tables)
     before = assignment.holders(table)
-    most = min(_MOST_SHARDS, instance.gpus)
+    most = min(params.most_shards, instance.gpus)
     options = [option for option in instance.options_of(table) if option.shard_count <= most]
     changed = resharded(assignment, table, rng.choice(options)) if options else None
     if changed is None:

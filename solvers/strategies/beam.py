@@ -18,24 +18,19 @@ of one table go to different GPUs, as everywhere in our search space, which is a
 those halvings are made that it has.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
 from cost_models.sharding_options import COLUMN_MULTIPLE
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, least_times
-from solvers.result import Limits, SolveResult, Termination
+from solvers.strategies._base import Search, Strategy
 
 Int = npt.NDArray[np.int64]
 Block = tuple[TableShard, ...]
@@ -55,48 +50,22 @@ _BATCH = 20_000
 """Beam states × limits × GPUs that are assigned at once."""
 
 
-class Beam:
+class Beam(Strategy):
     """The strategy of this module's docstring."""
 
     name = "beam"
+    no_plan = (
+        "no assignment of whole tables and column slices fits: every GPU needs room for the "
+        "buffers of its shards, and every host for their cold rows; `greedy-cost` cuts tables by "
+        "rows too"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Halve shards, assign, keep the best few. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        search = _Search(instance, bound)
-        search.run(clock)
-        plan = None
-        for assignment in search.assignments():
-            plan = fitted_plan(assignment)
-            if plan is not None:
-                break
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no assignment of whole tables and column slices fits: every GPU "
-                    "needs room for the buffers of its shards, and every host for their cold "
-                    "rows; `greedy-cost` cuts tables by rows too",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"beam_steps": search.steps, "assignments": search.rated},
-        )
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Halve shards, assign, keep the best few."""
+        beam = _BeamSearch(search.instance, search.lagrangian)
+        beam.run(search.clock)
+        search.stats |= {"beam_steps": beam.steps, "assignments": beam.rated}
+        return beam.assignments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +86,7 @@ class _Rated:
         return self.unplaced_bytes, self.step_time_s
 
 
-class _Search:
+class _BeamSearch:
     """The beam and what is known of the shards that it has come across."""
 
     def __init__(self, instance: Instance, bound: LagrangianBound) -> None:

@@ -18,24 +18,19 @@ cutting costs extra. So options are limited to those whose shards each take at m
 the bound, for a few such shares, the dynamic program run for each.
 """
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
 from cost_models.sharding_options import COLUMN_MULTIPLE
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.result import Limits, SolveResult, Termination
+from solvers.strategies._base import Search, Strategy
 
 Int = npt.NDArray[np.int64]
 
@@ -61,61 +56,34 @@ _PROPOSALS = 24
 _FINALISTS = 4
 
 
-class DynamicProgramming:
+class DynamicProgramming(Strategy):
     """The strategy of this module's docstring."""
 
     name = "dp"
+    no_plan = (
+        "no proposal could be placed: every GPU needs room for the buffers of its shards, and "
+        "every host for their cold rows; raise --hbm or lower --batch-size, or try `greedy-cost`"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Choose options, place them, keep the best proposal. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Choose options and place them: the best few proposals."""
+        instance, clock = search.instance, search.clock
         found: list[Assignment] = []
         placed = 0
-        for proposal in _proposals(instance, bound, clock):
+        for proposal in _proposals(instance, search.lagrangian, clock):
             # Its HBM is filled anew, but not so much better that the total would halve.
             if found and proposal.total_s / instance.gpus > 2 * found[0].step_time_s:
                 continue
             assignment = _partitioned(instance, proposal)
             placed += 1
             if assignment is not None:
+                search.keep(assignment)
                 found = sorted([*found, assignment], key=lambda p: p.step_time_s)[:_FINALISTS]
             clock.step()
-            if found and (
-                clock.spent or found[0].step_time_s <= bound.step_time_s * (1 + limits.gap)
-            ):
+            if search.is_over:
                 break
-        plan = None
-        for assignment in found:
-            plan = fitted_plan(assignment)
-            if plan is not None:
-                break
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no proposal could be placed: every GPU needs room for the buffers of "
-                    "its shards, and every host for their cold rows; raise --hbm or lower "
-                    "--batch-size, or try `greedy-cost`",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"proposals": placed},
-        )
+        search.stats["proposals"] = placed
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,25 +30,19 @@ of which takes about a second. Where the time limit strikes before the first pla
 assigned shard by shard.
 """
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.result import Limits, SolveResult, Termination
 from solvers.search.construction import construct
+from solvers.strategies._base import Search, Strategy
 
 Block = tuple[TableShard, ...]
 
@@ -75,107 +69,72 @@ _UNITS = 10_000
 """Costs of arcs are whole numbers: this many for the longest shard of a class."""
 
 
-class Flow:
+class Flow(Strategy):
     """The strategy of this module's docstring."""
 
     name = "flow"
+    no_plan = (
+        "no assignment fits: every GPU needs room for the buffers of its shards, and every host "
+        "for their cold rows; raise --hbm or lower --batch-size, or try `greedy-cost`"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Cut, assign by flows, fill, price anew. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        search = _Search(instance, bound, clock)
-        search.run()
-        plan = fitted_plan(search.best) if search.best is not None else None
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no assignment fits: every GPU needs room for the buffers of its "
-                    "shards, and every host for their cold rows; raise --hbm or lower "
-                    "--batch-size, or try `greedy-cost`",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"rounds": search.rounds, "flows": search.flows},
-        )
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Cut, assign by flows, fill, price anew: the best of all rounds."""
+        _Rounds(search).run()
+        return [] if search.best is None else [search.best]
 
 
-class _Search:
-    """Rounds of assignments; the best assignment so far."""
+class _Rounds:
+    """Rounds of assignments, which improve a search's best one."""
 
-    def __init__(self, instance: Instance, bound: LagrangianBound, clock: Clock) -> None:
-        self.instance = instance
-        self.bound = bound
-        self.clock = clock
-        self.best: Assignment | None = None
+    def __init__(self, search: Search) -> None:
+        self.search = search
         self.rounds = 0
         self.flows = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether the best assignment is good enough, or has to be."""
-        if self.best is None:
-            return False
-        near = self.best.step_time_s <= self.bound.step_time_s * (1 + self.clock.limits.gap)
-        return near or self.clock.spent
-
     def run(self) -> None:
         """All rounds of all sharding options, as far as the clock lets them come; at least one."""
+        search, bound = self.search, self.search.lagrangian
         tried = set[tuple[ShardingOption, ...]]()
         for target in _TARGETS:
-            options = _options_for(self.instance, self.bound, target * self.bound.step_time_s)
+            options = _options_for(search.instance, bound, target * bound.step_time_s)
             if options is None or tuple(options) in tried:
                 continue
             tried.add(tuple(options))
             self._rounds_of(options)
-            if self.done:
-                return
+            if search.is_over:
+                break
+        search.stats |= {"rounds": self.rounds, "flows": self.flows}
 
     def _rounds_of(self, options: Sequence[ShardingOption]) -> None:
         """Assign tables cut in one way, again and again with corrected times."""
-        instance = self.instance
+        search, instance = self.search, self.search.instance
         ahead_s = np.zeros(instance.gpus)
         least_s, idle = np.inf, 0
         for ratio in _RATIOS:
-            state = _State.empty(instance, options, self.bound.price_s_per_byte, ahead_s)
+            state = _State.empty(instance, options, search.lagrangian.price_s_per_byte, ahead_s)
             for members in _classes(state, ratio):
                 self._assign(state, members)
             self.rounds += 1
-            self.clock.step()
+            search.clock.step()
             assignment = (
                 Assignment.of(instance, state.pairs, state.replicas) if state.complete else None
             )
             if assignment is None:
-                if self.clock.spent:
+                if search.clock.spent:
                     return
                 continue
             better = assignment.step_time_s < least_s * (1 - _LEAST_GAIN)
             least_s, idle = min(least_s, assignment.step_time_s), 0 if better else idle + 1
-            if self.best is None or assignment.step_time_s < self.best.step_time_s:
-                self.best = assignment
-            if self.done or idle == _PATIENCE:
+            search.keep(assignment)
+            if search.is_over or idle == _PATIENCE:
                 return
             wrong_s = assignment.times_s - (state.done_s - ahead_s)
             ahead_s = _DAMPING * (wrong_s - wrong_s.mean())
 
     def _assign(self, state: "_State", members: Sequence[Block]) -> None:
         """Put the blocks of a class on GPUs, in two halves where no flow takes them all."""
-        if len(members) == 1 or (self.clock.spent and self.best is None):
+        if len(members) == 1 or (self.search.clock.spent and self.search.best is None):
             for block in members:
                 state.put_first(block)
             return
@@ -448,9 +407,7 @@ def _options_for(
     start = construct(instance, bound, max(target_s, bound.step_time_s))
     if start is None:
         return None
-    of_table = {shard.table: shard.option for mine in start.shards for shard in mine}
-    of_table |= {shard.table: shard.option for shard in start.replicas}
-    options = [of_table[table] for table in range(instance.tables)]
+    options = [start.option_of[table] for table in range(instance.tables)]
     if target_s >= bound.step_time_s:
         return options
     fine = [_fine_option(instance, bound, table, target_s) for table in range(instance.tables)]

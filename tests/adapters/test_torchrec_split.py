@@ -9,7 +9,8 @@ pytest.importorskip("torchrec")
 
 import torch
 from dmp_cases import Model, batch_of, model_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from torch import nn
@@ -77,7 +78,7 @@ def test_a_checkpoint_goes_in_and_comes_out_as_it_was() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_rows_are_where_the_row_order_says(data: st.DataObject) -> None:
     rows = data.draw(st.integers(2, 30))
     edge = data.draw(st.integers(1, rows - 1))

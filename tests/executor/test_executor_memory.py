@@ -99,6 +99,7 @@ def batches(count: int) -> list[BagBatch]:
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lookup", "hot"),
     [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -165,7 +166,7 @@ def padded(step: dict[int, int]) -> tuple[Tensor, Tensor]:
 
 
 @given(trials())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial) -> None:
     pool = RowCache(trial.parts, trial.home, CPU, trial.policy)
     plain = PlainPool(trial.parts, trial.policy)
@@ -193,7 +194,7 @@ def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial
 
 
 @given(trials())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
     """Rows are moved as told, and steps update them at the places that they were given."""
     pool = RowCache(trial.parts, trial.home, CPU, trial.policy)

@@ -16,7 +16,8 @@ from executor_cases import (
     shard,
     two_features,
 )
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import combinations, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,11 +74,14 @@ def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("entries", [0, 2, 9, 60])
-@pytest.mark.parametrize("lookup", ["staged", "cached"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@combinations(
+    "backend, lookup, entries, ahead, optimizer",
+    BACKENDS,
+    ["staged", "cached"],
+    [0, 2, 9, 60],
+    [False, True],
+    ["adagrad", "rowwise_adagrad"],
+)
 def test_pooled_rows_train_as_those_in_hbm(
     backend: str, lookup: str, entries: int, ahead: bool, optimizer: str
 ) -> None:
@@ -142,7 +146,7 @@ def test_what_is_only_read_is_not_written_back() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(data=st.data())
 def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
     """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded."""

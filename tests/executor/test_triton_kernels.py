@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -106,9 +107,12 @@ class TestTranslate:
 
 
 class TestPool:
-    @pytest.mark.parametrize("width", [1, 3, 16, 100, 300])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("weighted", [False, True])
+    @combinations(
+        "weighted, dtype, width",
+        [False, True],
+        [torch.float32, torch.float16, torch.bfloat16],
+        [1, 3, 16, 100, 300],
+    )
     def test_sums_of_bags(
         self,
         kernels: TritonKernels,
@@ -130,7 +134,7 @@ class TestPool:
         expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("home", [0, 12, 20])
+    @pytest.mark.parametrize("home", mostly_slow([0, 12, 20], 12))
     def test_where_rows_are_changes_no_bit(
         self, kernels: TritonKernels, random: torch.Generator, home: int
     ) -> None:
@@ -180,8 +184,7 @@ def uneven_slots(random: torch.Generator) -> Tensor:
 
 
 class TestUpdate:
-    @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-    @pytest.mark.parametrize("width", [1, 6])
+    @combinations("width, optimizer", [1, 6], ["sgd", "adagrad", "rowwise_adagrad", "adam"])
     def test_against_float64(
         self,
         kernels: TritonKernels,
@@ -213,8 +216,11 @@ class TestUpdate:
             )
             assert torch.equal(got[~touched], state[~touched])
 
-    @pytest.mark.parametrize("lookups", [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5])
-    @pytest.mark.parametrize("before", [0, 1, PIECE - 1])
+    @combinations(
+        "before, lookups",
+        [0, 1, PIECE - 1],
+        [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5],
+    )
     def test_a_run_sums_alike_wherever_it_lies(
         self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
     ) -> None:
@@ -231,7 +237,7 @@ class TestUpdate:
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("home", [0, 8, 40])
+    @pytest.mark.parametrize("home", mostly_slow([0, 8, 40], 8))
     def test_where_rows_are_changes_no_bit(
         self, kernels: TritonKernels, random: torch.Generator, home: int
     ) -> None:
@@ -246,7 +252,7 @@ class TestUpdate:
             results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
         assert torch.equal(*results)
 
-    @pytest.mark.parametrize("column_slices", [(3, 4), (7,)])
+    @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
     def test_the_mean_over_several_column_slices(
         self, kernels: TritonKernels, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:
@@ -310,6 +316,7 @@ class TestUpdate:
         kernels.update(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
         assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
+    @pytest.mark.slow
     def test_any_size_of_tile_gives_the_same_sums(self, random: torch.Generator) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 12, generator=random)
