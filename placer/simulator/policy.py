@@ -1,16 +1,14 @@
 """Which rows a cache keeps: the executor's own policies, and caches of others."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlacerError
 from placer.executor.names import Policy
-
-CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
-CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
+from placer.simulator.names import CACHE_POLICIES, CachePolicy
 
 
 class BatchCache(Protocol):

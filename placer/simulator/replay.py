@@ -26,8 +26,9 @@ from placer.simulator.counts import (
     Totals,
 )
 from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
+from placer.simulator.names import CachePolicy
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy, cache_factory
+from placer.simulator.policy import cache_factory
 from placer.simulator.pools import ArenaPool, OpenSteps
 from placer.simulator.tables import PartRead, TableRead, TableReader
 from placer.tables import OptimizerName

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
-
 from placer.errors import TopologyError
 from placer.units import parse_bytes
 
 if TYPE_CHECKING:
     import os
+
+    import networkx as nx
 
 LinkKind = Literal["pcie", "nvlink", "network", "socket"]
 
@@ -151,6 +151,8 @@ class Topology:
 
         A multigraph, because a GPU can be joined to its host by PCIe and by NVLink.
         """
+        import networkx as nx  # A tenth of a second, and few need the graph.
+
         graph = nx.MultiGraph(name=self.name)
         for gpu in self.gpus:
             graph.add_node(gpu.id, kind="gpu", device=gpu)

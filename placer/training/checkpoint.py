@@ -32,7 +32,7 @@ from placer.storage.checkpoint.save import write_folder
 from placer.storage.checkpoint.sink import Written, flush
 from placer.storage.checkpoint.stored import read_tensors
 from placer.storage.files import sha256_file
-from placer.training.ranks import ALONE, Ranks
+from placer.training.distributed import ALONE, Ranks
 
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"

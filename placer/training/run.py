@@ -25,7 +25,7 @@ from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.training.ranks import ALONE, Ranks
+from placer.training.distributed import ALONE, Ranks
 from placer.training.reading import Reading, readings
 from placer.training.tables import (
     STATES,

@@ -14,7 +14,7 @@ from placer.storage.checkpoint.model import AnyEmbeddings, id_order_of
 from placer.storage.checkpoint.rows import AnyTensor, in_rows
 from placer.storage.id_order import TableTensor, tensors_of
 from placer.storage.tensor_names import UPDATES
-from placer.training.ranks import Ranks
+from placer.training.distributed import Ranks
 
 WEIGHTS, STATES = "embeddings", "embedding_optimizer"
 """Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
