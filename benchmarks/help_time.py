@@ -31,7 +31,7 @@ def processor_s(arguments: list[str]) -> float:
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from cli import main as commands
+    from cli import main as commands  # noqa: TID251
 
     placer = [sys.executable, "-c", _START]
     programs = {"python -c pass": [sys.executable, "-c", "pass"]}
