@@ -7,13 +7,14 @@ READY := $(VENV)/.ready
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo test coverage lint format bench bench-gpu clean
+.PHONY: help setup demo test test-full tests-fast tests-full coverage lint format bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
 	@echo "make demo DATA=path  the same on a log of your own"
-	@echo "make test            lint, types, layers and all tests"
-	@echo "make coverage        the tests once more, with the lines that they run counted"
+	@echo "make test            lint, types, layers and the fast tests; six minutes on two cores"
+	@echo "make test-full       the same with all tests, as in CI; up to 45 minutes"
+	@echo "make coverage        all tests once more, with the lines that they run counted"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
 	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
 	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
@@ -37,9 +38,20 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadscope
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: lint
+# Types are checked on one core, so that it takes less time beside the tests than before them.
+test: setup
+	$(MAKE) --no-print-directory -j 2 lint tests-fast
+
+test-full: setup
+	$(MAKE) --no-print-directory -j 2 lint tests-full
+
+# What docs/testing.md says of them: a few cases of every matrix, a few examples of hypothesis.
+tests-fast: setup
+	$(PYTEST) -m "not slow and not real" --hypothesis-profile fast
+
+tests-full: setup
 	$(PYTEST)
 
 # Tracing every line makes the tests slower: for whoever changes them, not for every change.

@@ -371,11 +371,9 @@ def topology(
     placer topology 8xh100 --hbm 8GiB
     placer topology auto --hbm 2GiB -o machine.yaml
     """
-    from placer.topology.parse import save
-
     parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
     if file is not None:
-        save(parsed, file)
+        parsed.save(file)
         report.print_stderr(f"topology written to {file}")
     report.print_report(report.topology_report(parsed), output)
 
@@ -493,7 +491,6 @@ def show(
     placer show plan.json --explain C10 --constraints rules.yaml
     placer show profile
     """
-    from placer.plan.drift import in_plan_order
     from placer.plan.origin import profile_of
     from solvers.analysis.explain import explain
 
@@ -528,7 +525,7 @@ def show(
         report.print_report(solver_reports.explain_report(explanation), output)
         return
     # Times are those of the rows that the plan has in HBM, hot or not any more.
-    evaluate = partial(costs.evaluate, in_plan_order(problem, loaded))
+    evaluate = partial(costs.evaluate, problem.in_plan_order(loaded))
     report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
 
 
@@ -597,12 +594,12 @@ def replan(
     placer replan --from plan.json --profile profile --topology 7xh100 --horizon-steps 20000 \\
         -o new.json
     """
-    from solvers.analysis import replan as analysis
+    from solvers.analysis.replan import replan as follow_up
 
     problem = options.problem(options.profile(), hbm)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
-        replanned = analysis.replan(
+        replanned = follow_up(
             problem,
             cost_models.cost_model(model),
             placer.Plan.load(old_path),
@@ -635,7 +632,8 @@ def whatif(
     placer whatif --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB
     placer whatif --profile profile --hbm 8GiB --hbm-steps 2GiB,4GiB,8GiB --plot front.png
     """
-    from solvers.analysis import whatif as analysis
+    from solvers.analysis.whatif import front
+    from solvers.analysis.whatif import whatif as effects_of_changes
 
     if plot is not None and hbm_steps is None:
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
@@ -645,7 +643,7 @@ def whatif(
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
-            answer = analysis.whatif(
+            answer = effects_of_changes(
                 problem,
                 cost_models.cost_model(model),
                 solver=solver,
@@ -658,7 +656,7 @@ def whatif(
             )
         if answer.base.plan is None:
             _refuse(answer.base)
-        points = analysis.front(
+        points = front(
             lambda budget: options.problem(loaded, str(budget)),
             budgets,
             lambda at: _solved(at, solver, model, limits),
@@ -870,7 +868,7 @@ def export(
         click.echo(f"{len(loaded.tables)} tables of step {step} written to {file}")
         return
     from placer.adapters import device_map, hugectr, torchrec
-    from placer.storage.files import write_text
+    from placer.files import write_text
 
     documents: dict[str, Callable[[], Any]] = {
         "torchrec": lambda: torchrec.document(loaded, module=module, staged_as=staged_as),

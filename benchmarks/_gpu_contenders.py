@@ -12,7 +12,7 @@ import torch
 from _gpu_model import Batches, Model, bags_of
 from torch import Tensor, nn
 
-import placer.executor.local.placed as placed_module
+import placer.executor.local.placed_embeddings as placed_module
 import placer.executor.memory.arena as arena_module
 from placer.errors import BackendError
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad

@@ -16,11 +16,13 @@ from torch import Tensor
 from placer.data.synthetic import CATEGORICAL
 from placer.executor import BagBatch
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup, Memory, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 from placer.workloads import named_workload
 
 Skew = Literal["zipf-1.05", "criteo"]

@@ -31,7 +31,7 @@ from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make
 from torch import Tensor
 
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 
 HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
 """Shares of the rows, those with a target first."""
@@ -321,8 +321,8 @@ class _Group:
             if rates is not None:
                 record.hbm_hit_rate = rates.hbm_hit_rate
                 record.split_hit_rate = rates.home_lookups / rates.lookups
-                record.pool_hit_rate = rates.pool.hit_rate
-                record.in_place_share = rates.pool.in_place_share
+                record.pool_hit_rate = rates.row_cache.hit_rate
+                record.in_place_share = rates.row_cache.in_place_share
             record.host_waits = host_waits(steps, bench.device)
             bench.add(record)
         if lookup == "device":

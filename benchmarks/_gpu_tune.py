@@ -13,9 +13,9 @@ from _gpu_model import draw, gradients, make_plan
 from _gpu_run import Sizes
 
 from placer.executor import PlacedEmbeddings
-from placer.executor.backends.tiered import TieredBackend
-from placer.executor.backends.triton_kernels import Launch, TritonKernels
-from placer.plan.plan import Lookup
+from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.backends.triton.launches import Launch, TritonKernels
+from placer.plan.shard import Lookup
 
 _SHARE = 0.1
 _CALL_S = 0.2

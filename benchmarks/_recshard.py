@@ -18,7 +18,7 @@ from cost_models.step_equation.slice_load import slice_load
 from placer import Plan, Problem
 from placer.data.log import Bags, Chunk
 from placer.data.zipf import ZipfMandelbrot
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.simulator.replay import ReplayOptions, replay
 from placer.units import format_bytes
 

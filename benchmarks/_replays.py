@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.memory.row_cache import HbmPool, Policy, PooledRange
+from placer.executor.memory.row_cache import CacheRange, Policy, RowCache
 from placer.simulator.policy import BatchCache
 
 Int = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ def batches_of(keys: Int, size: int) -> Iterator[Batch]:
 
 def pool_step(entries: int, rows: int, policy: Policy) -> Step:
     """The executor's pool over rows numbered by the plan's order, whose hottest it starts with."""
-    pool = HbmPool([PooledRange(0, rows, 0, entries)], 0, "cpu", policy)
+    pool = RowCache([CacheRange(0, rows, 0, entries)], 0, "cpu", policy)
     ticket = 0
 
     def step(read: Int, counts: Int) -> npt.NDArray[np.bool_]:

@@ -39,11 +39,11 @@ from _machine import RESULTS, machine, slug, versions
 from cost_models import Calibrated, CostModel, Roofline, cost_model
 from cost_models.calibrated.fit import calibrate
 from placer.errors import PlacerError
+from placer.files import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated
 from placer.measurement.dataset import case_sha256
 from placer.measurement.designed import designed_cases
 from placer.measurement.measure import resolved, step_s
-from placer.storage.files import write_text
 from placer.topology.topology import Topology
 from placer.units import parse_seconds
 

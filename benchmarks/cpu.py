@@ -37,10 +37,13 @@ from _machine import RESULTS, machine, slug, versions
 from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
-from placer.plan.plan import Plan, RowOrder, whole_table_shard
-from placer.storage.files import write_text
+from placer.files import write_text
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import whole_table_shard
 from placer.tables import Feature, OptimizerName, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 # MLPerf DLRM-DCNv2 (Criteo 1TB, multi-hot): rows and lookups per sample of each table.
 ROWS = (

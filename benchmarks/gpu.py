@@ -98,7 +98,7 @@ def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", sta
     from _gpu_report import HEADER, line, target_lines, targets
     from _gpu_run import Bench, as_json
 
-    from placer.storage.files import write_text
+    from placer.files import write_text
 
     model = sizes.model("zipf-1.05")
     print(

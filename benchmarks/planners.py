@@ -41,7 +41,7 @@ from _machine import RESULTS, machine, slug, versions
 from _problems import OWN, TORCHREC
 from _runs import Claim
 
-from placer.storage.files import write_text
+from placer.files import write_text
 from solvers import SOLVERS
 
 PARTS = ("own", "scale", "neuroshard", "torchrec")

@@ -34,9 +34,11 @@ from cpu import EPS, LR, SETTLING, TURN, Task, make_plan, make_task
 from torch import Tensor
 
 from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, look_ahead
-from placer.plan.plan import Plan, Shard, whole_table_shard
-from placer.storage.files import write_text
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.files import write_text
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard, whole_table_shard
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 WORLDS = (1, 2)
 

@@ -26,7 +26,7 @@ from cost_models import Roofline
 from cost_models.step_equation.replay import StepTimer, TimeSummary, replayed
 from placer import Plan, Problem, Topology
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.training.background import in_background
@@ -97,7 +97,7 @@ def measure(case: str, batches: int) -> dict[str, Any]:
         "construction_seconds": made_s,
         "lookups_per_s": lookups / seconds,
         "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "pool_entries": int(simulator.pool_entries.sum()),
+        "pool_entries": int(simulator.cache_entries.sum()),
         "lookups": lookups,
         "hbm_lookups": sum(one.hbm_lookups for one in found.records),
         "step_mean_s": summary.mean_s,

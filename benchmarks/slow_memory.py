@@ -27,7 +27,7 @@ import _recshard
 import _traces
 from _machine import RESULTS, machine, versions
 
-from placer.storage.files import write_text
+from placer.files import write_text
 
 MODULES = {"traces": _traces, "recshard": _recshard, "fang": _fang}
 PARTS = tuple(MODULES)

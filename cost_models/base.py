@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from placer.errors import PlanMismatchError
 from placer.plan.memory import MemoryUse
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
 
 Cold = Literal["staged", "uva", "host", "cached"]

@@ -123,7 +123,7 @@ def simulate(
     return Simulated(
         options,
         own.totals,
-        device_totals(simulator.arrangement, own.totals, simulator.pool_entries),
+        device_totals(simulator.arrangement, own.totals, simulator.cache_entries),
         served(simulator.arrangement, own.totals.parts),
         own.records,
         own.gpu_s,

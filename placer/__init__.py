@@ -10,12 +10,15 @@ from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from placer.adapters.pytorch import apply_plan, profile_model, remove_plan
-    from placer.constraints.constraints import Constraints, TableRule
+    from placer.constraints.constraints import Constraints
+    from placer.constraints.rules import TableRule
     from placer.errors import PlacerError
-    from placer.plan.plan import Plan, Shard
+    from placer.plan.plan import Plan
+    from placer.plan.shard import Shard
     from placer.problem import Problem
     from placer.profile.cdf import AccessCdf
-    from placer.profile.profile import Profile, TableProfile
+    from placer.profile.profile import Profile
+    from placer.profile.table_profile import TableProfile
     from placer.tables import Feature, Table
     from placer.topology.topology import Topology
 
@@ -44,12 +47,15 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "placer.adapters.pytorch": "apply_plan profile_model remove_plan",
-        "placer.constraints.constraints": "Constraints TableRule",
+        "placer.constraints.constraints": "Constraints",
+        "placer.constraints.rules": "TableRule",
         "placer.errors": "PlacerError",
-        "placer.plan.plan": "Plan Shard",
+        "placer.plan.plan": "Plan",
+        "placer.plan.shard": "Shard",
         "placer.problem": "Problem",
         "placer.profile.cdf": "AccessCdf",
-        "placer.profile.profile": "Profile TableProfile",
+        "placer.profile.profile": "Profile",
+        "placer.profile.table_profile": "TableProfile",
         "placer.tables": "Feature Table",
         "placer.topology.topology": "Topology",
     },

@@ -1,10 +1,16 @@
 """What a solver is asked: tables with their profile, a machine, a batch size and constraints."""
 
-from dataclasses import dataclass, field, replace
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.errors import ProblemError
+from placer.plan.drift import in_plan_order
+from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.topology.topology import Topology
 
@@ -71,12 +77,41 @@ class Problem:
             if all(devices is None or gpu.id in devices for devices in pins)
         )
 
+    def in_plan_order(self, plan: Plan) -> "Problem":
+        """The problem with accesses over the ranks of a plan's row order; see `plan.drift`."""
+        profile = in_plan_order(self.profile, plan)
+        return self if profile is self.profile else replace(self, profile=profile)
+
     @cached_property
     def sha256(self) -> str:
-        """Hash of everything that a placement depends on: tables, accesses, machine, batch.
+        """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
 
-        Constraints count where there are any, by what they ask of each table.
+        Names of sources and other words for people do not enter. Without constraints nothing of
+        them does either; with them, two ways to ask the same of every table are the same.
         """
-        from placer.plan.fingerprint import problem_sha256
-
-        return problem_sha256(self)
+        facts: dict[str, Any] = {
+            "tables": [asdict(profile.table) for profile in self.profile],
+            "gpus": [asdict(gpu) for gpu in self.topology.gpus],
+            "hosts": [asdict(host) for host in self.topology.hosts],
+            "links": [asdict(link) for link in self.topology.links],
+            "batch_size": self.batch_size,
+        }
+        if self.constraints:
+            rules = {name: self.constraints.rule_of(name) for name in self.profile.table_names}
+            facts["constraints"] = {
+                "tables": {
+                    name: {
+                        "devices": None if rule.devices is None else sorted(rule.devices),
+                        "tier": rule.tier,
+                        "forbid": sorted(rule.forbid),
+                    }
+                    for name, rule in rules.items()
+                    if rule != TableRule()
+                },
+                "together": self.constraints.together,
+            }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        for profile in self.profile:
+            digest.update(profile.cdf.ranks.tobytes())
+            digest.update(profile.cdf.shares.tobytes())
+        return digest.hexdigest()

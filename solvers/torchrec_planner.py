@@ -37,7 +37,8 @@ from placer.constraints.constraints import Constraints
 from placer.errors import PlacerError, ProblemError
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import DType, Feature, OptimizerName, Table
 from solvers.registry import solve
 from solvers.result import SolveResult

@@ -21,9 +21,9 @@ from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.executor.distributed import canonical
+from placer.executor.distributed import distributed_id_order as canonical
 from placer.plan.plan import Plan
-from placer.storage.checkpoint import deal, load_model, save_model
+from placer.storage.checkpoint import load_model, save_model, table_blocks
 from placer.tables import OPTIMIZERS, Feature, Table
 
 BLOCK_BYTES = 600
@@ -37,7 +37,7 @@ PLACEMENTS = (
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    with patch.object(deal, "BLOCK_BYTES", BLOCK_BYTES):
+    with patch.object(table_blocks, "BLOCK_BYTES", BLOCK_BYTES):
         yield
 
 

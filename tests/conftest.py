@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import Workbench, make_workbench
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Triton's kernels run in its interpreter, for which it looks when a kernel's module is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -15,9 +15,17 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 multiprocessing.set_forkserver_preload(["placer.storage.checkpoint", "placer.training.loop"])
 
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
-# looks at new ones. No test fails because the machine was slow.
-settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
-settings.register_profile("here", deadline=None)
+# looks at new ones. No test fails because the machine was slow, nor because one contract of tests
+# is inherited by many classes.
+settings.register_profile(
+    "here",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
+)
+settings.register_profile(
+    "ci", settings.get_profile("here"), derandomize=True, database=None, print_blob=True
+)
+settings.register_profile("fast", settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 REPOSITORY = Path(__file__).resolve().parent.parent

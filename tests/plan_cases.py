@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from placer import Feature, Plan, Shard, Table
-from placer.plan.plan import Provenance, RowOrder, SolverRecord
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.plan.fields import Provenance, RowOrder, SolverRecord
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 
 def machine(

@@ -9,7 +9,7 @@ from plan_cases import machine
 
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Topology
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placer.data.log import Bags, Chunk
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.row_cache import PoolStats
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.plan.plan import Plan
 from placer.simulator.counts import Totals
 from placer.simulator.parts import Arrangement
@@ -70,7 +70,7 @@ def simulated_rates(found: Arrangement, totals: Totals, process: int | None = No
     return HitRates(
         int(both[mine].sum()),
         int(both[home].sum()),
-        PoolStats(
+        RowCacheStats(
             int(both[pooled].sum()),
             int((counts.hit_lookups + counts.update_hit_rows)[pooled].sum()),
             int((counts.rows + counts.update_rows)[pooled].sum()),

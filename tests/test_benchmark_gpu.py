@@ -101,6 +101,7 @@ def test_everything_runs_in_the_interpreter(tmp_path: Path) -> None:
     assert all(value > 0 for value in report["copies"].values())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_the_time_is_a_row_that_says_so(tmp_path: Path) -> None:
     output = tmp_path / "gpu.json"
     result = run_benchmark("--tiny", "--time-limit", "0", "--output", str(output))
@@ -125,7 +126,7 @@ def test_sizes_that_are_tuned_are_sizes_of_the_kernels(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import _gpu_tune
 
-    from placer.executor.backends.triton_kernels import Launch
+    from placer.executor.backends.triton.launches import Launch
 
     tuned = {name for names in _gpu_tune.SIZES.values() for name in names}
     assert tuned <= {field.name for field in fields(Launch)}

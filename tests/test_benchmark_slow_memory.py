@@ -9,7 +9,8 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.simulator.caches import LfuCache, LruCache
@@ -40,7 +41,7 @@ def most_hits_by_trying(keys: list[int], capacity: int) -> int:
     return max(states.values())
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=10), st.integers(1, 3))
 def test_no_policy_hits_more_than_the_optimum(keys: list[int], capacity: int) -> None:
     found = imported("_replays").most_hits(np.array(keys), capacity)
@@ -103,6 +104,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
     assert page.count(slow_memory.CLOSE) == 6
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_figures_and_a_plot(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -31,7 +31,7 @@ from placer.measurement import (
 )
 from placer.measurement.batches import drawn_batches
 from placer.measurement.designed import designed_cases
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
 
 TIERED = Setting("tiered", pinned=False)
@@ -138,6 +138,7 @@ def test_noise_is_told() -> None:
     assert Measured((3.0, 1.0, 9.0), (1.0,) * 3).seconds() == 1.0
 
 
+@pytest.mark.slow
 def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
     path, cases = tmp_path / "m.jsonl", [small_case(workload=f"w{n}") for n in range(3)]
     told: list[int] = []

@@ -39,11 +39,11 @@ from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
-from placer.storage.checkpoint import deal, load_model, save_model
-from placer.storage.checkpoint.deal import block_rows, rounds_of
-from placer.storage.checkpoint.metadata import read_metadata
-from placer.storage.checkpoint.stored import read_tensors
-from placer.storage.id_order import tensors_of
+from placer.executor.id_order import tensors_of
+from placer.storage.checkpoint import load_model, save_model, table_blocks
+from placer.storage.checkpoint.dcp_metadata import read_metadata
+from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.table_blocks import block_rows, rounds_of
 from placer.tables import Feature, Table
 
 
@@ -321,7 +321,7 @@ def test_every_row_is_dealt_once_to_a_rank_that_holds_some(
             return self.held
 
     held = Held()
-    named = [deal.NamedTables(held, {(t.name,): t for t in tensors_of(held)})]
+    named = [table_blocks.NamedTables(held, {(t.name,): t for t in tensors_of(held)})]
     spans = [
         (rank, span)
         for each in rounds_of(named)
@@ -341,8 +341,8 @@ def test_every_row_is_dealt_once_to_a_rank_that_holds_some(
 @given(st.integers(1, 1 << 30))
 def test_blocks_are_small_and_divide_the_chunks_of_readers(row_bytes: int) -> None:
     rows = block_rows(row_bytes)
-    assert deal.CHUNK_ROWS % rows == 0
-    assert rows == 1 or rows * row_bytes <= deal.BLOCK_BYTES
+    assert table_blocks.CHUNK_ROWS % rows == 0
+    assert rows == 1 or rows * row_bytes <= table_blocks.BLOCK_BYTES
 
 
 # Files that are not what they should be ---------------------------------------------------------

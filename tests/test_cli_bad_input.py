@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_cases import Workbench, fail, files_of, invoke, succeed
+from fast_and_full import mostly_slow
 
 import placer
 
@@ -136,7 +137,9 @@ def test_a_budget_that_is_no_size(workbench: Workbench, tmp_path: Path, size: st
     assert files_of(tmp_path) == {}
 
 
-@pytest.mark.parametrize("solver", ["auto", "greedy-size", "greedy-cost", "ilp"])
+@pytest.mark.parametrize(
+    "solver", mostly_slow(["auto", "greedy-size", "greedy-cost", "ilp"], "auto")
+)
 def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver: str) -> None:
     problem = ("plan", "--profile", workbench.profile, "--topology", "2xt4", "--solver", solver)
     line = fail(*problem, "--hbm", "1KiB", "-o", tmp_path / "plan.json", exit_code=3)

@@ -11,7 +11,7 @@ import pytest
 from cli_cases import COMMANDS, Workbench, invoke, succeed
 
 import placer
-from placer.plan.plan import Provenance
+from placer.plan.fields import Provenance
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 
@@ -82,6 +82,7 @@ def test_counts_made_elsewhere_become_a_profile(tmp_path: Path) -> None:
     assert [profile.table.rows for profile in placer.Profile.load(tmp_path / "p")] == [4, 2]
 
 
+@pytest.mark.slow
 def test_merged_profiles_are_that_of_the_whole_log(workbench: Workbench, tmp_path: Path) -> None:
     lines = workbench.log.read_text().splitlines(keepends=True)
     hashed = ("--id-mapping", "hash", "--rows", "500", "--report", "csv")
@@ -143,6 +144,7 @@ def test_compare(workbench: Workbench, tmp_path: Path) -> None:
     assert result.stderr == f"picture written to {tmp_path / 'c.png'}\n"
 
 
+@pytest.mark.slow
 def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
     search = ("plan", *workbench.problem(), "--solver", "local-search", "--gap", "0",
               "--time-limit", "600", "--steps", "3", "-o", tmp_path / "plan.json")  # fmt: skip
@@ -183,6 +185,7 @@ def test_show_without_its_profile_tells_what_is_missing(
     assert "step time" in given.stdout
 
 
+@pytest.mark.slow
 def test_show_is_readable_at_26_and_at_856_tables(workbench: Workbench, tmp_path: Path) -> None:
     few = succeed("show", workbench.plan).stdout.splitlines()
     assert sum(line.startswith("C") for line in few) == 26

@@ -65,6 +65,7 @@ def test_a_log_that_cannot_be_made(tmp_path: Path) -> None:
     assert f"cannot write {tmp_path / 'd' / 'generated.tsv'}" in line
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("name", "options", "unlabelled"),

@@ -19,6 +19,7 @@ def examples() -> list[str]:
     return [line for line in lines if line.startswith("placer ") and "COMMAND" not in line]
 
 
+@pytest.mark.slow
 def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for example in examples():

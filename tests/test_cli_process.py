@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import Workbench, command_line, files_of, run_process, succeed
+from fast_and_full import mostly_slow
 
 import placer
 from placer.plan.verify import violations
@@ -35,6 +36,7 @@ def test_exit_codes(workbench: Workbench, tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_results_can_be_piped_away(workbench: Workbench) -> None:
     """A reader that stops early, as `head` does, is no error worth a traceback."""
     process = subprocess.Popen(
@@ -52,6 +54,7 @@ def test_results_can_be_piped_away(workbench: Workbench) -> None:
     assert "Traceback" not in notes
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_profile(workbench: Workbench, tmp_path: Path) -> None:
     command = ("profile", workbench.log, "-o", tmp_path / "profile")
     for file_limit_bytes in (100, 20_000):  # in the first file, in a later one
@@ -79,6 +82,7 @@ def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -
     assert not hidden_files(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoints(workbench: Workbench, tmp_path: Path) -> None:
     command = (*workbench.training(), "--checkpoints", tmp_path / "c", "--resume")
     succeed(*command, "--steps", "2")
@@ -88,6 +92,7 @@ def test_a_full_disk_leaves_the_old_checkpoints(workbench: Workbench, tmp_path: 
     assert "auc" in succeed(*command, "--steps", "4").stdout
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_picture(workbench: Workbench, tmp_path: Path) -> None:
     result = run_process("compare", *workbench.problem(), "--solvers", "greedy-size",
                          "--plot", tmp_path / "c.png", file_limit_bytes=1000)  # fmt: skip
@@ -151,7 +156,7 @@ def test_a_folder_of_ones_own_called_solvers_is_not_in_the_way(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_signal_ends_a_search_with_the_best_plan_so_far(tmp_path: Path, number: int) -> None:
     file = tmp_path / "plan.json"
     process = subprocess.Popen(

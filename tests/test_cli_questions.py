@@ -23,6 +23,7 @@ def test_diff(workbench: Workbench, tmp_path: Path) -> None:
     assert "cut short" in fail("diff", workbench.plan, workbench.log)
 
 
+@pytest.mark.slow
 def test_whatif(workbench: Workbench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "front.png"
@@ -80,6 +81,7 @@ def test_compare_over_priced_machines(workbench: Workbench) -> None:
     assert wrong.stdout == ""
 
 
+@pytest.mark.slow
 def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
     result = succeed(
         "compare", "--workload", "mlperf-dcnv2", "--topology", "1xt4,8xh100",

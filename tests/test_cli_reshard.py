@@ -115,6 +115,7 @@ def test_the_python_of_the_page_runs(
     assert open_shards("new-shards").step == 3
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(workbench: Workbench, folder: Path, tmp_path: Path) -> None:
     command = ("reshard", workbench.plan, folder / "new.json", "--shards", folder / "shards")
     result = run_process(*command, "-o", tmp_path / "new", file_limit_bytes=2000)

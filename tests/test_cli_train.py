@@ -153,6 +153,7 @@ def test_samples_without_a_label_are_left_out(workbench: Workbench, tmp_path: Pa
     assert "unlabelled samples  500" in succeed(*run).stdout
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_saved_and_goes_on_exactly(
     workbench: Workbench, tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def test_an_interrupted_run_is_saved_and_goes_on_exactly(
     assert result["losses"] + rest["losses"] == whole["losses"]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_unlabelled_half_of_a_real_log_is_left_out(real_data: Path, tmp_path: Path) -> None:
     log = real_data / "criteo_20k.parquet"

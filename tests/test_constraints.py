@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from cli_cases import fail, invoke, succeed
 from conftest import REPOSITORY
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from problem_cases import problem_of, zipf_table
 
 from cli import main
 from placer import Constraints, Plan, Problem, Shard, Table, TableRule, Topology
-from placer.constraints.constraints import KINDS, Kind, matches
+from placer.constraints.constraints import matches
 from placer.constraints.file import dumps
+from placer.constraints.rules import KINDS, Kind
 from placer.constraints.unmet import kinds_of, unmet
 from placer.errors import ProblemError
 
@@ -100,7 +102,7 @@ _constraints = st.builds(
 
 
 @given(_constraints)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, constraints: Constraints
 ) -> None:
@@ -228,7 +230,7 @@ _asked = st.builds(
 
 
 @given(_asked)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_rule_is_what_all_its_keys_ask(asked: Constraints) -> None:
     problem = ten_tables()
     topology, names = problem.topology, problem.profile.table_names
@@ -391,7 +393,7 @@ def option_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
 
 
 @given(option_tables())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_ways_of_placing_are_told_from_the_plan(option: tuple[Plan, set[Kind]]) -> None:
     plan, kinds = option
     assert set(kinds_of(plan.shards)) == kinds
@@ -424,7 +426,7 @@ def test_ways_of_placing_by_hand(shards: list[Shard], kinds: set[Kind]) -> None:
 
 
 @given(plans(), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_plan_meets_what_it_does_and_breaks_all_else(plan: Plan, data: st.DataObject) -> None:
     """Constraints read off the plan are met; each one turned round is broken."""
     table = data.draw(st.sampled_from(plan.tables))

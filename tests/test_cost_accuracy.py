@@ -62,6 +62,7 @@ def test_calibrated_constants_predict_plans_they_have_not_seen(
     assert rank_agreement(cases, guessed, measured) > 0.86
 
 
+@pytest.mark.slow
 def test_the_learned_model_that_comes_with_placer_predicts_them_better(
     tested: tuple[list[Case], np.ndarray],
 ) -> None:

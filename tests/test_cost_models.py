@@ -10,7 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from calibration_cases import SECONDS, saved
-from hypothesis import HealthCheck, assume, given, settings
+from fast_and_full import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import in_hbm
 from problem_cases import (
@@ -37,7 +38,7 @@ from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
 from placer.plan.memory import row_map_bytes
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 from placer.tables import Table
 from solvers.model.build_plan import build_plan
@@ -47,15 +48,6 @@ LOOKUPS: tuple[Lookup, ...] = ("device", "uva", "staged", "cached", "host")
 
 PRICES = np.concatenate(([0.0], np.geomspace(1e-16, 1e-4, 61)))
 """Seconds per byte of HBM: from far less than any row is worth to far more."""
-
-
-def examples(number: int) -> settings:
-    """So many examples; the tests of the contract run in one class for each model."""
-    return settings(
-        max_examples=number,
-        deadline=None,
-        suppress_health_check=[HealthCheck.differing_executors],
-    )
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration
 from click.testing import CliRunner
+from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from problem_cases import problem_of, problems, zipf_table
@@ -20,12 +21,12 @@ from test_cost_models import CostModelContract, examples
 
 from cli import main
 from cost_models import Calibrated, CostModel, Roofline, cost_model
+from cost_models.learned import shipped as shipped_models
 from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, features
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.fit import examples as examples_of
 from cost_models.learned.fit import learn
 from cost_models.learned.model import Learned
-from cost_models.learned.model import shipped as shipped_models
 from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import shipped_name
@@ -366,7 +367,9 @@ def test_batches_join() -> None:
 # Solvers
 
 
-@pytest.mark.parametrize("solver", ["greedy-cost", "local-search", "auto"])
+@pytest.mark.parametrize(
+    "solver", mostly_slow(["greedy-cost", "local-search", "auto"], "greedy-cost")
+)
 def test_solvers_use_it(model: Learned, solver: str) -> None:
     tables = [
         zipf_table(f"t{n}", 2_000 * (n + 1), 16 * (1 + n % 3), lookups=1 + n, exponent=0.9)
@@ -501,6 +504,7 @@ def dataset_of(cases: Iterable[Case], **setting: Any) -> Dataset:
     return Dataset(Setting(**{"backend": "torch", **setting}), machine(), tuple(measured))
 
 
+@pytest.mark.slow
 def test_it_learns_from_files_of_measurements() -> None:
     one = dataset_of(random_cases(31, 7))
     two = dataset_of(random_cases(31, 3, first=7, gpus=2), ranks=2)
@@ -527,6 +531,7 @@ def test_it_learns_of_one_executor_alone() -> None:
         learn([], CALIBRATION)
 
 
+@pytest.mark.slow
 def test_the_command_trains_on_what_was_measured_before(tmp_path: Path) -> None:
     """All plans that it would measure are in its file already, so it measures none."""
     data = dataset_of(random_cases(5, 10, plans=2))

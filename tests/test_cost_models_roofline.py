@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import (
@@ -29,7 +30,7 @@ from placer.plan.buffers import (
     with_buffers,
 )
 from placer.plan.memory import POOL_ENTRY_BYTES
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 
 # The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
@@ -265,7 +266,7 @@ def test_two_steps_share_the_rows_that_both_touch() -> None:
     st.sampled_from(["staged", "cached"]),
     st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_buffers_hold_the_rows_that_are_staged(
     rows: int, exponent: float, lookups: float, samples: int, lookup: Lookup, data: st.DataObject
 ) -> None:
@@ -288,7 +289,7 @@ def test_buffers_hold_the_rows_that_are_staged(
 
 
 @given(st.integers(1, 300), st.integers(1, 5), st.booleans(), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_slices_share_out_all_lookups_and_rows(
     rows: int, row_slices: int, blocked: bool, data: st.DataObject
 ) -> None:

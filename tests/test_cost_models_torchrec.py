@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from fast_and_full import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, plan_for, problem_of, unequal_machine, zipf_table
@@ -201,7 +202,7 @@ def enumerated(problem: Problem, named: dict[str, dict[str, Any]], prefetch: boo
 @needs_torchrec
 class TestAgainstTorchRec:
     @given(placements())
-    @settings(max_examples=60, deadline=None)
+    @examples(60)
     def test_it_says_what_torchrec_says(self, case: Any) -> None:
         problem, shards, named, prefetch = case
         model = TorchRec(prefetch_pipeline=prefetch)
@@ -233,7 +234,7 @@ class TestAgainstTorchRec:
         assert report.step_time_s == pytest.approx(rating_ms / 1000, rel=1e-12)
 
     @given(placements(), st.data())
-    @settings(max_examples=40, deadline=None)
+    @examples(40)
     def test_curves_say_what_plans_cost(self, case: Any, data: st.DataObject) -> None:
         problem, _, _, prefetch = case
         model = TorchRec(prefetch_pipeline=prefetch, min_partition=8)

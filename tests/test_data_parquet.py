@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log
@@ -83,7 +84,7 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
     assert infer_columns(schema, sparse=["site"], label="item").names == ["item", "price", "site"]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     group=st.integers(1, 70),
@@ -111,7 +112,7 @@ def test_chunks_and_skips_do_not_change_the_samples(
     assert len(collect(log, 1000)) == sum(sizes)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     steps=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=12),
     group=st.integers(1, 70),

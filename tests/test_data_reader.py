@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
@@ -76,7 +77,7 @@ def test_an_encoding_of_another_log_is_refused(log_path: Path) -> None:
         open_log(text, encoding=open_log(log_path).encoding)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(one=BAGS, two=BAGS, min_count=st.integers(1, 3), merge_at=st.sampled_from([1, 10, 1000]))
 def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
     tmp_path_factory: pytest.TempPathFactory,

@@ -12,7 +12,7 @@ from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
 from placer import Plan, Table
 from placer.errors import PlanError
 from placer.plan.diff import Home, PlanDiff, diff
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.report.diff import diff_report
 
 TABLE = Table("t", 100, 8, optimizer="sgd")

@@ -10,11 +10,11 @@ from conftest import REPOSITORY
 from safetensors.numpy import save_file
 
 from placer import Plan
+from placer.files import sha256_file
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.memory import POOL_ENTRY_BYTES, device_memory
 from placer.plan.schema import json_schema
 from placer.plan.verify import verify
-from placer.storage.files import sha256_file
 
 TEXT = (REPOSITORY / "docs" / "plan-format.md").read_text(encoding="utf-8")
 

@@ -15,10 +15,9 @@ from cost_models import Roofline
 from placer import Plan, Shard, Table
 from placer.errors import TopologyError
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
+from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
 from placer.plan.order import Ranks, distinct
-from placer.plan.plan import RowOrder
 from placer.topology.topology import Topology
 
 ROWS = 30
@@ -64,7 +63,7 @@ def test_accesses_are_those_of_the_ids_at_a_plans_ranks(
     problem = problem_of(profile, topology=machine(2))
     shards = data.draw(covers(profile.table, problem.topology))
     plan = ordered(plan_of(profile.table, *shards), listed)
-    found = in_plan_order(problem, plan).profile["t"].cdf
+    found = problem.in_plan_order(plan).profile["t"].cdf
     if all(shard.lookup == "cached" for shard in shards if shard.row_count):
         assert found is profile.cdf
         return
@@ -83,9 +82,9 @@ def test_a_published_table_has_ids_for_ranks() -> None:
     problem = problem_of(profile)
     split = (in_hbm("t", (0, 10, 1), (0, 16)), in_dram("t", (10, ROWS, 1), (0, 16)))
     plan = plan_of(profile.table, *split)
-    assert in_plan_order(problem, plan) is problem
+    assert problem.in_plan_order(plan) is problem
     # The ten ids that were hot once are the coldest now.
-    stale = in_plan_order(problem, ordered(plan, list(range(ROWS - 1, 19, -1))))
+    stale = problem.in_plan_order(ordered(plan, list(range(ROWS - 1, 19, -1))))
     share = float(np.interp(10, stale.profile["t"].cdf.ranks, stale.profile["t"].cdf.shares))
     assert share == pytest.approx(1 - float(profile.cdf.share(20)))
     times = [Roofline().evaluate(one, plan).step_time_s for one in (problem, stale)]
@@ -97,10 +96,10 @@ def test_the_profiles_own_order_changes_nothing() -> None:
     problem = problem_of(counted_table("t", counts))
     split = (in_hbm("t", (0, 3, 1), (0, 16)), in_dram("t", (3, 7, 1), (0, 16)))
     plan = plan_of(problem.profile["t"].table, *split)
-    assert in_plan_order(problem, ordered(plan, [1, 4, 5])) is problem
-    assert in_plan_order(problem, ordered(plan, [1, 4])) is not problem
+    assert problem.in_plan_order(ordered(plan, [1, 4, 5])) is problem
+    assert problem.in_plan_order(ordered(plan, [1, 4])) is not problem
     whole = plan_of(problem.profile["t"].table, in_hbm("t", (0, 7, 1), (0, 16)))
-    assert in_plan_order(problem, ordered(whole, [3])) is problem
+    assert problem.in_plan_order(ordered(whole, [3])) is problem
 
 
 SGD = Table("t", 24, 8, optimizer="sgd")

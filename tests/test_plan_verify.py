@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from fast_and_full import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of, plans, tables
 
 from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
+from placer.plan.fields import RowOrder
 from placer.plan.memory import POOL_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
-from placer.plan.plan import RowOrder
 from placer.plan.verify import verify, violations
 
 TABLE = Table("t", 10, 4, optimizer="rowwise_adagrad")
@@ -40,7 +41,7 @@ def covered(draw: st.DrawFn) -> Plan:
 
 
 @given(plans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_sound_plans_break_no_rule(plan: Plan) -> None:
     assert violations(plan) == []
     verify(plan)
@@ -63,14 +64,14 @@ def any_shards(draw: st.DrawFn) -> Plan:
 
 
 @given(any_shards())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_coverage_is_that_of_enumeration(plan: Plan) -> None:
     times = cells(plan, plan.tables[0])
     assert (violations(plan) == []) == bool((times == 1).all())
 
 
 @given(any_shards())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_message_names_a_row_that_is_wrong(plan: Plan) -> None:
     times = cells(plan, plan.tables[0])
     assume((times != 1).any())
@@ -83,7 +84,7 @@ def test_the_message_names_a_row_that_is_wrong(plan: Plan) -> None:
 
 
 @given(covered(), st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_each_single_fault_is_found(plan: Plan, data: st.DataObject) -> None:
     shards = list(plan.shards)
     number = data.draw(st.integers(0, len(shards) - 1))
@@ -191,7 +192,7 @@ def test_a_row_order_of_no_table() -> None:
 
 
 @given(plans(), st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_one_byte_too_many_is_found(plan: Plan, data: st.DataObject) -> None:
     uses = [use for use in device_memory(plan).values() if use.total_bytes]
     assume(uses)

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log
@@ -45,7 +46,7 @@ class ListLog:
         return self._chunks
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(BAG, min_size=1, max_size=40))
 def test_counts_are_exact(tmp_path_factory: pytest.TempPathFactory, bags: list[list[int]]) -> None:
     path = write_log(tmp_path_factory.mktemp("log") / "log.parquet", bags)

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import FEATURES, TABLES, assert_same_profile, batches, count
 
@@ -20,7 +21,7 @@ def write(path: Path, **columns: Any) -> Path:
     return path
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.lists(batches(), min_size=1, max_size=3), st.booleans())
 def test_aggregated_counts_equal_counting_the_log(
     tmp_path_factory: pytest.TempPathFactory, log: list[Any], split: bool

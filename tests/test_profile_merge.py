@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import assert_same_profile, batches, count, profile_of
 
@@ -20,7 +21,7 @@ from placer.profile.counts import RowCounts
 PIECES = st.lists(st.lists(batches(), min_size=1, max_size=3), min_size=1, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(PIECES)
 def test_merged_pieces_equal_the_whole(
     tmp_path_factory: pytest.TempPathFactory, pieces: list[list[dict[str, object]]]

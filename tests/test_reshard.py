@@ -13,16 +13,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of
 from shard_cases import checkpoint_of, ids_of, scratch, successive_plans
 
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
+from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
-from placer.plan.plan import RowOrder
-from placer.storage.shards import Transfers, form, open_shards, reshard, schedule, write_shards
+from placer.storage.shards import (
+    Transfers,
+    open_shards,
+    reshard,
+    schedule,
+    shard_file,
+    write_shards,
+)
 
 TABLE = Table("t", 100, 8, optimizer="rowwise_adagrad")
 
@@ -44,7 +52,7 @@ def moves_by_diff(old: Plan, new: Plan) -> Counter[tuple[str, str, str, str]]:
     return moves
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(successive_plans())
 def test_the_result_is_that_of_a_new_export(plans: tuple[Plan, Plan]) -> None:
     old, new = plans
@@ -237,12 +245,12 @@ def test_only_rows_that_are_needed_are_read(
 ) -> None:
     read: Counter[tuple[str, str, int]] = Counter()
 
-    def counted(path: Path, tensor: form.ShardTensor, positions: np.ndarray) -> np.ndarray:
+    def counted(path: Path, tensor: shard_file.ShardTensor, positions: np.ndarray) -> np.ndarray:
         read[path.parent.name, tensor.name, positions.size] += 1
-        return form.read_rows(path, tensor, positions)
+        return shard_file.read_rows(path, tensor, positions)
 
     write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    monkeypatch.setattr("placer.storage.shards.folder.read_rows", counted)
+    monkeypatch.setattr("placer.storage.shards.shard_folder.read_rows", counted)
     reshard(tmp_path / "old", WIDER, tmp_path / "new")
     pieces = [("gpu%3A0.hbm", 10), ("gpu%3A1.dram", 10), ("gpu%3A1.dram", 80)]
     assert read == {(at, name, rows): 1 for at, rows in pieces for name in ("weight", "sum")}
@@ -256,12 +264,12 @@ def test_of_replicas_the_nearest_is_read(tmp_path: Path, monkeypatch: pytest.Mon
 
     def recorded(path: Path, *where: object) -> np.ndarray:
         read.add(path.parent.name)
-        return form.read_rows(path, *where)  # type: ignore[arg-type]
+        return shard_file.read_rows(path, *where)  # type: ignore[arg-type]
 
     old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), "gpu:0", "gpu:1"))
     new = plan_of(TABLE, *(in_hbm("t", (i, 100, 2), (0, 8), "gpu:1") for i in range(2)))
     write_shards(old, checkpoint_of(old), tmp_path / "old")
-    monkeypatch.setattr("placer.storage.shards.folder.read_rows", recorded)
+    monkeypatch.setattr("placer.storage.shards.shard_folder.read_rows", recorded)
     found = reshard(tmp_path / "old", new, tmp_path / "new")
     assert read == {"gpu%3A1.hbm"}
     assert [(one.kind, one.size_bytes) for one in found.transfers.transfers] == [("kept", 3600)]
@@ -312,13 +320,13 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
     killed = (
         "import os, signal, sys\n"
         "from placer import Plan\n"
-        "from placer.storage.shards import form, reshard\n"
-        "write, calls = form.ShardWriter.write, []\n"
+        "from placer.storage.shards import reshard, shard_file\n"
+        "write, calls = shard_file.ShardWriter.write, []\n"
         "def last(self, *arguments):\n"
         "    write(self, *arguments)\n"
         "    calls.append(1)\n"
         "    if len(calls) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "form.ShardWriter.write = last\n"
+        "shard_file.ShardWriter.write = last\n"
         "reshard(sys.argv[1], Plan.load(sys.argv[2]), sys.argv[3])\n"
     )
     paths = [str(tmp_path / name) for name in ("old", "wider.json", "new")]
@@ -334,7 +342,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
 def test_memory_is_bounded_by_chunks_not_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 1 << 16)
     table = Table("t", 60_000, 32, optimizer="adagrad")
     hot = np.random.default_rng(0).permutation(table.rows)[:2000]
     orders = {"row_order": {"t": RowOrder("profile")}, "hot_ids": {"t": hot}}

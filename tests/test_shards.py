@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import files_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from safetensors.torch import load_file
 from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, successive_plans
@@ -20,10 +21,16 @@ from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
 from placer.executor.optimizers.rule import STATE
-from placer.plan.plan import RowOrder
-from placer.storage.checkpoint.rows import TensorRows
-from placer.storage.shards import form, load_shards, open_shards, write_shards, write_tables
-from placer.storage.shards.folder import ShardFolder, placement_sha256
+from placer.plan.fields import RowOrder
+from placer.storage.shards import (
+    load_shards,
+    open_shards,
+    shard_file,
+    write_shards,
+    write_tables,
+)
+from placer.storage.shards.shard_folder import ShardFolder, placement_sha256
+from placer.storage.tensor_rows import TensorRows
 from placer.training.checkpoint import Checkpoint
 
 TABLE = Table("t", 100, 8, optimizer="adam")
@@ -39,7 +46,7 @@ PLAN = replace(
 )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(plans())
 def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
     checkpoint = checkpoint_of(plan)
@@ -67,7 +74,7 @@ def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
 
 
 def test_state_has_the_names_of_the_executor() -> None:
-    assert form.STATE == STATE
+    assert shard_file.STATE == STATE
 
 
 def test_replicas_are_one_file_with_two_names(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_names_of_tables_and_devices_stay_within_the_folder(tmp_path: Path) -> N
 def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form, "CHUNK_BYTES", 8 * 4 * 16)
+    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 8 * 4 * 16)
     asked: dict[str, list[tuple[int, int]]] = {}
 
     def recorded(name: str, tensor: torch.Tensor) -> TensorRows:
@@ -117,7 +124,7 @@ def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
 def test_tables_of_more_shards_than_may_be_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("placer.storage.shards.write._MOST_OPEN", 2)
+    monkeypatch.setattr("placer.storage.shards.writing._MOST_OPEN", 2)
     given = checkpoint_of(PLAN)
     opened = write_shards(PLAN, given, tmp_path / "shards")
     for files in opened.files["t"]:
@@ -140,8 +147,8 @@ def test_rows_are_read_by_themselves_or_with_their_neighbours(
         sizes.append(done)
         return done
 
-    monkeypatch.setattr(form, "_NEAR_BYTES", 3 * 32)
-    monkeypatch.setattr(form, "_WINDOW_BYTES", 10 * 32)
+    monkeypatch.setattr(shard_file, "_NEAR_BYTES", 3 * 32)
+    monkeypatch.setattr(shard_file, "_WINDOW_BYTES", 10 * 32)
     monkeypatch.setattr(os, "preadv", recorded)
     weights = checkpoint.tensors["embeddings"]["t.weight"].numpy()
     for positions, windows in (
@@ -270,7 +277,7 @@ def test_a_placement_is_known_by_what_decides_its_files() -> None:
 # Loading
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(successive_plans())
 def test_shards_load_under_any_plan(plans: tuple[Plan, Plan]) -> None:
     checkpoint = checkpoint_of(plans[0])

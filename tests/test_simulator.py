@@ -3,7 +3,8 @@
 from collections import defaultdict
 
 import simulator_reference
-from hypothesis import assume, given, settings
+from fast_and_full import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import plans
 from simulator_cases import chunks, executor_rates, simulated_rates
@@ -14,7 +15,7 @@ from placer.tables import OPTIMIZERS
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
     plan = data.draw(plans())
     batches = data.draw(chunks(plan))
@@ -28,7 +29,7 @@ def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
     plan = data.draw(plans())
     batches = data.draw(chunks(plan))
@@ -49,7 +50,7 @@ def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_every_gpu_serves_what_a_plain_reference_says(data: st.DataObject) -> None:
     plan = data.draw(plans())
     (chunk,) = data.draw(chunks(plan, most=1))

@@ -10,7 +10,7 @@ from simulator_cases import executor_rates, one_id_chunk, simulated_rates
 
 from placer import Feature, Plan, Shard, Table
 from placer.data.reader import open_log
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
 from placer.simulator.replay import ReplayOptions, replay
 from placer.tables import OPTIMIZERS
@@ -49,8 +49,8 @@ def test_the_criteo_sample(real_data: Path, optimizer: str) -> None:
     found, totals = replay(plan, batches, ReplayOptions(1, policy, ahead))  # type: ignore[arg-type]
     expected = executor_rates(plan, batches, policy=policy, ahead=ahead)
     assert simulated_rates(found, totals) == expected
-    assert expected.pool.in_place_rows
-    assert expected.pool.written_back_rows
+    assert expected.row_cache.in_place_rows
+    assert expected.row_cache.written_back_rows
 
 
 @pytest.mark.parametrize("trace", ["scarab-recs.npz", "orm-busy.npz"])

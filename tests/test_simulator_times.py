@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
@@ -26,7 +27,7 @@ from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.measurement import random_cases
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup
+from placer.plan.shard import Lookup
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import device_totals, served
@@ -230,9 +231,9 @@ def cached_plan(rows: int, entries: int, staging: int = 0) -> Plan:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["lru", "fbgemm-lru", "fbgemm-lfu"]))
-@settings(max_examples=15)
+@examples(15)
 def test_other_caches_are_asked_batch_by_batch(seed: int, policy: str) -> None:
-    from placer.simulator.policy import cache_factory
+    from placer.simulator.caches import cache_factory
 
     rng = np.random.default_rng(seed)
     batches = [rng.integers(0, 200, 30) for _ in range(8)]
@@ -267,19 +268,19 @@ def test_bytes_of_a_small_case_by_hand() -> None:
     found = replayed(simulator, StepTimer(simulator.arrangement, Roofline()), batches)
     # Step 1: 0 hits twice, 1 takes the free entry. Step 2: 1 hits, 2 takes 0's entry, which was
     # updated and goes back, 3 stays in place. Step 3: 1 hits.
-    gpu, host = device_totals(simulator.arrangement, found.totals, simulator.pool_entries)
+    gpu, host = device_totals(simulator.arrangement, found.totals, simulator.cache_entries)
     assert (gpu.lookups, gpu.rows, gpu.hbm_lookups) == (8, 6, 5)
     assert (gpu.staged_rows, gpu.in_place_rows, gpu.written_back_rows) == (2, 1, 1)
     assert (gpu.link_in_bytes, gpu.link_out_bytes) == (2 * 16 + 2 * 16, 16 + 16)
     assert (host.dram_read_bytes, host.dram_written_bytes) == (64, 32)
     assert gpu.hbm_read_bytes == 7 * 16 + 5 * 16 + 16
     assert gpu.hbm_written_bytes == 5 * 16 + 2 * 16
-    assert (gpu.pool_entries, gpu.most_held, gpu.most_needed) == (2, 2, 3)
+    assert (gpu.cache_entries, gpu.most_held, gpu.most_needed) == (2, 2, 3)
     assert served(simulator.arrangement, found.totals.parts).slow_rows == 3
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=15)
+@examples(15)
 def test_more_entries_never_ask_for_more_and_hold_no_less(seed: int, ahead: bool) -> None:
     rng = np.random.default_rng(seed)
     batches = [one_id_chunk((60 * rng.random(40) ** 2).astype(np.int64)) for _ in range(6)]

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import examples, mostly_slow
+from hypothesis import given
 from plan_cases import machine
 from problem_cases import (
     counted_table,
@@ -22,7 +23,8 @@ from problem_cases import (
 
 from cost_models import Roofline
 from placer import Plan, Problem, TableProfile, Topology
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
 from placer.plan.memory import device_memory
@@ -122,6 +124,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
+VARIED = ("tight", "two hosts", "tables that nobody reads")
+"""Problems of which the fast tests ask every solver."""
+
 CONSTRAINTS: dict[str, Constraints] = {
     "pinned": Constraints.of({"t0": TableRule(devices=("gpu:3",)), "t2": TableRule(("host:1",))}),
     "in one tier": Constraints.of({"t0": TableRule(tier="dram"), "t1": TableRule(tier="hbm")}),
@@ -181,21 +186,17 @@ class SolverContract:
         assert isinstance(solver(self.name), Solver)
         assert solver(self.name).name == self.name
 
-    @pytest.mark.parametrize("case", PROBLEMS)
+    @pytest.mark.parametrize("case", mostly_slow(PROBLEMS, *VARIED))
     def test_plans_are_sound_and_times_true(self, case: str) -> None:
         problem = PROBLEMS[case]()
         self.check(problem, self.solve(problem))
 
     @given(problems())
-    @settings(
-        max_examples=15,
-        deadline=None,
-        suppress_health_check=[HealthCheck.differing_executors],  # One class per solver.
-    )
+    @examples(15)
     def test_random_problems_with_room(self, problem: Problem) -> None:
         self.check(problem, self.solve(problem, time_limit_s=0.2))
 
-    @pytest.mark.parametrize("case", ["one gpu", "very tight"])
+    @pytest.mark.parametrize("case", mostly_slow(["one gpu", "very tight"], "one gpu"))
     def test_equal_seeds_give_equal_plans(self, case: str) -> None:
         one, two = (self.solve(PROBLEMS[case](), time_limit_s=60.0) for _ in range(2))
         assert one.termination.limit is None, "choose a problem that is solved before its limit"
@@ -284,7 +285,7 @@ class SearchContract(SolverContract):
         chosen: dict[str, Any] = {"time_limit_s": 60.0, "gap": 0.0, "seed": 3, "threads": 1}
         return solver(self.name).solve(problem, Roofline(), Limits(**{**chosen, **limits}))
 
-    @pytest.mark.parametrize("case", CONSTRAINTS)
+    @pytest.mark.parametrize("case", mostly_slow(CONSTRAINTS, "pinned"))
     def test_constraints_are_obeyed(self, case: str) -> None:
         free = PROBLEMS["unequal gpus"]()
         assert unmet(self.check(free, self.solve(free)), CONSTRAINTS[case]), "choose ones that bind"
@@ -301,14 +302,16 @@ class SearchContract(SolverContract):
         used = device_memory(plan)["gpu:0"]
         assert used.total_bytes <= used.capacity_bytes == whole_bytes - whole_bytes // 3
 
-    @pytest.mark.parametrize("case", ["tight", "unequal gpus", "counts of a log"])
+    @pytest.mark.parametrize(
+        "case", mostly_slow(["tight", "unequal gpus", "counts of a log"], "tight")
+    )
     def test_equal_steps_give_equal_plans(self, case: str) -> None:
         one, two = (self.run(PROBLEMS[case](), max_steps=20, gap=GAP) for _ in range(2))
         assert one.termination.limit in (None, "steps"), "choose a problem that ends before"
         assert_same(one, two)
         self.check(PROBLEMS[case](), one)
 
-    @pytest.mark.parametrize("asked", [1, 3, 30])
+    @pytest.mark.parametrize("asked", mostly_slow([1, 3, 30], 3))
     def test_who_stops_it_gets_the_best_plan_so_far(self, asked: int) -> None:
         """As with Ctrl-C: after being asked a few times whether to."""
         left = iter(range(asked))
@@ -334,7 +337,7 @@ class SearchContract(SolverContract):
 class WholeTableContract(SolverContract):
     """The classic greedies: tables are never cut, and may find no place though there is one."""
 
-    @pytest.mark.parametrize("case", PROBLEMS)
+    @pytest.mark.parametrize("case", mostly_slow(PROBLEMS, *VARIED))
     def test_tables_stay_whole(self, case: str) -> None:
         plan = self.solve(PROBLEMS[case]()).plan
         assert plan is not None
@@ -399,6 +402,7 @@ class TestGreedyCost(SearchContract):
 class TestIlp(SearchContract):
     name = "ilp"
 
+    @pytest.mark.slow
     def test_equal_seeds_give_equal_answers_of_cp_sat(self) -> None:
         problem = PROBLEMS["more gpus than tables"]()
         one, two = (self.solve(problem, time_limit_s=60.0) for _ in range(2))
@@ -428,7 +432,7 @@ def test_every_solver_is_held_to_the_contract() -> None:
     assert names(SolverContract) == set(SOLVERS)
 
 
-@pytest.mark.parametrize("case", PROBLEMS)
+@pytest.mark.parametrize("case", mostly_slow(PROBLEMS, *VARIED))
 def test_the_cost_greedy_beats_the_classic_ones(case: str) -> None:
     problem = PROBLEMS[case]()
     times = {
@@ -440,7 +444,7 @@ def test_the_cost_greedy_beats_the_classic_ones(case: str) -> None:
     assert all(time is not None and best <= time * (1 + 1e-9) for time in times.values()), times
 
 
-@pytest.mark.parametrize("case", ["tight", "unequal gpus", "two hosts"])
+@pytest.mark.parametrize("case", mostly_slow(["tight", "unequal gpus", "two hosts"], "tight"))
 def test_the_ilp_is_no_worse_than_the_greedy_that_starts_it(case: str) -> None:
     problem = PROBLEMS[case]()
     greedy = solve(problem, "greedy-cost")
@@ -476,6 +480,7 @@ def test_a_time_limit_that_is_already_over(name: str) -> None:
     verify(result.plan)
 
 
+@pytest.mark.slow
 def test_auto_leaves_easy_problems_to_the_greedy_and_hard_ones_to_the_ilp() -> None:
     easy = solve(PROBLEMS["one gpu"](), "auto", gap=0.05)
     greedy = solve(PROBLEMS["one gpu"](), "greedy-cost", gap=0.05)
@@ -494,6 +499,7 @@ def test_auto_leaves_easy_problems_to_the_greedy_and_hard_ones_to_the_ilp() -> N
     assert hard.termination.reason == "optimal"
 
 
+@pytest.mark.slow
 def test_a_program_too_large_is_left_out() -> None:
     problem = problem_of(*tables(24, 20_000), topology=machine(8, 4), batch_size=4)
     instance = Instance(problem, Roofline())
@@ -506,6 +512,7 @@ def test_a_program_too_large_is_left_out() -> None:
     assert result.bound_s > 0
 
 
+@pytest.mark.slow
 def test_published_tables_on_a_server_short_of_memory() -> None:
     """26 tables of 98 GB on 8 GPUs of 8 GiB: the cost greedy is within 5% of its bound."""
     topology = Topology.parse("8xh100", hbm="8GiB")

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples, fewer, mostly_slow
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -21,7 +22,8 @@ from problem_cases import (
 
 from cost_models import CostCurve, Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile
-from placer.constraints.constraints import Constraints, TableRule
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
@@ -30,7 +32,15 @@ from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible
 from solvers.bounds.lagrangian import lagrangian_bound, least
 from solvers.model.instance import Instance, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, HOT, costs_of, fill, ladder, least_times
+from solvers.model.knapsack import (
+    BYTES,
+    GPU_S,
+    HOT,
+    costs_of,
+    least_times,
+    priced_costs,
+    solve_knapsack,
+)
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -196,7 +206,7 @@ class Enumerated:
 _ENUMERATED = {kind: Enumerated(kind) for kind in KINDS}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=mostly_slow(KINDS, "four", "crossed"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -217,6 +227,7 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
         assert report.step_time_s == pytest.approx(case.best_s, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
@@ -289,6 +300,7 @@ def test_the_cost_greedy_against_the_best_plan(kind: str, solved: list[Solved]) 
     assert np.mean([time <= best * (1 + 1e-6) for time, best in solvable]) > optimal
 
 
+@pytest.mark.slow
 def test_a_classic_greedy_against_the_best_plan() -> None:
     times = [(check("greedy-size", case, 1e-3), case) for case in _ENUMERATED["pair"].solved]
     found = [time / case.best_s for time, case in times if np.isfinite(time)]
@@ -296,7 +308,7 @@ def test_a_classic_greedy_against_the_best_plan() -> None:
     assert np.median(found) < 3
 
 
-@pytest.mark.parametrize("name", sorted(SOLVERS.keys() - CLASSIC))
+@pytest.mark.parametrize("name", mostly_slow(sorted(SOLVERS.keys() - CLASSIC), "auto", "dp"))
 def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: str) -> None:
     """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
@@ -332,7 +344,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(30):
+    for seed in range(fewer(30, 5)):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_options in (0, 2500):
             monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)
@@ -393,7 +405,7 @@ def tried(shards: list[CostCurve], hbm_bytes: float) -> float:
 
 
 def all_prices(shards: list[CostCurve]) -> np.ndarray:
-    """Prices at which ladders have all corners of the convex hulls of these curves."""
+    """Prices at which priced have all corners of the convex hulls of these curves."""
     found = {1.0}
     for curve in shards:
         points = costs_of(curve)
@@ -407,7 +419,7 @@ def all_prices(shards: list[CostCurve]) -> np.ndarray:
 
 
 @given(curves(), st.floats(0, 800), st.floats(0, 10))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_the_least_of_a_shard_is_below_everything_tried(
     curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
@@ -425,67 +437,69 @@ def test_the_least_of_a_shard_is_below_everything_tried(
 
 
 @given(curves())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None:
     prices, points = all_prices([curve]), costs_of(curve)
-    values = ladder(curve, prices).values
+    values = priced_costs(curve, prices)
     assert values.shape == (5, prices.size)
-    assert {tuple(rung) for rung in values.T} <= {tuple(point) for point in points.T}
+    assert {tuple(price_index) for price_index in values.T} <= {tuple(point) for point in points.T}
     assert (np.diff(values[BYTES]) >= 0).all()
     assert (np.diff(values[GPU_S]) <= 0).all()
     assert values[BYTES, 0] == points[BYTES].min()
     assert values[GPU_S, -1] == points[GPU_S].min()
-    for price, rung in zip(prices[1:-1], values.T[1:-1], strict=True):
+    for price, price_index in zip(prices[1:-1], values.T[1:-1], strict=True):
         least_s = (points[GPU_S] + price * points[BYTES]).min()
-        assert rung[GPU_S] + price * rung[BYTES] == pytest.approx(least_s)
+        assert price_index[GPU_S] + price * price_index[BYTES] == pytest.approx(least_s)
 
 
 @given(st.lists(curves(), max_size=3), st.floats(0, 2500))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes: float) -> None:
     prices = np.concatenate(([np.inf], np.geomspace(1e3, 1e-3, 60), [0.0]))
-    filling = fill([ladder(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__)
-    if filling is None:
+    knapsack = solve_knapsack(
+        [priced_costs(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__
+    )
+    if knapsack is None:
         assert sum(float(costs_of(curve)[BYTES].min()) for curve in shards) > hbm_bytes
         return
-    assert filling.hbm_bytes <= hbm_bytes + 1e-6
-    assert len(filling.hot_rows) == len(shards)
+    assert knapsack.hbm_bytes <= hbm_bytes + 1e-6
+    assert len(knapsack.hot_rows) == len(shards)
     sums = np.zeros(4)
-    for hot, curve in zip(filling.hot_rows, shards, strict=True):
+    for hot, curve in zip(knapsack.hot_rows, shards, strict=True):
         assert isinstance(hot, int)
         assert 0 <= hot <= curve.hot_rows[-1]
         parts = (curve.dram_s, curve.dram_bytes)
         dram = [float(np.interp(hot, curve.hot_rows, of)) for of in parts]
         sums += [*costs_at(curve, hot), *dram]
     assert sums == pytest.approx(
-        [filling.gpu_s, filling.hbm_bytes, filling.dram_s, filling.dram_bytes]
+        [knapsack.gpu_s, knapsack.hbm_bytes, knapsack.dram_s, knapsack.dram_bytes]
     )
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_fillings_lie_between_their_limit_and_everything_tried(
     shards: list[CostCurve], share: float
 ) -> None:
-    """Prices are all that matter here, so that the limit is one of any filling."""
+    """Prices are all that matter here, so that the limit is one of any knapsack."""
     prices = all_prices(shards)
-    ladders = [ladder(curve, prices) for curve in shards]
-    sums = np.sum([shard.values for shard in ladders], axis=0)
+    priced = [priced_costs(curve, prices) for curve in shards]
+    sums = np.sum(priced, axis=0)
     hbm_bytes = float(sums[BYTES, 0] * 0.95 + share * (sums[BYTES, -1] - sums[BYTES, 0] * 0.9))
     best_s, limit_s = tried(shards, hbm_bytes), float(least_times(sums, hbm_bytes))
     assert limit_s <= best_s + 1e-6
-    filling = fill(ladders, hbm_bytes, shards.__getitem__)
-    if filling is None:
+    knapsack = solve_knapsack(priced, hbm_bytes, shards.__getitem__)
+    if knapsack is None:
         assert np.isinf(best_s)
         return
-    assert filling.gpu_s >= best_s - 1e-6
-    # As good as the rung that all pieces reach together, at least.
+    assert knapsack.gpu_s >= best_s - 1e-6
+    # As good as the price_index that all pieces reach together, at least.
     reached = sums[GPU_S, sums[BYTES] <= hbm_bytes]
-    assert filling.gpu_s <= reached.min() + 1e-6
+    assert knapsack.gpu_s <= reached.min() + 1e-6
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], share: float) -> None:
     """Where bytes are in proportion to rows, and splits are free."""
     shards = [
@@ -502,14 +516,16 @@ def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], sh
     prices = all_prices(shards)
     most = sum(float(curve.hbm_bytes[-1]) for curve in shards)
     hbm_bytes = 200.0 * len(shards) + share * (most - 200.0 * len(shards))
-    filling = fill([ladder(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__)
-    assert filling is not None
+    knapsack = solve_knapsack(
+        [priced_costs(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__
+    )
+    assert knapsack is not None
     rows = [-np.diff(c.gpu_s) / np.diff(c.hot_rows) for c in shards if c.hot_rows.size > 1]
     steepest_s = max((float(saved.max()) for saved in rows), default=0.0)
     best_s = tried(shards, hbm_bytes)
-    assert best_s - 1e-6 <= filling.gpu_s <= best_s + steepest_s + 1e-6
+    assert best_s - 1e-6 <= knapsack.gpu_s <= best_s + steepest_s + 1e-6
     if len(shards) == 1:
-        assert filling.gpu_s == pytest.approx(best_s)
+        assert knapsack.gpu_s == pytest.approx(best_s)
 
 
 def convex(curve: CostCurve) -> CostCurve:
@@ -523,18 +539,20 @@ def convex(curve: CostCurve) -> CostCurve:
 
 
 def test_an_empty_gpu_is_filled_with_nothing() -> None:
-    filling = fill([], 10.0, lambda number: pytest.fail(f"there is no piece {number}"))
-    assert filling is not None
-    assert (filling.hot_rows, filling.gpu_s, filling.hbm_bytes) == ((), 0.0, 0.0)
-    assert fill([], -1.0, lambda number: pytest.fail(f"there is no piece {number}")) is None
+    knapsack = solve_knapsack([], 10.0, lambda number: pytest.fail(f"there is no piece {number}"))
+    assert knapsack is not None
+    assert (knapsack.hot_rows, knapsack.gpu_s, knapsack.hbm_bytes) == ((), 0.0, 0.0)
+    assert (
+        solve_knapsack([], -1.0, lambda number: pytest.fail(f"there is no piece {number}")) is None
+    )
 
 
 @given(st.lists(st.lists(curves(3), min_size=2, max_size=2), min_size=1, max_size=3))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve]]) -> None:
     prices = all_prices([curve for shards in gpus for curve in shards])
     sums = np.array(
-        [np.sum([ladder(curve, prices).values for curve in shards], axis=0) for shards in gpus]
+        [np.sum([priced_costs(curve, prices) for curve in shards], axis=0) for shards in gpus]
     )
     rooms = np.linspace(300, 900, len(gpus))
     each = [float(least_times(one, room)) for one, room in zip(sums, rooms, strict=True)]

@@ -4,7 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
@@ -16,7 +17,7 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 from solvers import solve
-from solvers.analysis.explain import Explanation, explain
+from solvers.analysis import Explanation, explain
 from solvers.model.build_plan import build_plan, overfull
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import assignment_of, is_one_of, placements_of
@@ -43,7 +44,7 @@ def check_alternatives(problem: Problem, plan: Plan, found: Explanation) -> None
         assert broken == ({"capacity"} if one.short_bytes else set())
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problems(hbm_bytes=1 << 13), st.data())
 def test_alternatives_cost_what_is_said(problem: Problem, data: st.DataObject) -> None:
     plan = solve(problem, "greedy-cost").plan
@@ -84,7 +85,7 @@ def check_read_back(problem: Problem, plan: Plan) -> None:
     assert set(again.shards) == set(plan.shards)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(problems(), st.integers())
 def test_placements_are_read_back_from_a_plan(problem: Problem, seed: int) -> None:
     plan = some_placement(problem, random.Random(seed))
@@ -161,6 +162,7 @@ def plan(problem: Problem) -> Plan:
     return planned(problem)
 
 
+@pytest.mark.slow
 def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: Plan) -> None:
     splits = 0
     for profile in problem.profile:

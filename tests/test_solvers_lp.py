@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from hypothesis import given, settings
+from fast_and_full import examples, fewer
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import (
@@ -23,7 +24,7 @@ from test_solvers_bound import constrained, crossed
 
 from cost_models import CostCurve, Roofline
 from placer import Constraints, Problem, Topology
-from placer.constraints.constraints import TableRule
+from placer.constraints.rules import TableRule
 from placer.errors import BackendError
 from solvers import solve
 from solvers.bounds import linear_program_devices
@@ -31,7 +32,7 @@ from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.linear_program import LpBound, _Program, lp_bound
 from solvers.bounds.linear_program_arrays import Space
-from solvers.bounds.linear_program_devices import Pools, Prices
+from solvers.bounds.linear_program_devices import DeviceGroups, Prices
 from solvers.bounds.linear_program_tables import within
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
@@ -102,18 +103,19 @@ def random_problem(seed: int, *, alike: bool = False) -> Problem:
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[Problem, float]]:
     """Problems, and the step times of plans for them."""
-    every = [random_problem(seed) for seed in range(32)]
+    every = [random_problem(seed) for seed in range(fewer(32, 12))]
     results = [(problem, solve(problem, "greedy-cost").step_time_s) for problem in every]
     return [(problem, step_s) for problem, step_s in results if step_s is not None]
 
 
+@pytest.mark.slow
 def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     assert len(solved) > 12
     ratios = []
     for problem, step_s in solved:
         instance = Instance(problem, MODEL)
         pooled = lagrangian_bound(instance)
-        found = lp_bound(instance, pooled=pooled)
+        found = lp_bound(instance, lagrangian=pooled)
         assert found is not None
         assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
         ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
@@ -127,7 +129,7 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
 def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> None:
     """Of tiny problems that are solved by enumeration."""
     ratios = []
-    for seed in range(15):
+    for seed in range(fewer(15, 5)):
         problem = make(seed)
         best_s, _ = Enumeration(problem, MODEL).best()
         found = relaxed(problem)
@@ -140,6 +142,7 @@ def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> Non
     assert closeness > max(0.8, of_pooled)
 
 
+@pytest.mark.slow
 def test_the_bound_is_at_most_the_step_time_of_a_known_plan(
     solved: list[tuple[Problem, float]],
 ) -> None:
@@ -168,7 +171,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
 
 
 @given(problems(hbm_bytes=1 << 13))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_no_plan_of_odd_tables_beats_the_bound(problem: Problem) -> None:
     step_s = solve(problem, "greedy-cost").step_time_s
     found = relaxed(problem)
@@ -262,6 +265,7 @@ def test_memory_that_is_slow_is_what_the_step_waits_for() -> None:
     assert saved == pytest.approx(0.01, rel=0.1)
 
 
+@pytest.mark.slow
 def test_whole_tables_stand_for_their_options_in_large_problems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -282,7 +286,7 @@ def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None
     problem = short_of_dram()
     exact = relaxed(problem)
     assert len(exact.gpus) == 2
-    monkeypatch.setattr(linear_program_devices, "_POOLS", 1)
+    monkeypatch.setattr(linear_program_devices, "_MOST_GROUPS", 1)
     found = relaxed(problem)
     assert len(found.gpus) == 1
     assert found.gpus[0].devices == (0, 1, 2, 3)
@@ -294,7 +298,7 @@ def test_all_prices_give_bounds(solved: list[tuple[Problem, float]]) -> None:
     rng = np.random.default_rng(0)
     for problem, step_s in solved[:10]:
         instance = Instance(problem, MODEL)
-        pools = Pools.of(instance)
+        pools = DeviceGroups.of(instance)
         space = Space.of(instance, pools, 0.0, math.inf, math.inf)
         assert isinstance(space, Space)
         for _ in range(10):
@@ -321,7 +325,7 @@ def test_tables_that_fit_nowhere_have_an_infinite_bound() -> None:
 
 def test_a_broken_program_is_a_backend_error(solved: list[tuple[Problem, float]]) -> None:
     instance = Instance(solved[0][0], MODEL)
-    space = Space.of(instance, Pools.of(instance), 0.0, math.inf, math.inf)
+    space = Space.of(instance, DeviceGroups.of(instance), 0.0, math.inf, math.inf)
     assert isinstance(space, Space)
     program = _Program(space, 1.0)
     program.times[0].upper_bound = math.nan
@@ -350,7 +354,7 @@ def curves(draw: st.DrawFn) -> CostCurve:
 
 
 @given(curves(), st.lists(st.floats(0, 1), min_size=4, max_size=4), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_is_within_limits_is_between_the_corners(
     curve: CostCurve, shares: list[float], data: st.DataObject
 ) -> None:
@@ -384,11 +388,11 @@ def test_what_is_within_limits_is_between_the_corners(
     ("kind", "resource", "words"),
     [
         ("roomy", "work", "of its own memory"),
-        ("no time", "dram time", "memory of host:0 is busy"),
+        pytest.param("no time", "dram time", "memory of host:0 is busy", marks=pytest.mark.slow),
         ("little HBM", "hbm", "10% more would save"),
         ("little DRAM", "dram", "of the memory of host:0 is taken"),
         ("one table", "table", "table 'large' alone"),
-        ("unused HBM", "link", "of HBM is free for those rows"),
+        pytest.param("unused HBM", "link", "of HBM is free for those rows", marks=pytest.mark.slow),
     ],
 )
 def test_what_binds_is_named(kind: str, resource: str, words: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
@@ -21,13 +22,14 @@ from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
 from placer.plan.diff import diff
-from placer.plan.drift import in_plan_order
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from solvers import Limits, solve
-from solvers.analysis.kept_rows import OldTable, kept_slices, relabelled, steady_order
-from solvers.analysis.replan import Candidate, Replanned, replan
+from solvers.analysis import Candidate, Replanned, replan
+from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
+from solvers.analysis.old_placement import OldTable
+from solvers.analysis.row_orders import order_within_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
@@ -117,7 +119,7 @@ def check(problem: Problem, old: Plan, found: Replanned) -> Candidate:
     for one in found.candidates:
         assert violations(one.plan) == []
         assert unmet(one.plan, problem.constraints) == []
-        cost = MODEL.evaluate(in_plan_order(problem, one.plan), one.plan)
+        cost = MODEL.evaluate(problem.in_plan_order(one.plan), one.plan)
         assert one.step_time_s == pytest.approx(cost.step_time_s)
         assert one.moved_bytes == moved_bytes(old, one.plan)
         assert one.cost_s == pytest.approx(found.horizon_steps * one.step_time_s + one.migration_s)
@@ -155,7 +157,7 @@ def test_nothing_moves_where_nothing_has_changed() -> None:
     assert "tables" not in shown
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(problems(hbm_bytes=1 << 13))
 def test_small_problems_keep_their_plans(problem: Problem) -> None:
     result = solve(problem, "greedy-cost")
@@ -342,7 +344,7 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
         old = replace(new, shards=shards)
         read = [placements_of(instance, new, name) for name in "tu"]
         found = [one for one in read if one is not None]
-        assert relabelled(instance, new, old, found, {}) == expected
+        assert matched_gpus(instance, new, old, found, {}) == expected
 
 
 def test_slices_stay_on_their_gpus() -> None:
@@ -357,9 +359,9 @@ def test_slices_stay_on_their_gpus() -> None:
     was = OldTable(
         ShardingOption(3), ((shards[2], "gpu:1"), (shards[0], "gpu:7"), (shards[1], "gpu:0"))
     )
-    kept = kept_slices(read, was, devices, 90)
+    kept = with_matched_slices(read, was, devices, 90)
     assert {p.gpu: p.shard.row_slice for p in kept.placements} == {0: 1, 1: 2, 2: 0}
-    assert kept_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
+    assert with_matched_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
 
 
 @st.composite
@@ -382,7 +384,7 @@ def reorderings(draw: st.DrawFn) -> tuple[np.ndarray, list[int], int, int, int]:
 def test_rows_stay_in_their_slices(case: tuple[np.ndarray, list[int], int, int, int]) -> None:
     dense, listed, row_slices, replicated_rows, told_apart = case
     rows, counts = dense.size, RowCounts.from_dense(dense)
-    order = steady_order(
+    order = order_within_slices(
         counts, np.array(listed, dtype=np.int64), row_slices, replicated_rows, told_apart
     )
     assert len(set(order.tolist())) == order.size

@@ -4,6 +4,7 @@ import signal
 import threading
 
 import pytest
+from fast_and_full import mostly_slow
 
 from cost_models import Roofline
 from placer import Problem, Topology
@@ -40,7 +41,7 @@ def cp_sat_runs() -> bool:
     return "CP-SAT" in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "flow"))
 def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Problem) -> None:
     result = solve(open_problem, name, time_limit_s=600, gap=0.0, stop=lambda: True)
     assert result.plan is not None
@@ -49,7 +50,7 @@ def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Pr
     assert result.plan.solver.status == "feasible"
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "flow"))
 def test_steps_end_a_search_at_the_same_plan(name: str, open_problem: Problem) -> None:
     one, two = (solve(open_problem, name, time_limit_s=600, gap=0.0, max_steps=2) for _ in "12")
     assert one.termination.limit == two.termination.limit == "steps"
@@ -97,7 +98,7 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
 def test_the_linear_program_stops_with_what_it_has(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
     pooled = lagrangian_bound(instance)
-    found = lp_bound(instance, pooled=pooled, time_limit_s=600, stop=lambda: True)
+    found = lp_bound(instance, lagrangian=pooled, time_limit_s=600, stop=lambda: True)
     assert found is not None
     assert (found.status, found.rounds) == ("limit", 0)
     assert found.step_time_s >= pooled.step_time_s

@@ -7,7 +7,8 @@ from itertools import pairwise, permutations
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import combinations, examples, mostly_slow
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from problem_cases import problem_of, problems, resident_buffers, unequal_machine, zipf_table
@@ -24,6 +25,7 @@ from solvers.model.instance import Instance
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies import flow as flow_module
+from solvers.strategies._base import Search
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
 from solvers.strategies.flow import Flow
@@ -114,7 +116,9 @@ def test_one_gpu_needs_no_search(name: str) -> None:
 
 
 @every_strategy
-@pytest.mark.parametrize("case", ["roomy", "tight", "unequal gpus", "two hosts"])
+@pytest.mark.parametrize(
+    "case", mostly_slow(["roomy", "tight", "unequal gpus", "two hosts"], "roomy")
+)
 def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
     problem = PROBLEMS[case]()
     greedies = (GreedySize, GreedyLookup, GreedySizeLookup, GreedyDim)
@@ -124,6 +128,7 @@ def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
     assert mine <= min(time for time in times if time is not None) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @every_strategy
 def test_constraints_hold(name: str) -> None:
     topology = machine(2, 2, launch_s=1e-8)
@@ -151,9 +156,9 @@ def test_constraints_hold(name: str) -> None:
 
 @every_strategy
 @given(problems(hbm_bytes=60_000))
-@settings(max_examples=10)
+@examples(10)
 def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
-    """`finished` checks each plan; here, that there is one or a reason for there being none."""
+    """Every strategy checks its plan; here, that there is one or a reason for there being none."""
     result = run(name, problem, time_limit_s=1.0)
     if result.plan is None:
         assert result.termination.reason in ("infeasible", "no_plan")
@@ -162,8 +167,7 @@ def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
         assert unmet(result.plan, problem.constraints) == []
 
 
-@every_strategy
-@pytest.mark.parametrize("limit", ["time", "steps", "stop"])
+@combinations("name, limit", STRATEGIES, ["time", "steps", "stop"])
 def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
     limits: dict[str, dict[str, object]] = {
         "time": {"time_limit_s": 0.0},
@@ -175,6 +179,7 @@ def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
     assert result.termination.limit == limit
 
 
+@pytest.mark.slow
 @every_strategy
 def test_more_steps_are_no_worse(name: str) -> None:
     problem = PROBLEMS["two hosts"]()
@@ -257,7 +262,7 @@ def test_the_beam_halves_one_large_table() -> None:
 def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     """The grid search of algorithm 2, against the same in plain loops."""
     instance = Instance(PROBLEMS[case](), Roofline())
-    search = beam_module._Search(instance, lagrangian_bound(instance))
+    search = beam_module._BeamSearch(instance, lagrangian_bound(instance))
     items, kinds = search.items, instance.kind_of_gpu
     halved = beam_module._halved(instance, TableShard(2, search.whole[2]))
     assert halved is not None
@@ -299,7 +304,7 @@ def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30)
+@examples(30)
 def test_the_program_finds_the_least_total_time(seed: int) -> None:
     """Against every choice of options, with bytes that are whole bins."""
     rng = np.random.default_rng(seed)
@@ -332,9 +337,11 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     totals = [proposal.total_s for proposal in proposals]
     assert totals == sorted(totals)
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
-        picked = [(one, one.options.index(option), rung) for one, option, rung in chosen]
-        assert all(index == rung for _, index, rung in picked)
+        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
+        picked = [
+            (one, one.options.index(option), price_index) for one, option, price_index in chosen
+        ]
+        assert all(index == price_index for _, index, price_index in picked)
         assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
 
 
@@ -347,11 +354,15 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     proposals = list(dp_module._of_bins(instance, options))
     used, totals = [], []
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.rungs, strict=True)
+        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
         picked = [
             (
                 one,
-                next(n for n, option in enumerate(one.options) if (option, one.rungs[n]) == (c, r)),
+                next(
+                    n
+                    for n, option in enumerate(one.options)
+                    if (option, one.price_indices[n]) == (c, r)
+                ),
             )
             for one, c, r in chosen
         ]
@@ -409,9 +420,11 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
     largest = max(state.least_bytes.values())
     state.hbm[:] = 1.5 * largest
     assert flow_module._flow(state, state.blocks) is None
-    search = flow_module._Search(instance, lagrangian_bound(instance), Clock.start(Limits(FAR_S)))
-    search._assign(state, state.blocks)
-    assert search.flows > 1
+    bound = lagrangian_bound(instance)
+    search = Search(instance, Clock.start(Limits(FAR_S)), bound, bound.step_time_s)
+    rounds = flow_module._Rounds(search)
+    rounds._assign(state, state.blocks)
+    assert rounds.flows > 1
     assert len(state.pairs) > 2
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
 
@@ -112,6 +113,7 @@ def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> Non
     assert "; " in answer.binding
 
 
+@pytest.mark.slow
 def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> None:
     (host,) = problem.topology.hosts
     slow = replace(host, dram_bytes_per_s=host.dram_bytes_per_s / 100)
@@ -140,6 +142,7 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
     assert roomier.priced_gain is None
 
 
+@pytest.mark.slow
 def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> None:
     """Plans that were searched for a moment only say nothing beside one that was not."""
     answer = whatif(problem, MODEL, stop=lambda: True)
@@ -172,7 +175,7 @@ def test_a_problem_without_a_plan_has_no_effects() -> None:
     assert answer.base.termination.reason == "infeasible"
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problems(hbm_bytes=1 << 13))
 def test_more_memory_is_never_slower(problem: Problem) -> None:
     budgets = [1 << 16, 1 << 11, 1 << 13, 1 << 11]

@@ -3,7 +3,8 @@
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models import CostReport, Roofline
@@ -34,11 +35,13 @@ from cost_models.sweep.run import (
 from cost_models.sweep.steps import CPU_BATCH
 from placer.errors import PlanMismatchError, ProblemError, TopologyError
 from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, whole_table_shard
+from placer.plan.plan import Plan
+from placer.plan.shard import whole_table_shard
 from placer.plan.verify import violations
 from placer.problem import Problem
+from placer.topology.devices import Gpu, Host, Link
 from placer.topology.presets import GPU_KINDS, HOST_KINDS, NAMED
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.topology import Topology
 
 ON_GPUS = [name for name, placement in PLACEMENTS.items() if placement.plan is not None]
 SMALL = Setting(dense=8, sparse=4, rows=1000, width=16, depth=1, batch=64, pooling=4, dim=16)
@@ -343,7 +346,7 @@ shapes = st.builds(
 machines = st.sampled_from([BIG_BASIN, ZION, platform("5xcpu")])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(shapes, machines, st.sampled_from(["dense", "width", "depth", "pooling"]))
 def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axis: str) -> None:
     larger = setting.with_values({axis: getattr(setting, axis) * 2})
@@ -355,7 +358,7 @@ def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axi
             assert point.samples_per_s <= small * (1 + 1e-9), name
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(shapes, st.sampled_from([BIG_BASIN, ZION]), st.sampled_from(["hbm", "link", "flops"]))
 def test_a_better_machine_is_never_slower(setting: Setting, machine: Platform, what: str) -> None:
     topology = machine.topology

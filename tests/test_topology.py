@@ -7,7 +7,7 @@ import pytest
 
 from placer import Topology
 from placer.errors import TopologyError
-from placer.topology.topology import Gpu, Host, Link
+from placer.topology.devices import Gpu, Host, Link
 
 HOST = Host("host:0", 100, 10.0)
 PAIR = (Gpu("gpu:0", "host:0", 10, 100.0), Gpu("gpu:1", "host:0", 10, 100.0))

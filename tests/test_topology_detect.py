@@ -53,7 +53,7 @@ def test_real_gpus_are_measured() -> None:
 
 def test_a_machine_of_what_was_measured() -> None:
     alone = GpuReading("A100", 40 * 2**30, 1.4e12, 25e9, None)
-    topology = machine([alone], 100 * 2**30, 80e9)
+    topology = Topology(**vars(machine([alone], 100 * 2**30, 80e9)))
     assert topology.gpus[0].memory_bytes == 34 * 2**30
     assert topology.hosts[0].memory_bytes == 90 * 2**30
     assert {link.kind for link in topology.links} == {"pcie"}
@@ -65,10 +65,10 @@ def test_peers_that_outrun_the_host_link_have_nvlink() -> None:
     def readings(peer: float) -> list[GpuReading]:
         return [GpuReading("A100", 2**30, 1.4e12, 25e9, peer), GpuReading("A100", 1, 1, 25e9, 9e11)]
 
-    fast = machine(readings(240e9), 2**30, 80e9)
+    fast = Topology(**vars(machine(readings(240e9), 2**30, 80e9)))
     assert fast.peer_bytes_per_s("gpu:1") == 240e9
     assert "nvlink bandwidth" in fast.sources
-    slow = machine(readings(20e9), 2**30, 80e9)
+    slow = Topology(**vars(machine(readings(20e9), 2**30, 80e9)))
     assert slow.peer_bytes_per_s("gpu:1") == 25e9
     assert "nvlink bandwidth" not in slow.sources
 

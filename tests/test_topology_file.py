@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import PlacerError, TopologyError
-from placer.topology.file import dumps, parse_rate, save
-from placer.topology.topology import Gpu, Host, Link
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.file import dumps, parse_rate
 
 DOCUMENTATION = Path(__file__).resolve().parent.parent / "docs" / "topology.md"
 
@@ -85,7 +85,7 @@ def test_budgets_override_a_file(tmp_path: Path) -> None:
 def test_a_saved_preset_loads_equal(tmp_path: Path, name: str) -> None:
     topology = Topology.parse(name)
     path = tmp_path / "machine.yaml"
-    save(topology, path)
+    topology.save(path)
     assert Topology.load(path) == topology
 
 
@@ -124,7 +124,7 @@ def test_any_topology_survives_the_file(
     tmp_path_factory: pytest.TempPathFactory, topology: Topology
 ) -> None:
     path = tmp_path_factory.mktemp("topology") / "drawn.yaml"
-    save(topology, path)
+    topology.save(path)
     assert Topology.load(path) == topology
 
 
@@ -184,7 +184,7 @@ def test_missing_file_and_wrong_endings(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match=r"ends in one of \.yaml"):
         Topology.load(tmp_path / "machine.json")
     with pytest.raises(TopologyError, match=r"end the name in \.yaml"):
-        save(Topology.parse("1xt4"), tmp_path / "machine.toml")
+        Topology.parse("1xt4").save(tmp_path / "machine.toml")
     with pytest.raises(TopologyError, match="is not a topology file"):
         Topology.load(write(tmp_path, "gpus = [", "broken.toml"))
 
@@ -192,5 +192,5 @@ def test_missing_file_and_wrong_endings(tmp_path: Path) -> None:
 def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PlacerError, match="cannot write"):
-        save(Topology.parse("1xt4"), tmp_path / "file" / "machine.yaml")
+        Topology.parse("1xt4").save(tmp_path / "file" / "machine.yaml")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import combinations
 from training_cases import QUICK, Placement, plan_for, small_log
 
 from placer.errors import CheckpointError
@@ -69,8 +70,11 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("table_optimizer", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
-@pytest.mark.parametrize("other", ["hbm", "dram", "strided"])
+@combinations(
+    "other, table_optimizer",
+    ["hbm", "dram", "strided"],
+    ["rowwise_adagrad", "adagrad", "adam", "sgd"],
+)
 def test_a_run_goes_on_under_another_plan(
     tmp_path: Path, other: Placement, table_optimizer
 ) -> None:
@@ -258,6 +262,7 @@ write(2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "survivor"),
     # After the tensors, their metadata, the manifest and the hidden folder's list: not visible yet.

@@ -84,8 +84,8 @@ def test_backends_with_and_without_memory_tiers_learn_alike() -> None:
     )
     assert rates.lookups == 2 * (lookups - held_out)
     assert 0 < rates.home_lookups < rates.lookups
-    assert 0 < rates.pool.hit_lookups < rates.pool.lookups
-    assert rates.home_lookups + rates.pool.lookups <= rates.lookups
+    assert 0 < rates.row_cache.hit_lookups < rates.row_cache.lookups
+    assert rates.home_lookups + rates.row_cache.lookups <= rates.lookups
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from placer.storage import tensor_file
-from placer.storage.checkpoint.rows import CHUNK_ROWS, TensorRows
+from placer.storage import safetensors_file as tensor_file
+from placer.storage.tensor_rows import CHUNK_ROWS, TensorRows
 
 
 def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:

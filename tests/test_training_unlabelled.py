@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
@@ -26,7 +27,7 @@ def without_labels(log: ArrayLog, unlabelled: np.ndarray) -> ArrayLog:
     return replace(log, chunk=replace(log.chunk, labels=labels))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.booleans(), min_size=40, max_size=40), st.booleans())
 def test_the_labelled_samples_are_kept_as_they_are(known: list[bool], weighted: bool) -> None:
     chunk = cut(LOG.chunk, 0, 40)

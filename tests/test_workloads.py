@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import ProfileError
@@ -103,7 +104,7 @@ def test_meta_rows_are_the_published_ones(real_data: Path) -> None:
 
 
 @given(tables=st.integers(1, 60), seed=st.integers(0, 2**40))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_random_workloads_keep_to_their_ranges(tables: int, seed: int) -> None:
     profile = named_workload(f"random-{tables}@{seed}")
     assert len(profile) == tables
@@ -129,7 +130,7 @@ def test_random_workloads_follow_from_their_seed() -> None:
 
 
 @given(tables=st.integers(1, 60), seed=st.integers(0, 2**40))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_neuroshard_tasks_are_metas_tables_that_fit_four_gpus(tables: int, seed: int) -> None:
     meta: dict[int, set[tuple[object, ...]]] = {}
     for one in named_workload("meta-t856"):

@@ -7,9 +7,12 @@ from typing import Literal
 import numpy as np
 
 from placer.data.log import Bags, Chunk, Log
-from placer.plan.plan import Plan, RowOrder, Shard
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 from placer.training.batches import cut
 from placer.training.config import TrainConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import PlacerError
-from placer.storage.files import write_text
+from placer.files import write_text
 from placer.tables import OPTIMIZERS
 
 FORMAT = "placer-calibration"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.problem import Problem
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 from placer.tables import OPTIMIZERS
 
 Float = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES
 from cost_models.learned.network import NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS
 from placer.errors import PlacerError
-from placer.storage.files import replacing
+from placer.files import replacing
 
 FORMAT = "placer-learned-cost-model"
 VERSION = 1

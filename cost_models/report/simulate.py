@@ -64,7 +64,7 @@ def _devices(devices: "Sequence[DeviceTotals]", steps: int, gpu_s: Sequence[floa
                 "device": one.device,
                 **per_step,
                 "hbm_share": one.hbm_share,
-                "pool_entries": one.pool_entries,
+                "pool_entries": one.cache_entries,
                 "most_held": one.most_held,
                 "most_needed": one.most_needed,
                 "hbm_bytes": one.hbm_bytes,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
+from placer.files import replacing
 from placer.report.picture import drawing, image_format
-from placer.storage.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from cost_models.step_equation.exchanged_bytes import (
 from cost_models.step_equation.unit_cost_arrays import as_array, gpu_rates
 from cost_models.step_equation.unit_costs import READ_KINDS
 from placer.plan.buffers import output_vectors
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.problem import Problem
 
 _CHUNK = 1 << 20

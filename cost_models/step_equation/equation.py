@@ -56,9 +56,10 @@ from placer.plan.buffers import (
     with_buffers,
 )
 from placer.plan.memory import POOL_ENTRY_BYTES, device_memory, row_map_bytes
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 
 

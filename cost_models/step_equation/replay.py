@@ -30,7 +30,8 @@ from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts, Totals
 from placer.simulator.parts import Arrangement, Part
 from placer.simulator.replay import Simulator
@@ -208,7 +209,7 @@ def replayed(
         If there is no batch, or an id is no row of its table.
     """
     found, ahead = simulator.arrangement, simulator.options.look_ahead
-    totals = Totals.zeros(len(found.parts), len(found.pools), found.processes)
+    totals = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
     seen: list[StepRecord] = []
     gpu_s, before = np.zeros(len(found.plan.topology.gpus)), None
     for step in simulator.run(batches):
@@ -216,7 +217,7 @@ def replayed(
         if before is not None and ahead:
             seen[-1] = replace(seen[-1], step_s=before.overlapped_s(times))
         step_s = times.overlapped_s(None) if ahead else times.sum_s
-        use, by = step.pools, served(found, step.parts)
+        use, by = step.row_caches, served(found, step.parts)
         held, needed = int(use.held.sum()), int(use.needed.sum())
         seen.append(
             StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.plan.buffers import STEPS_IN_FLIGHT, slice_members
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

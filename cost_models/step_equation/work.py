@@ -20,7 +20,8 @@ from cost_models.step_equation.exchanged_bytes import (
 from cost_models.step_equation.slice_load import slice_load
 from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
 from placer.plan.buffers import cache_slices, output_vectors
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.problem import Problem
 from placer.tables import Table
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from cost_models import CostModel
 from placer.plan.memory import Shortage, cache_bytes, device_memory
-from placer.plan.plan import Plan, Shard, whole_table_shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard, whole_table_shard
 from placer.problem import Problem
 
 PlanOf = Callable[[Problem, CostModel], Plan]

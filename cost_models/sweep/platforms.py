@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, FlopRate
 from placer.errors import TopologyError
 from placer.topology.detect import host_memory_bytes
+from placer.topology.devices import Gpu, Host, Link
 from placer.topology.presets import CPU_SERVER, RESERVED_DRAM_SHARE, kinds
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.topology import Topology
 
 _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
 _MOST_SERVERS = 1024

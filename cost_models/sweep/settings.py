@@ -7,7 +7,8 @@ from typing import Any
 
 from cost_models.dense import DenseModel
 from placer.errors import ProblemError
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
 from placer.workloads.published import zipf_cdf
 

@@ -10,8 +10,9 @@ from cost_models.sweep.settings import Setting
 from placer.errors import PlacerError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
+from placer.topology.devices import Host
 from placer.topology.presets import CPU_SERVER
-from placer.topology.topology import Host, Topology
+from placer.topology.topology import Topology
 from placer.units import format_bytes
 
 CPU_BATCH = 200

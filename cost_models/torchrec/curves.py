@@ -10,8 +10,8 @@ from cost_models.base import CostCurve
 from cost_models.torchrec.estimates import Estimates, Many
 from placer.adapters.torchrec.sharding import Block, Kernel, Sharding, ShardingType, even_blocks
 from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes
-from placer.plan.plan import Shard
-from placer.profile.profile import TableProfile
+from placer.plan.shard import Shard
+from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 
 Float = npt.NDArray[np.float64]

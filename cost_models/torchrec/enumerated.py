@@ -38,7 +38,8 @@ from cost_models.torchrec.shards import (
 from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes, device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.tables import Table
 

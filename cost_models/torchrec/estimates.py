@@ -32,7 +32,7 @@ from torchrec.optim import RowWiseAdagrad
 from placer.adapters.torchrec.sharding import Sharding
 from placer.errors import ProblemError, TopologyError
 from placer.problem import Problem
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 from placer.topology.topology import Topology
 

@@ -35,9 +35,10 @@ from placer.adapters.torchrec.sharding import (
 )
 from placer.errors import BackendError, PlanMismatchError, ProblemError
 from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.problem import Problem
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ table. HugeCTR 23 has it so (`split_column_wise_sharding_config`, embedding_coll
 from typing import Any, TypedDict
 
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import verify
 from placer.tables import Table
 

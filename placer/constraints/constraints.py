@@ -5,64 +5,22 @@ docs/constraints.md describes the file; `placer.constraints.file` reads and writ
 """
 
 import glob
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
 
+from placer.constraints.rules import ConstraintsFields, TableRule
 from placer.errors import ProblemError
-from placer.plan.plan import Memory
-from placer.topology.topology import Gpu, Host, Topology
+from placer.topology.devices import Gpu, Host
+from placer.topology.topology import Topology
 from placer.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    import os
-
-Kind = Literal[
-    "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached"
-]  # fmt: skip
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-_DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
-
-
-@dataclass(frozen=True, slots=True)
-class TableRule:
-    """What is asked of one table; a rule without fields asks nothing.
-
-    Attributes
-    ----------
-    devices : tuple of str, or None
-        Only these GPUs serve the table. A host stands for all its GPUs, and itself.
-    tier : {"hbm", "dram"} or None
-        Where all rows are. Rows that a cache holds besides are in DRAM.
-    forbid : frozenset of str
-        Ways not to place it: see `KINDS` and docs/constraints.md.
-    """
-
-    devices: tuple[str, ...] | None = None
-    tier: Memory | None = None
-    forbid: frozenset[Kind] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.devices is not None and not self.devices:
-            raise ProblemError("a table's devices name no GPU that may serve it; name one")
-        if self.tier not in (None, *get_args(Memory)):
-            raise ProblemError(f"tier {self.tier!r} is none of {', '.join(get_args(Memory))}")
-        for kind in self.forbid:
-            if kind not in KINDS:
-                raise ProblemError(f"cannot forbid {kind!r}; there are {', '.join(KINDS)}")
-        if self.tier == "dram" and self.forbid >= _DRAM_LOOKUPS:
-            raise ProblemError(
-                "tier dram with staged, uva, host and cached forbidden leaves no way to read "
-                "the rows; forbid fewer, or ask for tier hbm"
-            )
 
 
 @dataclass(frozen=True)
-class Constraints:
+class Constraints(ConstraintsFields):
     """Rules of tables, groups of tables to keep together, and memory to keep free.
 
     Attributes
@@ -76,10 +34,6 @@ class Constraints:
         Memory kept free on a device (``gpu:0``), or on all of a kind (``gpu``, ``host``); what
         is said of a device goes before what is said of its kind.
     """
-
-    tables: tuple[tuple[str, TableRule], ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    reserve: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(
@@ -201,7 +155,7 @@ class Constraints:
         )
 
     @classmethod
-    def load(cls, path: "str | os.PathLike[str]") -> "Constraints":
+    def load(cls, path: str | os.PathLike[str]) -> "Constraints":
         """Read constraints from a YAML or TOML file; see docs/constraints.md.
 
         Raises
@@ -209,15 +163,15 @@ class Constraints:
         ProblemError
             If the file is missing or damaged, or a field is unknown or of the wrong type.
         """
-        from placer.constraints.file import load
+        from placer.constraints import file  # not above: pydantic and YAML load slowly
 
-        return load(path)
+        return cls(**vars(file.read(path)))
 
-    def save(self, path: "str | os.PathLike[str]") -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the constraints as YAML, atomically."""
-        from placer.constraints.file import save
+        from placer.constraints import file
 
-        save(self, path)
+        file.write(self, path)
 
 
 def matches(key: str, table: str) -> bool:

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from placer.constraints.constraints import Constraints, Kind, TableRule
+from placer.constraints.rules import ConstraintsFields, Kind, TableRule
 from placer.errors import ProblemError
-from placer.plan.plan import Memory
-from placer.storage.files import write_text
+from placer.files import write_text
+from placer.plan.shard import Memory
 from placer.topology.file import SUFFIXES, Size
 
 Names = Annotated[list[str], Field(min_length=1)]
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(path: str | os.PathLike[str]) -> Constraints:
+def read(path: str | os.PathLike[str]) -> ConstraintsFields:
     """Read constraints from a YAML or TOML file.
 
     Raises
@@ -94,14 +94,14 @@ def load(path: str | os.PathLike[str]) -> Constraints:
         raise ProblemError(f"{source}: {error}") from error
 
 
-def save(constraints: Constraints, path: str | os.PathLike[str]) -> None:
-    """Write constraints as YAML, atomically; `load` gives equal ones back."""
+def write(constraints: ConstraintsFields, path: str | os.PathLike[str]) -> None:
+    """Write constraints as YAML, atomically; `read` gives equal ones back."""
     if Path(path).suffix.lower() not in (".yaml", ".yml"):
         raise ProblemError(f"{path}: constraints are written as YAML; end the name in .yaml")
     write_text(path, dumps(constraints))
 
 
-def dumps(constraints: Constraints) -> str:
+def dumps(constraints: ConstraintsFields) -> str:
     """Constraints as YAML text."""
     tables = {key: _entry(rule) for key, rule in constraints.tables}
     if len(tables) < len(constraints.tables):
@@ -125,7 +125,7 @@ def _entry(rule: TableRule) -> dict[str, Any]:
     }
 
 
-def _constraints(entries: ConstraintsFile) -> Constraints:
+def _constraints(entries: ConstraintsFile) -> ConstraintsFields:
     rules = []
     for key, entry in entries.tables.items():
         devices = None if entry.devices is None else tuple(entry.devices)
@@ -133,7 +133,7 @@ def _constraints(entries: ConstraintsFile) -> Constraints:
             rules.append((key, TableRule(devices, entry.tier, frozenset(entry.forbid))))
         except ProblemError as error:
             raise ProblemError(f"tables.{key}: {error}") from None
-    return Constraints(
+    return ConstraintsFields(
         tuple(rules),
         tuple(tuple(group) for group in entries.together),
         tuple(entries.reserve.items()),

@@ -4,8 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from placer.constraints.constraints import KINDS, Constraints, Kind, TableRule
-from placer.plan.plan import Plan, Shard
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import KINDS, Kind, TableRule
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import Violation
 
 _NOT_WHOLE: tuple[Kind, ...] = ("row-wise", "column-wise", "replicated")

@@ -22,7 +22,7 @@ import pyarrow.parquet
 
 from placer.data.zipf import ZipfMandelbrot
 from placer.errors import DataError
-from placer.storage.files import replacing
+from placer.files import replacing
 
 SyntheticFormat = Literal["criteo", "parquet"]
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from placer.executor.distributed import ShardedEmbeddings
     from placer.executor.local.hit_rates import HitRates
     from placer.executor.local.lookahead import look_ahead
-    from placer.executor.local.placed import PlacedEmbeddings
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings
     from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
-    from placer.executor.lookups.bags import BagBatch
-    from placer.executor.lookups.translated import PreparedBatch
+    from placer.executor.lookups.bag_batch import BagBatch
+    from placer.executor.lookups.batch_reads import PreparedBatch
     from placer.executor.memory.freed_memory import keep_freed_memory
 
 __all__ = [
@@ -32,10 +32,10 @@ __getattr__ = lazy_exports(
         "placer.executor.distributed": "ShardedEmbeddings",
         "placer.executor.local.hit_rates": "HitRates",
         "placer.executor.local.lookahead": "look_ahead",
-        "placer.executor.local.placed": "PlacedEmbeddings",
+        "placer.executor.local.placed_embeddings": "PlacedEmbeddings",
         "placer.executor.local.reference": "RowWiseAdagrad UnplacedEmbeddings",
-        "placer.executor.lookups.bags": "BagBatch",
-        "placer.executor.lookups.translated": "PreparedBatch",
+        "placer.executor.lookups.bag_batch": "BagBatch",
+        "placer.executor.lookups.batch_reads": "PreparedBatch",
         "placer.executor.memory.freed_memory": "keep_freed_memory",
     },
 )

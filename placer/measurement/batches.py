@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.bag_batch import BagBatch
 from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile

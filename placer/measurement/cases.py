@@ -5,11 +5,14 @@ from functools import cached_property
 from typing import Any
 
 from placer.errors import DataError
-from placer.plan.plan import Memory, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 from placer.workloads.published import zipf_cdf
 
 _ROOM_BYTES = 1 << 50

@@ -8,7 +8,7 @@ import numpy as np
 from placer.measurement.cases import Case, tier_of
 from placer.measurement.draw import DIMS, random_cases
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup, Shard
+from placer.plan.shard import Lookup, Shard
 from placer.tables import Feature, OptimizerName, Table
 
 SEED = 20_000

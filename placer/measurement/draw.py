@@ -8,8 +8,8 @@ import numpy as np
 
 from placer.measurement.cases import Case, tier_of
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup, Shard
-from placer.profile.profile import TableProfile
+from placer.plan.shard import Lookup, Shard
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, OptimizerName, Table
 from placer.workloads.published import zipf_cdf
 

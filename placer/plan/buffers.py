@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.plan.memory import POOL_ENTRY_BYTES
-from placer.plan.plan import Shard
-from placer.profile.profile import TableProfile
+from placer.plan.shard import Shard
+from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 
 Float = npt.NDArray[np.float64]

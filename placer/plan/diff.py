@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from placer.errors import PlanError
 from placer.plan.order import Ranks, distinct
-from placer.plan.plan import Memory, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Memory, Shard
 
 Int = npt.NDArray[np.int64]
 

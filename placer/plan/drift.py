@@ -1,4 +1,4 @@
-"""A problem as a plan sees it whose row order is not that of the problem's profile.
+"""A profile as a plan sees it whose row order is another.
 
 Cost models take the ranks of a shard for those of the profile: rank 0 is the hottest row. In a
 plan that was made for other accesses, or that leaves rows where they are, rank 0 is whatever
@@ -11,9 +11,9 @@ import numpy as np
 
 from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Plan
-from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,18 +24,18 @@ class _CdfOverRanks(AccessCdf):
         """Nothing to check: made here alone."""
 
 
-def in_plan_order(problem: Problem, plan: Plan) -> Problem:
-    """The problem with the accesses of each table over the ranks of a plan's row order.
+def in_plan_order(profile: Profile, plan: Plan) -> Profile:
+    """The profile with the accesses of each table over the ranks of a plan's row order.
 
     Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
     if the hottest came first: strided slices share them evenly, and caches hold the hottest.
     Tables whose ranks the plan has in the profile's order are left as they are, and so are
     those of caches alone, which find what is hot whatever its rank.
     """
-    tables = tuple(_in_order(profile, plan) for profile in problem.profile)
-    if all(one is other for one, other in zip(tables, problem.profile, strict=True)):
-        return problem
-    return replace(problem, profile=replace(problem.profile, tables=tables))
+    tables = tuple(_in_order(table, plan) for table in profile)
+    if all(one is other for one, other in zip(tables, profile, strict=True)):
+        return profile
+    return replace(profile, tables=tables)
 
 
 def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:

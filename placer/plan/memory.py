@@ -8,15 +8,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
-from placer.topology.topology import Gpu, Host
+from placer.topology.devices import Gpu, Host
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
 
 POOL_ENTRY_BYTES = 52
-"""Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`HbmPool`).
+"""Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
 
 21 bytes stay, 29 in arenas of 2³¹ rows and more: the slot that it holds, its last use and its
 priority (4 each), whether it was updated (1), and the directory, slot and entry once more (4

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from placer.plan.plan import SCHEMA_VERSION, Lookup, Memory
+from placer.plan.fields import SCHEMA_VERSION
+from placer.plan.shard import Lookup, Memory
 from placer.tables import DType, OptimizerName, Pooling
-from placer.topology.topology import LinkKind
+from placer.topology.devices import LinkKind
 
 NonNegative = Annotated[int, Field(ge=0)]
 

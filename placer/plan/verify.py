@@ -9,7 +9,8 @@ import numpy as np
 
 from placer.errors import CapacityError, PlanError
 from placer.plan.memory import device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.units import format_bytes
 

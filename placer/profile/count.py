@@ -13,7 +13,8 @@ from placer.data.source import Progress
 from placer.errors import DataError
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import FeatureCounts, TableProfile
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 
 # A chunk of 200 lookups a sample takes 26 MB, several times over while it is read.

@@ -14,7 +14,8 @@ from placer.errors import DataError
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
-from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import FeatureCounts, TableProfile
 from placer.tables import DType, OptimizerName, Pooling
 
 _Path = str | os.PathLike[str]

@@ -7,11 +7,11 @@ from operator import add
 
 from placer.errors import ProfileError
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
 from placer.tables import Feature
 
 
-def merge(profiles: Sequence[Profile]) -> Profile:
+def merge(profiles: Sequence[ProfileFields]) -> ProfileFields:
     """The profile of a log from the profiles of its pieces, in any grouping.
 
     Counts are integers and are added, and all else follows from them, so that the result
@@ -34,9 +34,10 @@ def merge(profiles: Sequence[Profile]) -> Profile:
         sampling = 1.0
     else:
         sampling = samples / sum(profile.samples / profile.sampling for profile in profiles)
-    return Profile(
+    return ProfileFields(
         tables=tuple(
-            _merged([profile[name] for profile in profiles], samples) for name in first.table_names
+            _merged(parts, samples)
+            for parts in zip(*(profile.tables for profile in profiles), strict=True)
         ),
         samples=samples,
         sampling=sampling,
@@ -77,16 +78,17 @@ def _measured(feature: Feature, counts: FeatureCounts, samples: int) -> Feature:
     )
 
 
-def _check_alike(first: Profile, other: Profile) -> None:
-    if first.table_names != other.table_names:
-        different = sorted(set(first.table_names) ^ set(other.table_names))
+def _check_alike(first: ProfileFields, other: ProfileFields) -> None:
+    names, others = ([table.name for table in one.tables] for one in (first, other))
+    if names != others:
+        different = sorted(set(names) ^ set(others))
         raise ProfileError(
             "profiles of different tables cannot be merged: "
             + (f"only one has {', '.join(different)}" if different else "their order differs")
         )
     different = [
         f"{one.name} ({_shape(one)} and {_shape(two)})"
-        for one, two in zip(first, other, strict=True)
+        for one, two in zip(first.tables, other.tables, strict=True)
         if _shape(one) != _shape(two)
     ]
     if different:
@@ -94,7 +96,7 @@ def _check_alike(first: Profile, other: Profile) -> None:
             f"profiles of different tables cannot be merged: {'; '.join(different)}; "
             "profile every piece of a log with the same rows= or encoding="
         )
-    for one, two in zip(first, other, strict=True):
+    for one, two in zip(first.tables, other.tables, strict=True):
         if _features(one) != _features(two):
             raise ProfileError(
                 f"table {one.name!r} is read by other features in one profile than in another: "

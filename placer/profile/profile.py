@@ -1,90 +1,19 @@
 """What a training log says of each table: the profile."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from placer.errors import ProfileError
-from placer.profile.cdf import AccessCdf
-from placer.profile.counts import RowCounts
-from placer.tables import DType, OptimizerName, Table
-
-if TYPE_CHECKING:
-    import os
-
-    from placer.data.encoding import Encoding
+from placer.profile.merge import merge
+from placer.profile.table_profile import ProfileFields, TableProfile
+from placer.tables import DType, OptimizerName
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureCounts:
-    """What was counted of one feature, as integers, so that merging is exact.
-
-    Attributes
-    ----------
-    lookups : int
-        Ids read by the feature.
-    bags : int
-        Samples whose bag was not empty.
-    """
-
-    lookups: int = 0
-    bags: int = 0
-
-    def __add__(self, other: "FeatureCounts") -> "FeatureCounts":
-        return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TableProfile:
-    """A table, how often its rows are read, and where that knowledge comes from.
-
-    Attributes
-    ----------
-    table : Table
-        With features whose pooling factor and coverage are those of the log.
-    cdf : AccessCdf
-        Share of lookups over ranks.
-    counts : RowCounts or None
-        Exact access counts by id: they give the row order and can be merged. None for
-        published workloads, whose ids are taken to be ranks already.
-    features : mapping of feature name to FeatureCounts
-        Empty for published workloads.
-    zipf_exponent : float or None
-        For published workloads, the exponent that was assumed.
-    """
-
-    table: Table
-    cdf: AccessCdf
-    counts: RowCounts | None = None
-    features: dict[str, FeatureCounts] = field(default_factory=dict)
-    zipf_exponent: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.cdf.rows != self.table.rows:
-            raise ProfileError(
-                f"table {self.table.name!r} has {self.table.rows} rows "
-                f"but an access CDF of {self.cdf.rows}"
-            )
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self.table.name
-
-    @property
-    def lookups(self) -> int:
-        """Lookups that were counted."""
-        return self.counts.total if self.counts is not None else 0
-
-    def expected_unique(self, samples: int) -> float:
-        """Expected distinct rows that a step of `samples` samples touches."""
-        return self.cdf.unique(samples * self.table.lookups_per_sample)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Profile:
+@dataclass(frozen=True, eq=False)
+class Profile(ProfileFields):
     """Profiles of all the tables of a model, over one log or one published workload.
 
     Attributes
@@ -101,12 +30,6 @@ class Profile:
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
     """
-
-    tables: tuple[TableProfile, ...]
-    samples: int = 0
-    sampling: float = 1.0
-    source: str = ""
-    encoding: "Encoding | None" = None
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
@@ -173,12 +96,10 @@ class Profile:
         ProfileError
             If the pieces have other tables, or one has no exact counts.
         """
-        from placer.profile.merge import merge
-
-        return merge(list(profiles))
+        return cls(**vars(merge(list(profiles))))
 
     @classmethod
-    def load(cls, path: "str | os.PathLike[str]") -> "Profile":
+    def load(cls, path: str | os.PathLike[str]) -> "Profile":
         """Read what `save` wrote.
 
         Raises
@@ -186,15 +107,15 @@ class Profile:
         ProfileError
             If a file is missing, cut short, altered or of a newer version.
         """
-        from placer.profile.store import load
+        from placer.profile import file  # not above: pyarrow loads slowly
 
-        return load(path)
+        return cls(**vars(file.read(path)))
 
-    def save(self, path: "str | os.PathLike[str]") -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically."""
-        from placer.profile.store import save
+        from placer.profile import file
 
-        save(self, path)
+        file.write(self, path)
 
     def sampling_error(self, table: str, share: float = 0.5) -> float:
         """Standard error of the share of lookups in the rows that take `share` of them.

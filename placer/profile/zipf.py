@@ -28,7 +28,7 @@ import numpy.typing as npt
 from placer.errors import ProfileError
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.profile.profile import TableProfile
+from placer.profile.table_profile import TableProfile
 
 _Float = npt.NDArray[np.float64]
 

@@ -1,6 +1,7 @@
 """`placer profile` and `placer workloads`: what a log says of each table."""
 
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes

@@ -64,7 +64,7 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
 
 def hit_rate_report(rates: "HitRates") -> Report:
     """Lookups by the memory that held their rows when a step asked for them."""
-    pool = rates.pool
+    pool = rates.row_cache
     served = {
         "HBM, rows that the plan keeps there": rates.home_lookups,
         "HBM, staged or cached before": pool.hit_lookups,

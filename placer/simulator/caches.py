@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import DataError, PlanError
+from placer.errors import DataError, PlacerError, PlanError
+from placer.simulator.names import CACHE_POLICIES, CachePolicy
 from placer.simulator.policy import CacheFactory
 
 Int = npt.NDArray[np.int64]
@@ -289,6 +290,21 @@ FACTORIES: dict[str, CacheFactory] = {
 
 FBGEMM's hold whole sets: up to `WAYS` − 1 rows more.
 """
+
+
+def cache_factory(policy: CachePolicy) -> CacheFactory | None:
+    """How the caches of a policy are made; None for those of the executor's row cache.
+
+    Raises
+    ------
+    PlacerError
+        If there is no such policy.
+    """
+    if policy not in CACHE_POLICIES:
+        raise PlacerError(
+            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
+        )
+    return FACTORIES.get(policy)
 
 
 def _require_room(capacity: int) -> None:

@@ -66,8 +66,8 @@ class PartCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PoolUse:
-    """HBM entries for copies of rows in a step; int64 arrays of shape (pools,).
+class RowCacheUse:
+    """HBM entries for copies of rows in a step; int64 arrays of shape (row caches,).
 
     Attributes
     ----------
@@ -116,8 +116,8 @@ class StepCounts:
     samples : int
         Of all processes together.
     parts : PartCounts
-    pools : PoolUse
-        In the order of `Arrangement.pools`.
+    row_caches : RowCacheUse
+        In the order of `Arrangement.row_caches`.
     served : Served
     sent : mapping of kind to int64 array, shape (processes, processes)
         Bytes that each process sends to each, itself included.
@@ -125,7 +125,7 @@ class StepCounts:
 
     samples: int
     parts: PartCounts
-    pools: PoolUse
+    row_caches: RowCacheUse
     served: Served
     sent: Mapping[ExchangeKind, Int]
 
@@ -138,7 +138,7 @@ class Totals:
     ----------
     steps, samples : int
     parts : PartCounts
-    most_held, most_needed : int64, shape (pools,)
+    most_held, most_needed : int64, shape (row caches,)
     sent : mapping of kind to int64 array, shape (processes, processes)
     """
 
@@ -150,9 +150,9 @@ class Totals:
     sent: Mapping[ExchangeKind, Int]
 
     @classmethod
-    def zeros(cls, parts: int, pools: int, processes: int) -> "Totals":
+    def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
         """Before the first step."""
-        none = np.zeros(pools, dtype=np.int64)
+        none = np.zeros(row_caches, dtype=np.int64)
         sent = {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
         return cls(0, 0, PartCounts.zeros(parts), none, none, sent)
 
@@ -162,8 +162,8 @@ class Totals:
             self.steps + 1,
             self.samples + step.samples,
             self.parts + step.parts,
-            np.maximum(self.most_held, step.pools.held),
-            np.maximum(self.most_needed, step.pools.needed),
+            np.maximum(self.most_held, step.row_caches.held),
+            np.maximum(self.most_needed, step.row_caches.needed),
             {kind: self.sent[kind] + step.sent[kind] for kind in EXCHANGE_KINDS},
         )
 

@@ -1,9 +1,9 @@
 """A plan as its processes hold it: which rows of which columns are served where, and how.
 
-A *part* is what one process serves of one shard within one strip of columns: rows that are read
+A *part* is what one process serves of one shard within one column slice: rows that are read
 in one way from one place. Everything that the simulator counts, it counts for each part. A
 *module* is what a process holds alone, or together with the same others; it resolves its own
-pools, as a `PlacedEmbeddings` of the executor does.
+row caches, as a `PlacedEmbeddings` of the executor does.
 """
 
 from collections import defaultdict
@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.division import StripParts, Target, divide
-from placer.executor.distributed.mapping import holders_of, ranks_of_devices
-from placer.executor.distributed.slices import RowSlice
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.division import ColumnSlice, Target, divide
+from placer.executor.distributed.placement.row_slices import RowSlice
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.plan.verify import violations
 from placer.tables import OptimizerName, Table
 
@@ -38,12 +39,12 @@ class Part:
     module : int
         Number among all processes' modules.
     arena : int
-        Number among all modules' arenas. Parts of one arena share their pool.
+        Number among all modules' arenas. Parts of one arena share their row cache.
     replicated : bool
         Whether other processes hold the same rows.
     lookup : str
     staging_rows, cache_rows : int
-        Entries of HBM that the part adds to its pool.
+        Entries of HBM that the part adds to its row cache.
     weight_bytes, row_bytes : int
         Of a row: its weights, and these with the optimizer state.
     leads_shard : bool
@@ -111,21 +112,21 @@ class Arrangement:
     ----------
     plan : Plan
     processes : int
-    strips : mapping of table name to tuple of StripParts
+    column_slices : mapping of table name to tuple of ColumnSlice
         Who holds which rows of which columns.
     modules : tuple of Module
     parts : tuple of Part
         Without those that have no rows.
-    pools : mapping of arena to tuple of int
+    row_caches : mapping of arena to tuple of int
         The pooled parts of each arena that has any, in the order of their slots.
     """
 
     plan: Plan
     processes: int
-    strips: Mapping[str, tuple[StripParts, ...]]
+    column_slices: Mapping[str, tuple[ColumnSlice, ...]]
     modules: tuple[Module, ...]
     parts: tuple[Part, ...]
-    pools: Mapping[int, tuple[int, ...]]
+    row_caches: Mapping[int, tuple[int, ...]]
 
 
 def arrange(
@@ -156,12 +157,12 @@ def arrange(
         )
     ranks = ranks_of_devices(plan.topology, world)
     optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
-    strips = divide(plan, ranks, optimizers)
+    column_slices = divide(plan, ranks, optimizers)
     builder = _Builder(plan, world, ranks, optimizers)
     held: dict[tuple[int, tuple[int, ...]], list[Target]] = defaultdict(list)
-    for table_strips in strips.values():
-        for strip in table_strips:
-            for target in strip.targets:
+    for table_columns in column_slices.values():
+        for columns in table_columns:
+            for target in columns.targets:
                 for process in target.holders:
                     held[process, target.holders].append(target)
     for (process, holders), targets in sorted(
@@ -169,7 +170,7 @@ def arrange(
     ):
         builder.add(process, holders, targets)
     return Arrangement(
-        plan, world, strips, tuple(builder.modules), tuple(builder.parts), builder.pools
+        plan, world, column_slices, tuple(builder.modules), tuple(builder.parts), builder.row_caches
     )
 
 
@@ -189,7 +190,7 @@ class _Builder:
         self.plan, self.world, self.ranks, self.optimizers = plan, world, ranks, optimizers
         self.modules: list[Module] = []
         self.parts: list[Part] = []
-        self.pools: dict[int, tuple[int, ...]] = {}
+        self.row_caches: dict[int, tuple[int, ...]] = {}
         self._arenas = 0
         self._led: set[tuple[int, str]] = set()
         self._tables = {table.name: number for number, table in enumerate(plan.tables)}
@@ -281,7 +282,7 @@ class _Builder:
                 first, slot = slot, slot + part.row_count
             self.parts[at] = replace(part, arena=arena, slot=first)
         if pooled:
-            self.pools[arena] = tuple(pooled)
+            self.row_caches[arena] = tuple(pooled)
 
     def _order(self, part: Part) -> tuple[int, str]:
         home = ""

@@ -1,14 +1,10 @@
 """Which rows a cache keeps: the executor's own policies, and caches of others."""
 
 from collections.abc import Callable
-from typing import Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from placer.errors import PlacerError
-from placer.executor.names import Policy
-from placer.simulator.names import CACHE_POLICIES, CachePolicy
 
 
 class BatchCache(Protocol):
@@ -48,22 +44,3 @@ class BatchCache(Protocol):
 
 CacheFactory = Callable[[int, int], BatchCache]
 """Makes the cache of a part from its entries and its rows."""
-
-
-def cache_factory(policy: CachePolicy) -> CacheFactory | None:
-    """How the caches of a policy are made; None for those of the executor's pool.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such policy.
-    """
-    if policy in get_args(Policy):
-        return None
-    if policy not in CACHE_POLICIES:
-        raise PlacerError(
-            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
-        )
-    from placer.simulator import caches
-
-    return caches.FACTORIES[policy]

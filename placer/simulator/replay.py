@@ -16,21 +16,21 @@ from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
+from placer.simulator.caches import cache_factory
 from placer.simulator.counts import (
     ExchangeKind,
     Int,
     PartCounts,
-    PoolUse,
+    RowCacheUse,
     Served,
     StepCounts,
     Totals,
 )
-from placer.simulator.exchange import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.names import CachePolicy
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import cache_factory
-from placer.simulator.pools import ArenaPool, OpenSteps
-from placer.simulator.tables import PartRead, TableRead, TableReader
+from placer.simulator.row_caches import ArenaRowCache, OpenSteps
+from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
+from placer.simulator.table_reads import PartRead, TableRead, TableReader
 from placer.tables import OptimizerName
 
 
@@ -90,9 +90,9 @@ class Simulator:
         policy: Policy = "lfu"
         if make_cache is None:
             policy = cast(Policy, self.options.cache_policy)
-        self._pools = {
-            arena: ArenaPool([found.parts[at] for at in members], policy, make_cache)
-            for arena, members in found.pools.items()
+        self._row_caches = {
+            arena: ArenaRowCache([found.parts[at] for at in members], policy, make_cache)
+            for arena, members in found.row_caches.items()
         }
         self._open = [OpenSteps() for _ in found.modules]
         self._module_of = {part.arena: part.module for part in found.parts}
@@ -101,9 +101,11 @@ class Simulator:
             self._members.setdefault(part.arena, []).append(at)
 
     @property
-    def pool_entries(self) -> Int:
-        """Entries of HBM for copies of rows; int64, shape (pools,)."""
-        return np.array([pool.entries for pool in self._pools.values()], dtype=np.int64)
+    def cache_entries(self) -> Int:
+        """Entries of HBM for copies of rows; int64, shape (row caches,)."""
+        return np.array(
+            [row_cache.entries for row_cache in self._row_caches.values()], dtype=np.int64
+        )
 
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
         """The counts of each batch, in order; at most two batches are held at a time.
@@ -149,7 +151,7 @@ class Simulator:
                 counts.vectors[one.part] = one.vectors
                 asked[one.part] = one
         tickets = [steps.open() for steps in self._open]
-        needed = np.zeros(len(self._pools), dtype=np.int64)
+        needed = np.zeros(len(self._row_caches), dtype=np.int64)
         ahead = self.options.look_ahead
 
         def updates(module: int) -> bool:
@@ -169,7 +171,7 @@ class Simulator:
             if found is not None:
                 self._exchanges[number].add(sent, served, bags[number], chunk.samples, found)
         self._replicas.add(sent, served, by_name)
-        held = np.array([pool.held for pool in self._pools.values()], dtype=np.int64)
+        held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
         return _Step(chunk.samples, counts, tickets, held, needed, served, sent, by_name)
 
     def _finish(self, step: "_Step") -> StepCounts:
@@ -179,8 +181,8 @@ class Simulator:
             self._close(module, ticket)
         if replicated:
             self._update_replicas(step, replicated)
-        pools = PoolUse(step.held, step.needed)
-        return StepCounts(step.samples, step.counts, pools, step.served, step.sent)
+        row_caches = RowCacheUse(step.held, step.needed)
+        return StepCounts(step.samples, step.counts, row_caches, step.served, step.sent)
 
     def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
         asked = {
@@ -205,9 +207,9 @@ class Simulator:
 
     def _close(self, module: int, ticket: int) -> None:
         self._open[module].close(ticket)
-        for arena, pool in self._pools.items():
+        for arena, row_cache in self._row_caches.items():
             if self._module_of[arena] == module:
-                pool.close(ticket)
+                row_cache.close(ticket)
 
     def _resolve(
         self,
@@ -218,20 +220,20 @@ class Simulator:
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
     ) -> None:
-        """Give entries to the rows that were asked for, pool by pool."""
+        """Give entries to the rows that were asked for, row_cache by row_cache."""
 
-        def resolve(number: int, arena: int, pool: ArenaPool) -> None:
+        def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
             module = self._module_of[arena]
             if isinstance(tickets, dict) and module not in tickets:
                 return
-            # An arena of which nothing is read leaves its pool alone.
+            # An arena of which nothing is read leaves its row cache alone.
             if not any(counts.lookups[at] for at in self._members[arena]):
                 return
-            members = np.array(self.arrangement.pools[arena])
+            members = np.array(self.arrangement.row_caches[arena])
             reads = [asked[at] for at in members if at in asked]
             slots = np.concatenate([_NONE, *(r.slots for r in reads if r.slots is not None)])
             times = np.concatenate([_NONE, *(r.counts for r in reads if r.counts is not None)])
-            found = pool.resolve(
+            found = row_cache.resolve(
                 slots,
                 times,
                 tickets[module],
@@ -244,8 +246,8 @@ class Simulator:
                     getattr(counts, field.name)[members] = getattr(found, field.name)
 
         waiting = [
-            threads.submit(resolve, number, arena, pool)
-            for number, (arena, pool) in enumerate(self._pools.items())
+            threads.submit(resolve, number, arena, row_cache)
+            for number, (arena, row_cache) in enumerate(self._row_caches.items())
         ]
         for one in waiting:
             one.result()
@@ -292,7 +294,7 @@ def replay(
     """
     simulator = Simulator(plan, options)
     found = simulator.arrangement
-    total = Totals.zeros(len(found.parts), len(found.pools), found.processes)
+    total = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
     for step in simulator.run(batches):
         total += step
     return found, total

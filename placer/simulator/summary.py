@@ -23,7 +23,7 @@ class DeviceTotals:
     device : str
     lookups, rows : int
         Lookups that it served, and distinct rows among them, summed over steps. A row that is
-        cut into strips of columns counts once for each.
+        cut into column slices counts once for each.
     hbm_lookups : int
         Of rows that the plan keeps in HBM, or whose copy was there before the step.
     staged_rows, in_place_rows, written_back_rows : int
@@ -38,7 +38,7 @@ class DeviceTotals:
         To and from other processes.
     dram_read_bytes, dram_written_bytes : int
         Of a host: weights and optimizer state of its rows.
-    pool_entries, most_held, most_needed : int
+    cache_entries, most_held, most_needed : int
         HBM entries for copies of rows; how many held one at most; and how many rows the steps
         in flight wanted there at most.
     hbm_bytes, most_hbm_bytes : int
@@ -60,7 +60,7 @@ class DeviceTotals:
     received_bytes: int = 0
     dram_read_bytes: int = 0
     dram_written_bytes: int = 0
-    pool_entries: int = 0
+    cache_entries: int = 0
     most_held: int = 0
     most_needed: int = 0
     hbm_bytes: int = 0
@@ -103,14 +103,14 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 
 
 def device_totals(
-    arrangement: Arrangement, totals: Totals, pool_entries: Int
+    arrangement: Arrangement, totals: Totals, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
     """All GPUs, then all hosts, of the plan's topology, in order.
 
     Parameters
     ----------
-    pool_entries : int64, shape (pools,)
-        See `placer.simulator.replay.Simulator.pool_entries`.
+    cache_entries : int64, shape (row caches,)
+        See `placer.simulator.replay.Simulator.cache_entries`.
     """
     plan, counts = arrangement.plan, totals.parts
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -153,7 +153,7 @@ def device_totals(
             found[home]["dram_read_bytes"] += copied + in_place
             found[home]["dram_written_bytes"] += back + left * whole
     _add_exchange(found, arrangement, totals)
-    _add_pools(found, arrangement, totals, pool_entries)
+    _add_row_caches(found, arrangement, totals, cache_entries)
     devices = [*plan.topology.gpus_by_id, *plan.topology.hosts_by_id]
     return tuple(DeviceTotals(device, **found[device]) for device in devices)
 
@@ -185,17 +185,17 @@ def _add_exchange(
         found[gpu]["received_bytes"] += int(every[:, process].sum() - kept[process])
 
 
-def _add_pools(
+def _add_row_caches(
     found: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals, entries: Int
 ) -> None:
     memory = device_memory(arrangement.plan)
     spare: dict[str, int] = defaultdict(int)
-    for number, members in enumerate(arrangement.pools.values()):
+    for number, members in enumerate(arrangement.row_caches.values()):
         gpu = arrangement.parts[members[0]].device
         held = int(totals.most_held[number])
         entry_bytes = arrangement.parts[members[0]].row_bytes + POOL_ENTRY_BYTES
         spare[gpu] += (int(entries[number]) - held) * entry_bytes
-        found[gpu]["pool_entries"] += int(entries[number])
+        found[gpu]["cache_entries"] += int(entries[number])
         found[gpu]["most_held"] += held
         found[gpu]["most_needed"] += int(totals.most_needed[number])
     for gpu_id in arrangement.plan.topology.gpus_by_id:

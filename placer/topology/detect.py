@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from placer.errors import TopologyError
+from placer.topology.devices import Gpu, Host, Link, TopologyFields
 from placer.topology.presets import RESERVED_DRAM_SHARE, RESERVED_HBM_SHARE
-from placer.topology.topology import Gpu, Host, Link, Topology
 from placer.units import format_bytes, parse_bytes
 
 _ROW_BYTES = 512  # 128 float32, the row of MLPerf DLRM
@@ -30,7 +30,7 @@ _NVLINK_OVER_PCIE = 1.5
 """Peers that copy this much faster than the host link are taken to have NVLink."""
 
 
-def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> Topology:
+def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> TopologyFields:
     """The machine that this runs on.
 
     With CUDA GPUs: their memory less 15%, and bandwidths of their memory, of pinned copies
@@ -45,7 +45,7 @@ def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> To
     import torch
 
     if torch.cuda.is_available():
-        return _cuda_machine().with_memory(hbm=hbm, dram=dram)
+        return _cuda_machine()
     if hbm is None:
         raise TopologyError(
             "this machine has no GPU; give --hbm, such as --hbm 2GiB, to emulate one of that "
@@ -119,7 +119,7 @@ def measure_host() -> tuple[float, float]:
     return rows_per_s, _best_rate(source.nbytes, lambda: np.copyto(target, source))
 
 
-def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> Topology:
+def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> TopologyFields:
     usable = int(host_memory_bytes() * (1 - RESERVED_DRAM_SHARE))
     if hbm_bytes + (dram_bytes or 0) > usable:
         raise TopologyError(
@@ -129,7 +129,7 @@ def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> Topology:
             "less with --hbm and --dram"
         )
     rows_per_s, copy_per_s = measure_host()
-    return Topology(
+    return TopologyFields(
         name="auto",
         gpus=(Gpu("gpu:0", "host:0", hbm_bytes, rows_per_s),),
         hosts=(
@@ -172,7 +172,9 @@ class GpuReading:
     peer_bytes_per_s: float | None
 
 
-def machine(readings: Sequence[GpuReading], host_bytes: int, dram_bytes_per_s: float) -> Topology:
+def machine(
+    readings: Sequence[GpuReading], host_bytes: int, dram_bytes_per_s: float
+) -> TopologyFields:
     """The topology of a host with these GPUs."""
     names = [reading.name for reading in readings]
     sources = {
@@ -203,10 +205,10 @@ def machine(readings: Sequence[GpuReading], host_bytes: int, dram_bytes_per_s: f
         links.extend(Link(gpu.id, gpu.host, "nvlink", min(peers)) for gpu in gpus)
         sources["nvlink bandwidth"] = "the slowest copy between neighbours, measured"
     host = Host("host:0", int(host_bytes * (1 - RESERVED_DRAM_SHARE)), dram_bytes_per_s)
-    return Topology("auto", gpus, (host,), tuple(links), sources=sources)
+    return TopologyFields("auto", gpus, (host,), tuple(links), sources=sources)
 
 
-def _cuda_machine() -> Topology:
+def _cuda_machine() -> TopologyFields:
     import torch
 
     count = torch.cuda.device_count()

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from placer.errors import PlacerError, TopologyError
-from placer.storage.files import write_text
-from placer.topology.topology import Gpu, Host, Link, LinkKind, Topology
+from placer.files import write_text
+from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import parse_bytes
 
 SUFFIXES = (".yaml", ".yml", ".toml")
@@ -107,7 +107,7 @@ class TopologyFile(_Strict):
     sources: dict[str, str] = {}
 
 
-def load(path: str | os.PathLike[str]) -> Topology:
+def read(path: str | os.PathLike[str]) -> TopologyFields:
     """Read a topology from a YAML or TOML file.
 
     Raises
@@ -142,8 +142,8 @@ def load(path: str | os.PathLike[str]) -> Topology:
         raise TopologyError(f"{source}: {error}") from error
 
 
-def save(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Write a topology as YAML, atomically; `load` gives an equal one back.
+def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
+    """Write a topology as YAML, atomically; `read` gives an equal one back.
 
     Devices and links that differ only in a number share an entry.
     """
@@ -152,7 +152,7 @@ def save(topology: Topology, path: str | os.PathLike[str]) -> None:
     write_text(path, dumps(topology))
 
 
-def dumps(topology: Topology) -> str:
+def dumps(topology: TopologyFields) -> str:
     """A topology as YAML text."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
@@ -200,8 +200,8 @@ def dumps(topology: Topology) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
 
-def _topology(entries: TopologyFile, default_name: str) -> Topology:
-    return Topology(
+def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
+    return TopologyFields(
         name=entries.name or default_name,
         gpus=tuple(
             Gpu(id_, gpu.host, gpu.memory, gpu.hbm_bandwidth, gpu.launch_s)

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from placer.errors import TopologyError
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link, TopologyFields
 
 _MIB = 2**20
 _GIB = 2**30
@@ -255,7 +255,7 @@ def preset_help() -> str:
     )
 
 
-def preset(text: str) -> Topology | None:
+def preset(text: str) -> TopologyFields | None:
     """The machine that a preset's name stands for, or None if `text` is not of that form.
 
     ``[NODESx]COUNTxKIND``: COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs
@@ -304,7 +304,7 @@ def _whole_mib(size_bytes: float) -> int:
     return int(size_bytes // _MIB) * _MIB
 
 
-def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> Topology:
+def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> TopologyFields:
     if not 1 <= nodes <= _MOST_HOSTS:
         raise TopologyError(f"{name!r} has {nodes} hosts; there can be 1 to {_MOST_HOSTS}")
     part = count / _GPUS_PER_HOST
@@ -337,4 +337,4 @@ def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> T
             for one in hosts
         )
         sources["network bandwidth"] = network.describe()
-    return Topology(name, gpus, hosts, tuple(links), sources=sources)
+    return TopologyFields(name, gpus, hosts, tuple(links), sources=sources)

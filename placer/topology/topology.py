@@ -1,79 +1,22 @@
 """The machine: GPUs, hosts and the links between them, as a graph."""
 
-from dataclasses import dataclass, field, replace
+import os
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
+from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
+from placer.topology.presets import preset, preset_help
 from placer.units import parse_bytes
 
 if TYPE_CHECKING:
-    import os
-
     import networkx as nx
-
-LinkKind = Literal["pcie", "nvlink", "network", "socket"]
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM.
-
-    Attributes
-    ----------
-    id, host : str
-        ``gpu:3`` and the host that it is attached to, ``host:0``.
-    memory_bytes : int
-        HBM that embeddings may take, after whatever is reserved for the rest of the model.
-    hbm_bytes_per_s : float
-        Effective (measured or derated) bandwidth of random row reads and writes.
-    launch_s : float
-        Time of one kernel launch.
-    """
-
-    id: str
-    host: str
-    memory_bytes: int
-    hbm_bytes_per_s: float
-    launch_s: float = 5e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A host: memory that its GPUs share, and CPUs that can pool rows.
-
-    Attributes
-    ----------
-    memory_bytes : int
-        DRAM that embeddings may take, for all GPUs of the host together.
-    dram_bytes_per_s : float
-        Effective bandwidth of random row reads and writes, for all GPUs together.
-    """
-
-    id: str
-    memory_bytes: int
-    dram_bytes_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A full-duplex link between two ends: bytes per second each way.
-
-    ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
-    end is the host, whose switch it stands for), ``network`` a host to the network that
-    joins all hosts (its other end is the literal ``network``). `a` is the GPU or host that
-    the link belongs to.
-    """
-
-    a: str
-    b: str
-    kind: LinkKind
-    bytes_per_s: float
-    latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(TopologyFields):
     """GPUs, hosts and links.
 
     Raises
@@ -82,13 +25,6 @@ class Topology:
         If a link or GPU names a device that does not exist, a GPU has no way to its
         host's memory, or a capacity is not positive.
     """
-
-    name: str
-    gpus: tuple[Gpu, ...]
-    hosts: tuple[Host, ...]
-    links: tuple[Link, ...]
-    emulated: bool = False
-    sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = [*(gpu.id for gpu in self.gpus), *(host.id for host in self.hosts)]
@@ -258,20 +194,44 @@ class Topology:
     ) -> "Topology":
         """A preset (``8xh100``, ``2x8xa100-80``, ``big-basin``), a YAML/TOML file, or ``auto``.
 
-        `hbm` and `dram` override the budget of each GPU and of each host.
+        `hbm` and `dram` override the budget of each GPU and of each host; without them presets
+        keep a part of the memory for the rest of the model (see `placer.topology.presets`).
 
         Raises
         ------
         TopologyError
             If the text is none of these; the message lists the presets.
         """
-        from placer.topology.parse import parse
+        from placer.topology.file import SUFFIXES  # not above: pydantic and YAML load slowly
 
-        return parse(text, hbm=hbm, dram=dram)
+        if Path(text).suffix.lower() in SUFFIXES:
+            return cls.load(text).with_memory(hbm=hbm, dram=dram)
+        if text.strip().lower() == "auto":
+            from placer.topology.detect import detect
+
+            machine: TopologyFields | None = detect(hbm=hbm, dram=dram)
+        else:
+            machine = preset(text)
+        if machine is None:
+            raise TopologyError(
+                f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
+                f"or a file that ends in {', '.join(SUFFIXES)}"
+            )
+        return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)
 
     @classmethod
-    def load(cls, path: "str | os.PathLike[str]") -> "Topology":
+    def load(cls, path: str | os.PathLike[str]) -> "Topology":
         """Read a topology from a YAML or TOML file; see docs/topology.md."""
-        from placer.topology.parse import load
+        from placer.topology.file import read
 
-        return load(path)
+        machine = read(path)
+        try:
+            return cls(**vars(machine))
+        except TopologyError as error:
+            raise TopologyError(f"{path}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the topology as YAML, atomically; `load` gives an equal one back."""
+        from placer.topology.file import write
+
+        write(self, path)

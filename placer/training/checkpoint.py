@@ -26,12 +26,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
-from placer.storage.checkpoint.deal import Name, NamedTables
-from placer.storage.checkpoint.rows import AnyTensor, in_rows
-from placer.storage.checkpoint.save import write_folder
+from placer.files import sha256_file
+from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.sink import Written, flush
-from placer.storage.checkpoint.stored import read_tensors
-from placer.storage.files import sha256_file
+from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.tensor_rows import AnyTensor, in_rows
 from placer.training.distributed import ALONE, Ranks
 
 FORMAT_VERSION = 2

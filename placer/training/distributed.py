@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placer import errors
 from placer.errors import BackendError, DataError, PlacerError
-from placer.executor.distributed.comm import Communicator
+from placer.executor.distributed.collectives import Communicator
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 

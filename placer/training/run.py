@@ -18,8 +18,8 @@ from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.model import AnyEmbeddings
-from placer.storage.checkpoint.rows import AnyTensor, in_rows
+from placer.storage.checkpoint.whole_model import AnyEmbeddings
+from placer.storage.tensor_rows import AnyTensor, in_rows
 from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error

@@ -6,14 +6,14 @@ from dataclasses import astuple
 import torch
 
 from placer.executor import PlacedEmbeddings
+from placer.executor.id_order import TableTensor, tensors_of
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.row_cache import PoolStats
-from placer.storage.checkpoint.deal import Name, NamedTables
+from placer.executor.memory.row_cache import RowCacheStats
+from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.load import check_tensors, fill
-from placer.storage.checkpoint.model import AnyEmbeddings, id_order_of
-from placer.storage.checkpoint.rows import AnyTensor, in_rows
-from placer.storage.id_order import TableTensor, tensors_of
-from placer.storage.tensor_names import UPDATES
+from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.checkpoint.whole_model import AnyEmbeddings, id_order_of
+from placer.storage.tensor_rows import AnyTensor, in_rows
 from placer.training.distributed import Ranks
 
 WEIGHTS, STATES = "embeddings", "embedding_optimizer"
@@ -72,10 +72,10 @@ def hit_rates(embeddings: AnyEmbeddings, ranks: Ranks) -> HitRates | None:
         return found
     if not ranks.any(found is not None):
         return None
-    here = found or HitRates(0, 0, PoolStats())
-    own = [here.lookups, here.home_lookups, *astuple(here.pool)]
+    here = found or HitRates(0, 0, RowCacheStats())
+    own = [here.lookups, here.home_lookups, *astuple(here.row_cache)]
     lookups, home, *rest = ranks.total(torch.tensor(own)).tolist()
-    return HitRates(lookups, home, PoolStats(*rest))
+    return HitRates(lookups, home, RowCacheStats(*rest))
 
 
 def _name(tensor: TableTensor) -> Name:

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from placer.errors import PlacerError
 from placer.executor.phases import PHASE_PREFIX, Phase
-from placer.storage.files import replacing
+from placer.files import replacing
 from placer.training.config import TraceRequest
 
 READ = "read"

@@ -15,7 +15,8 @@ from statistics import NormalDist
 import numpy as np
 
 from placer.errors import ProfileError
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
 from placer.workloads.published import zipf_cdf
 

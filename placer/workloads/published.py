@@ -10,7 +10,8 @@ from importlib.resources import files
 from typing import Any
 
 from placer.profile.cdf import AccessCdf
-from placer.profile.profile import Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
 
 

@@ -1,0 +1,25 @@
+"""Questions to ask of a plan: why it is what it is, what would change it, what should follow it."""
+
+from solvers.analysis.candidates import Candidate, Replanned
+from solvers.analysis.explain import explain
+from solvers.analysis.explanation import Alternative, Binding, Explanation, ShardMargin
+from solvers.analysis.replan import HORIZON_STEPS, replan
+from solvers.analysis.whatif import Effect, FrontPoint, MemoryPrices, WhatIf, front, whatif
+
+__all__ = [
+    "HORIZON_STEPS",
+    "Alternative",
+    "Binding",
+    "Candidate",
+    "Effect",
+    "Explanation",
+    "FrontPoint",
+    "MemoryPrices",
+    "Replanned",
+    "ShardMargin",
+    "WhatIf",
+    "explain",
+    "front",
+    "replan",
+    "whatif",
+]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from cost_models import CostModel
 from placer.problem import Problem
-from placer.topology.topology import LinkKind, Topology
+from placer.topology.devices import LinkKind
+from placer.topology.topology import Topology
 from placer.units import format_bytes
 from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
@@ -185,7 +186,7 @@ def whatif(
     instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, base.plan)
     pooled = lagrangian_bound(instance)
     relaxed = lp_bound(
-        instance, base.step_time_s, pooled=pooled, time_limit_s=time_limit_s, stop=stop
+        instance, base.step_time_s, lagrangian=pooled, time_limit_s=time_limit_s, stop=stop
     )
     prices, words = _prices(pooled, relaxed), binding(instance, relaxed or pooled, report).words
     changes = _changes(problem)

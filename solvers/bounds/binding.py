@@ -7,7 +7,7 @@ from typing import Literal
 from cost_models import CostReport
 from placer.units import format_bytes, format_seconds
 from solvers.bounds.lagrangian import LagrangianBound
-from solvers.bounds.linear_program import LpBound, PoolPrice
+from solvers.bounds.linear_program import GroupPrice, LpBound
 from solvers.model.instance import Instance
 
 Resource = Literal["table", "dram time", "dram", "hbm", "link", "communication", "launches", "work"]
@@ -38,7 +38,7 @@ class Binding:
     Attributes
     ----------
     resource : str
-        ``table``: one table's piece, which no cut makes shorter. ``dram time``: the bandwidth
+        ``table``: one table's shard, which no cut makes shorter. ``dram time``: the bandwidth
         of a host's memory. ``dram`` or ``hbm``: too little of it. Otherwise what the slowest
         GPU spends most of its time on: its ``link`` to the host, ``communication``,
         ``launches``, or ``work`` in its own memory.
@@ -55,7 +55,7 @@ def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostRe
     Parameters
     ----------
     instance : Instance
-    bound : PooledBound or LpBound
+    bound : LagrangianBound or LpBound
         The latter knows more: of hosts' memory too, whether more of it would help.
     report : CostReport
         Of the plan.
@@ -81,7 +81,7 @@ def _of_a_table(
 
 
 def _longest(bound: LagrangianBound | LpBound) -> tuple[int, float]:
-    """The table whose longest piece is longest, in the cut where that is shortest."""
+    """The table whose longest shard is longest, in the sharding option where that is shortest."""
     if isinstance(bound, LpBound):
         return bound.longest_table, bound.longest_s
     longest = [min((c.longest_s for c in options), default=0.0) for options in bound.options]
@@ -116,7 +116,7 @@ def _of_memory(
     if isinstance(bound, LpBound):
         of_gpus, of_hosts = _worth_s(bound.gpus, gpus), _worth_s(bound.hosts, hosts)
     else:
-        of_gpus, of_hosts = (bound.pool_s / instance.gpus, gpus), (0.0, [])
+        of_gpus, of_hosts = (bound.hbm_worth_s / instance.gpus, gpus), (0.0, [])
     is_dram = of_hosts[0] > of_gpus[0]
     saved_s, devices = of_hosts if is_dram else of_gpus
     if not saved_s > _WORTH * bound.step_time_s:
@@ -138,11 +138,11 @@ def _of_memory(
     )
 
 
-def _worth_s(pools: Sequence[PoolPrice], names: Sequence[str]) -> tuple[float, list[str]]:
+def _worth_s(groups: Sequence[GroupPrice], names: Sequence[str]) -> tuple[float, list[str]]:
     """What all of a memory is worth at its prices, and the devices where it has one."""
-    priced = [pool for pool in pools if pool.price_s_per_byte > 0]
-    devices = sorted(device for pool in priced for device in pool.devices)
-    worth_s = sum(pool.price_s_per_byte * pool.memory_bytes for pool in priced)
+    priced = [group for group in groups if group.price_s_per_byte > 0]
+    devices = sorted(device for group in priced for device in group.devices)
+    worth_s = sum(group.price_s_per_byte * group.memory_bytes for group in priced)
     return worth_s, [names[device] for device in devices]
 
 

@@ -2,21 +2,21 @@
 
 For any price λ ≥ 0 of a byte of HBM, any placement of step time T satisfies on each GPU
 
-    Σ over its pieces of (time + λ · bytes)  ≤  T + λ · HBM
+    Σ over its shards of (time + λ · bytes)  ≤  T + λ · HBM
 
 Summed over GPUs, the left side is at least what the tables cost when each takes its
-cheapest cut, among those whose every piece can finish within T, and each piece its cheapest
-number of hot rows that one GPU can hold. The smallest T for which that sum is at most
-GPUs × T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffrion 1974,
-doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a
-second one: what must be staged whatever is in the pooled HBM.
+cheapest sharding option, among those whose every shard can finish within T, and each shard its
+cheapest number of hot rows that one GPU can hold. The smallest T for which that sum is at most GPUs
+× T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffrion 1974,
+doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a second one:
+what must be staged whatever is in the pooled HBM.
 
-Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the cuts of tables that
-one GPU can serve whole need not be looked at: the whole table stands for all of them, its
-rows split freely and one GPU's memory no limit, plus that extra cost.
+Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the sharding options of
+tables that one GPU can serve whole need not be looked at: the whole table stands for all of them,
+its rows split freely and one GPU's memory no limit, plus that extra cost.
 
-What is replicated takes the same time β of every GPU, so that a piece has T − β left and not
-T: a GPU that serves a long piece leaves little room for replicas of other tables. The sum is
+What is replicated takes the same time β of every GPU, so that a shard has T − β left and not
+T: a GPU that serves a long shard leaves little room for replicas of other tables. The sum is
 therefore taken for each of a list of ranges of β: with cuts that leave room for the least β
 of the range, and replicas that take the most of it together, a budget that is priced like
 HBM is. The smallest of those sums counts.
@@ -37,7 +37,7 @@ from solvers.model.knapsack import BYTES, DRAM_S, GPU_S, costs_of
 Float = npt.NDArray[np.float64]
 
 _PRICES = 13
-"""Prices looked at around the pooled one; the bound is flat near its best."""
+"""Prices looked at around the Lagrangian one; the bound is flat near its best."""
 
 _PRICE_SPAN = 6.0
 
@@ -48,15 +48,15 @@ _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 every GPU, in GPU seconds for each GPU."""
 
 _ALL_OPTIONS = 2500
-"""Tables × GPUs up to which all cuts of all tables are looked at."""
+"""Tables × GPUs up to which all sharding options of all tables are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionCost:
-    """One way to cut a table, at the best for each of its pieces.
+    """One way to cut a table, at the best for each of its shards.
 
-    `longest_s` is the least time of the slowest piece; `priced_s` the least time plus price
-    times bytes, summed over pieces.
+    `longest_s` is the least time of the slowest shard; `priced_s` the least time plus price
+    times bytes, summed over shards.
     """
 
     option: ShardingOption
@@ -73,29 +73,29 @@ class LagrangianBound:
     step_time_s : float
     price_s_per_byte : float
         The price λ: GPU seconds that one more byte of HBM saves, about.
-    pool_s : float
+    hbm_worth_s : float
         λ × all HBM.
-    cuts : tuple of tuples of CutWork
-        Per table, every cut of the search space that can be the cheapest for a step time of
-        at least the bound.
+    cuts : tuple of tuples of OptionCost
+        Per table, every sharding option of the search space that can be the cheapest for a step
+        time of at least the bound.
     dram_s : float
         The part that the hosts' memory alone enforces.
     """
 
     step_time_s: float
     price_s_per_byte: float
-    pool_s: float
+    hbm_worth_s: float
     options: tuple[tuple[OptionCost, ...], ...]
     dram_s: float
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
-        """The cheapest cut whose pieces can each take at most `step_time_s`."""
+        """The cheapest sharding option whose shards can each take at most `step_time_s`."""
         allowed = [option for option in self.options[table] if option.longest_s <= step_time_s]
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
 
     def work_s(self, step_time_s: float) -> float:
         """GPU seconds that any placement of that step time needs; infinite if there is none."""
-        total = -self.pool_s
+        total = -self.hbm_worth_s
         for table in range(len(self.options)):
             option = self.option_for(table, step_time_s)
             if option is None:
@@ -106,7 +106,7 @@ class LagrangianBound:
 
 @dataclass(frozen=True, slots=True)
 class _Works:
-    """Cuts of a table with times, and costs at several prices.
+    """Sharding options of a table with times, and costs at several prices.
 
     `longest_s` and `replica_s`, the part of it that all GPUs spend on replicas, have shape
     (cuts,), `priced_s` shape (cuts, prices).
@@ -118,7 +118,7 @@ class _Works:
     priced_s: Float
 
     def set(self, at: int, longest_s: float, replica_s: float, priced_s: Float) -> None:
-        """Fill in one cut."""
+        """Fill in one sharding option."""
         self.longest_s[at], self.replica_s[at], self.priced_s[at] = longest_s, replica_s, priced_s
 
 
@@ -153,8 +153,8 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
         )
         for work in works
     )
-    pool_s = float(prices[best] * instance.hbm_bytes.sum())
-    return LagrangianBound(bounds[best], float(prices[best]), pool_s, options, dram_s)
+    hbm_worth_s = float(prices[best] * instance.hbm_bytes.sum())
+    return LagrangianBound(bounds[best], float(prices[best]), hbm_worth_s, options, dram_s)
 
 
 def _bounds(
@@ -172,15 +172,15 @@ def _bounds(
     found = []
     for at, price in enumerate(prices.tolist()):
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest, instance.gpus)
-        pool_s = price * float(instance.hbm_bytes.sum())
+        hbm_worth_s = price * float(instance.hbm_bytes.sum())
         low = lowest
-        if work_s(low) - pool_s > instance.gpus * low:
+        if work_s(low) - hbm_worth_s > instance.gpus * low:
             # Work falls in steps as T grows: find where it crosses GPUs × T.
             high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
-            high = max(high, (work_s(high) - pool_s) / instance.gpus)
+            high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
             while high - low > 1e-6 * high:
                 middle = (low + high) / 2
-                enough = work_s(middle) - pool_s <= instance.gpus * middle
+                enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
                 low, high = (low, middle) if enough else (middle, high)
         found.append(low)
     return found
@@ -195,7 +195,8 @@ class _Work:
         usual = np.where(longest <= lowest_s, costs, np.inf).argmin(axis=1)
         at_most = float(replica_s[np.arange(usual.size), usual].sum())
         self.most_replicas_s = at_most
-        # Tables whose every cut fits, however much is replicated, cost the same at any T.
+        # Tables whose every sharding option fits, however much is replicated, cost the same at any
+        # T.
         fits = (longest + at_most <= lowest_s) | np.isinf(costs)
         settled = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
         self.done_s = float(costs[settled].min(axis=1).sum())
@@ -287,7 +288,7 @@ def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> 
 def _work_of(
     instance: Instance, whole: _Whole, table: int, option: ShardingOption
 ) -> tuple[float, float, Float]:
-    """Longest piece, time of replicas, and costs at each price of one cut."""
+    """Longest shard, time of replicas, and costs at each price of one sharding option."""
     replica_s, priced = whole.replicas(instance.replica(table, option))
     shards = instance.shards(table, option)
     if not shards:
@@ -305,11 +306,11 @@ def _work_of(
 def _whole_works(
     instance: Instance, whole: _Whole, table: int, prices: Float, extra_s: float
 ) -> tuple[_Works, float]:
-    """The uncut variants of a table, cheap enough to stand for all cuts.
+    """The uncut variants of a table, cheap enough to stand for all sharding options.
 
-    Their `priced_s` and `longest_s` are below those of all cuts with the same replicas and
-    cold rows read alike; caches are looked at cut by cut. Also returned is the longest time
-    of the first variant in truth: it stands for all for any step that is not shorter.
+    Their `priced_s` and `longest_s` are below those of all sharding options with the same replicas
+    and cold rows read alike; caches are looked at cut by cut. Also returned is the longest time of
+    the first variant in truth: it stands for all for any step that is not shorter.
     """
     options = instance.options_of(table)
     finer = {(option.replicated_rows, option.cold) for option in options if option.shard_count > 1}
@@ -335,10 +336,10 @@ def _whole_works(
 
 
 def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
-    """Least time, and least time + price × bytes, of a piece within `hbm_bytes`, in seconds.
+    """Least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
 
     All or no rows in HBM are compared without the cost of a split. Infinite if not even the
-    piece's buffers fit.
+    shard's buffers fit.
 
     Parameters
     ----------
@@ -377,11 +378,11 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
     grid = instance.prices
     total = np.zeros((5, grid.size))
     for table in range(instance.tables):
-        total += instance.ladder(instance.whole(table), instance.kinds[0]).values
-    rung = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
-    price = float(grid[min(max(1, rung + 1), grid.size - 1)])
-    staged_s = float(total[DRAM_S, rung]) / len(instance.dram_bytes)
-    busy_s = float(total[GPU_S, rung]) / instance.gpus
+        total += instance.priced_costs(instance.whole(table), instance.kinds[0])
+    price_index = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
+    price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
+    staged_s = float(total[DRAM_S, price_index]) / len(instance.dram_bytes)
+    busy_s = float(total[GPU_S, price_index]) / instance.gpus
     if price == 0:
         return np.array([0.0]), 0.0
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
@@ -401,7 +402,7 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
     """What the hosts' memory must read and write, with all HBM pooled at one price.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
-    whole tables stand for their cuts, which those with caches do not.
+    whole tables stand for their sharding options, which those with caches do not.
     """
     total = -prices * float(instance.hbm_bytes.sum())
     for table in range(instance.tables):
@@ -418,5 +419,5 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
 
 
 def _representatives(shards: list[TableShard]) -> list[TableShard]:
-    """The first pieces, which hold the hottest ranks, and the last."""
+    """The first shards, which hold the hottest ranks, and the last."""
     return shards if len(shards) <= 5 else [*shards[:4], shards[-1]]

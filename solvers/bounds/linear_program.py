@@ -1,7 +1,7 @@
 """A lower bound of the step time from the linear relaxation, with the prices of all memory.
 
-The relaxation: each table is a mixture of its placements, by cut, piece, GPU and number of
-hot rows. With shares x ≥ 0 of them, n[k] GPUs alike in pool k and m[j] hosts in pool j::
+The relaxation: each table is a mixture of its placements, by cut, shard, GPU and number of
+hot rows. With shares x ≥ 0 of them, n[k] GPUs alike in group k and m[j] hosts in group j::
 
     minimise T
     Σ x = 1                          for each table
@@ -21,12 +21,12 @@ and rounded, but computed from its prices: for any that are not negative, with
     L = Σ over tables of the least α·time + λ·bytes + β·dram time + μ·dram bytes
         − Σ λ·HBM − Σ μ·DRAM  ≤  T
 
-where the least is over everything a table can do, in cuts whose every piece can finish within
+where the least is over everything a table can do, in cuts whose every shard can finish within
 T (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). L falls as T grows, so no plan
 is faster than the smallest T that is at least L. Prices that are a little off, of a program
 that was stopped or solved roughly, make this bound a little weaker but never wrong.
 
-The relaxation gives away that pieces are whole, and that tables have to stay together.
+The relaxation gives away that shards are whole, and that tables have to stay together.
 """
 
 import time
@@ -41,7 +41,7 @@ import numpy.typing as npt
 from placer.errors import BackendError
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.bounds.linear_program_arrays import Space
-from solvers.bounds.linear_program_devices import Pools, Prices, is_large
+from solvers.bounds.linear_program_devices import DeviceGroups, Prices, is_large
 from solvers.model.instance import Instance
 
 Float = npt.NDArray[np.float64]
@@ -50,20 +50,20 @@ _CLOSE_ENOUGH = 1e-5
 """Prices are good enough if others cannot lift the bound by more than this share."""
 
 _STEP_ACCURACY = 1e-7
-"""How close to a step time at which other cuts become possible the bound comes."""
+"""How close to a step time at which other sharding options become possible the bound comes."""
 
 _ROUNDS = 100
 
 _PENALTY = 1e4
-"""What all HBM or DRAM of a pool once more costs in the program, in steps: it always has an
+"""What all HBM or DRAM of a group once more costs in the program, in steps: it always has an
 answer, and prices have a limit."""
 
 _FIRST_PRICES = (0.0, 0.25, 0.6, 1.0, 1.6, 4.0, 1e3)
-"""Prices of HBM, in pooled ones, whose placements the first program has."""
+"""Prices of HBM, in lagrangian ones, whose placements the first program has."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolPrice:
+class GroupPrice:
     """What the GPUs, or hosts, that are alike cost the step.
 
     Attributes
@@ -93,13 +93,13 @@ class LpBound:
     ----------
     step_time_s : float
         Infinite if no plan exists.
-    gpus, hosts : tuple of PoolPrice
+    gpus, hosts : tuple of GroupPrice
         Prices of HBM and DRAM. They are slopes: of changes that are not small they promise
         too much.
     longest_table : int
-        The table whose longest piece, in the cut where that is shortest, is longest.
+        The table whose longest shard, in the sharding option where that is shortest, is longest.
     longest_s : float
-        The time of that piece, itself a lower bound.
+        The time of that shard, itself a lower bound.
     status : {"converged", "limit"}
         ``converged``: the relaxation proves no more.
     rounds : int
@@ -108,8 +108,8 @@ class LpBound:
     """
 
     step_time_s: float
-    gpus: tuple[PoolPrice, ...]
-    hosts: tuple[PoolPrice, ...]
+    gpus: tuple[GroupPrice, ...]
+    hosts: tuple[GroupPrice, ...]
     longest_table: int
     longest_s: float
     status: Literal["converged", "limit"]
@@ -119,29 +119,29 @@ class LpBound:
     @property
     def hbm_price_s_per_byte(self) -> float:
         """What one more byte of HBM on every GPU saves of the step, in seconds."""
-        return sum(len(pool.devices) * pool.price_s_per_byte for pool in self.gpus)
+        return sum(len(group.devices) * group.price_s_per_byte for group in self.gpus)
 
     @property
     def dram_price_s_per_byte(self) -> float:
         """What one more byte of DRAM on every host saves of the step, in seconds."""
-        return sum(len(pool.devices) * pool.price_s_per_byte for pool in self.hosts)
+        return sum(len(group.devices) * group.price_s_per_byte for group in self.hosts)
 
     @property
     def dram_time_share(self) -> float:
         """The share of the step that waits for hosts' memory rather than for GPUs."""
-        return sum(pool.time_share for pool in self.hosts)
+        return sum(group.time_share for group in self.hosts)
 
 
 def lp_bound(
     instance: Instance,
     upper_s: float | None = None,
     *,
-    pooled: LagrangianBound | None = None,
+    lagrangian: LagrangianBound | None = None,
     time_limit_s: float = 10.0,
     all_options: bool = False,
     stop: Callable[[], bool] | None = None,
 ) -> LpBound | None:
-    """The bound of this module's docstring, at least the pooled one; None if there is no time.
+    """The bound of this module's docstring, at least the lagrangian one; None if there is no time.
 
     Parameters
     ----------
@@ -149,12 +149,12 @@ def lp_bound(
     upper_s : float or None
         Step time of a plan that is known. What no faster plan can use is then left out: the
         bound is closer, and at most this.
-    pooled : PooledBound or None
+    lagrangian : LagrangianBound or None
         If it is known already.
     time_limit_s : float
-    all_cuts : bool
-        Look at all cuts of all tables of large problems too: closer, and takes several times
-        as long.
+    all_options : bool
+        Look at all sharding options of all tables of large problems too: closer, and takes several
+        times as long.
     stop : callable or None
         Asked now and then whether to end with what is proven so far.
 
@@ -165,26 +165,26 @@ def lp_bound(
     """
     started = time.monotonic()
     deadline = started + time_limit_s
-    pooled = pooled or lagrangian_bound(instance)
+    lagrangian = lagrangian or lagrangian_bound(instance)
     upper = np.inf if upper_s is None else upper_s
     large = is_large(instance) and not all_options
-    pools = Pools.of(instance, large)
-    space = Space.of(instance, pools, pooled.step_time_s, upper, deadline, large=large)
+    groups = DeviceGroups.of(instance, large)
+    space = Space.of(instance, groups, lagrangian.step_time_s, upper, deadline, large=large)
     if space is None:
         return None
     if isinstance(space, int):
-        nothing = _even(pools, 0.0)
+        nothing = _even(groups, 0.0)
         return LpBound(
-            upper, *_by_pool(pools, nothing), space, upper, "converged", 0,
+            upper, *_by_group(groups, nothing), space, upper, "converged", 0,
             time.monotonic() - started,
         )  # fmt: skip
-    search = _Search(space, min(upper, pooled.step_time_s), upper)
-    status, rounds = search.run(pooled.price_s_per_byte / instance.gpus, deadline, stop)
+    search = _Search(space, min(upper, lagrangian.step_time_s), upper)
+    status, rounds = search.run(lagrangian.price_s_per_byte / instance.gpus, deadline, stop)
     longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
     table = int(np.argmax(longest_s))
     return LpBound(
         search.bound_s,
-        *_by_pool(pools, search.best),
+        *_by_group(groups, search.best),
         table,
         float(longest_s[table]),
         status,
@@ -193,12 +193,14 @@ def lp_bound(
     )
 
 
-def _by_pool(pools: Pools, prices: Prices) -> tuple[tuple[PoolPrice, ...], tuple[PoolPrice, ...]]:
-    gpus = zip(pools.gpus, prices.gpu_s, prices.hbm, pools.hbm_bytes, strict=True)
-    hosts = zip(pools.hosts, prices.dram_s, prices.dram, pools.dram_bytes, strict=True)
+def _by_group(
+    groups: DeviceGroups, prices: Prices
+) -> tuple[tuple[GroupPrice, ...], tuple[GroupPrice, ...]]:
+    gpus = zip(groups.gpus, prices.gpu_s, prices.hbm, groups.hbm_bytes, strict=True)
+    hosts = zip(groups.hosts, prices.dram_s, prices.dram, groups.dram_bytes, strict=True)
     by_gpu, by_host = (
         tuple(
-            PoolPrice(devices, len(devices) * float(second), float(byte), float(memory))
+            GroupPrice(devices, len(devices) * float(second), float(byte), float(memory))
             for devices, second, byte, memory in of
         )
         for of in (gpus, hosts)
@@ -206,9 +208,9 @@ def _by_pool(pools: Pools, prices: Prices) -> tuple[tuple[PoolPrice, ...], tuple
     return by_gpu, by_host
 
 
-def _even(pools: Pools, hbm: float, dram_share: float = 0.0) -> Prices:
+def _even(groups: DeviceGroups, hbm: float, dram_share: float = 0.0) -> Prices:
     """The same prices on all GPUs; a share of the time is hosts'."""
-    gpus, hosts = pools.gpu_counts, pools.host_counts
+    gpus, hosts = groups.gpu_counts, groups.host_counts
     return Prices(
         np.full(gpus.size, (1 - dram_share) / gpus.sum()),
         np.full(gpus.size, hbm),
@@ -230,10 +232,10 @@ class _Search:
     def __init__(self, space: Space, bound_s: float, upper_s: float) -> None:
         self.space = space
         self.upper_s = upper_s
-        # Every cut has a longest piece, so that no plan is faster than one of these.
+        # Every cut has a longest shard, so that no plan is faster than one of these.
         longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
         self.bound_s = min(upper_s, max(bound_s, float(longest_s.max())))
-        self.best = _even(space.pools, 0.0)
+        self.best = _even(space.groups, 0.0)
         self._strongest_s = -np.inf
 
     def run(
@@ -248,7 +250,7 @@ class _Search:
         program = _Program(self.space, self.bound_s)
         for factor in _FIRST_PRICES:
             for dram_share in (0.0, 0.5):
-                prices = _even(self.space.pools, factor * price, dram_share)
+                prices = _even(self.space.groups, factor * price, dram_share)
                 program.add(self._cheapest(prices), prices)
         for done in range(_ROUNDS):
             left_s = deadline - time.monotonic()
@@ -266,10 +268,10 @@ class _Search:
         return "limit", _ROUNDS
 
     def _cheapest(self, prices: Prices) -> npt.NDArray[np.int64]:
-        """The cheapest cut of each table, after lifting the bound by these prices."""
+        """The cheapest sharding option of each table, after lifting the bound by these prices."""
         space = self.space
         priced = space.priced(prices)
-        credit_s = space.pools.credit_s(prices)
+        credit_s = space.groups.credit_s(prices)
 
         def least_s(step_time_s: float) -> float:
             allowed = np.where(space.longest_s <= step_time_s, priced, np.inf)
@@ -314,10 +316,10 @@ class _Program:
         self.mathopt: Any = mathopt
         self.space = space
         self.unit_s = unit_s
-        pools = space.pools
-        self.counts = np.concatenate((pools.gpu_counts, pools.host_counts))
-        self.gpus, self.hosts = len(pools.gpus), len(pools.hosts)
-        memory = np.concatenate((pools.hbm_bytes, pools.dram_bytes))
+        groups = space.groups
+        self.counts = np.concatenate((groups.gpu_counts, groups.host_counts))
+        self.gpus, self.hosts = len(groups.gpus), len(groups.hosts)
+        memory = np.concatenate((groups.hbm_bytes, groups.dram_bytes))
         self.memory = np.where(memory > 0, memory, 1.0)
         self.model = mathopt.Model()
         step = self.model.add_variable(lb=0.0)
@@ -337,7 +339,7 @@ class _Program:
     def add(
         self, options: npt.NDArray[np.int64], prices: Prices, wanted_s: Float | None = None
     ) -> int:
-        """Add the cheapest placement of each table in its cut; how many were new.
+        """Add the cheapest placement of each table in its sharding option; how many were new.
 
         Left out are those that cost no less than `wanted_s`, shape (tables,), at the prices
         of the last program.
@@ -397,7 +399,7 @@ class _Program:
         return result.objective_value() * self.unit_s, prices, wanted_s
 
     def _scaled(self, used: Float) -> tuple[Float, Float]:
-        """Seconds in steps of a pool, and bytes in its memory; GPUs first, then hosts."""
+        """Seconds in steps of a group, and bytes in its memory; GPUs first, then hosts."""
         at = np.split(used, np.cumsum([self.gpus, self.gpus, self.hosts]))
         seconds, bytes_ = np.concatenate((at[0], at[2])), np.concatenate((at[1], at[3]))
         return seconds / (self.counts * self.unit_s), bytes_ / self.memory

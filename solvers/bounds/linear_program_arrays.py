@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.linear_program_devices import Pools, Prices
+from solvers.bounds.linear_program_devices import DeviceGroups, Prices
 from solvers.bounds.linear_program_tables import TableChoice, TableChoices
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S
@@ -15,31 +15,31 @@ Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
 _MOST_POINTS = 20_000_000
-"""Points of pieces, 32 bytes each, beyond which there is no relaxation."""
+"""Points of shards, 32 bytes each, beyond which there is no relaxation."""
 
 
 class Space:
-    """All points of all pieces of all cuts that a plan faster than some other can use.
+    """All points of all shards of all sharding options that a plan faster than some other can use.
 
-    Cuts are in the order of their tables, parts (pieces that cost the same) in the order of
-    their cuts, and the points of each pool in the order of the parts.
+    Sharding options are in the order of their tables, parts (shards that cost the same) in the
+    order of their sharding options, and the points of each group in the order of the parts.
 
     Attributes
     ----------
-    pools : Pools
+    groups : DeviceGroups
     first_cut : int64, shape (tables,)
         Of each table; all have one.
     longest_s : float64, shape (cuts,)
-        A lower limit of the time in which the slowest piece of a cut is done.
+        A lower limit of the time in which the slowest shard of a sharding option is done.
     """
 
-    def __init__(self, pools: Pools, choices: Sequence[Sequence[TableChoice]]) -> None:
-        self.pools = pools
+    def __init__(self, groups: DeviceGroups, choices: Sequence[Sequence[TableChoice]]) -> None:
+        self.groups = groups
         every = [choice for mine in choices for choice in mine]
         sizes = [len(mine) for mine in choices]
         self.first_option: Int = np.cumsum([0, *sizes[:-1]])
         self.longest_s: Float = np.array([choice.longest_s for choice in every])
-        counts = pools.gpu_counts
+        counts = groups.gpu_counts
         self._replica_s = np.stack([choice.replica_s for choice in every]) * counts
         self._replica_bytes = np.stack([choice.replica_bytes for choice in every]) * counts
         parts = [part for choice in every for part in choice.parts]
@@ -50,9 +50,9 @@ class Space:
         self._starts: list[Int] = []
         self._served: list[Int] = []
         self._segment: list[Int] = []
-        for pool in range(len(pools.gpus)):
-            served = [at for at, part in enumerate(parts) if pool in part.points]
-            blocks = [parts[at].points[pool] for at in served]
+        for group in range(len(groups.gpus)):
+            served = [at for at, part in enumerate(parts) if group in part.points]
+            blocks = [parts[at].points[group] for at in served]
             self._points.append(np.concatenate([np.zeros((4, 0)), *blocks], axis=1))
             self._starts.append(np.cumsum([0, *(block.shape[1] for block in blocks)]))
             self._served.append(np.array(served, dtype=np.int64))
@@ -64,7 +64,7 @@ class Space:
     def of(
         cls,
         instance: Instance,
-        pools: Pools,
+        groups: DeviceGroups,
         least_s: float,
         upper_s: float,
         deadline: float,
@@ -78,13 +78,13 @@ class Space:
         whole tables stand for cuts, if one price holds for all GPUs.
         """
         extra_s = instance.cost_model.sharding_overhead_s(instance.problem)
-        whole = large and len(pools.gpus) == 1
+        whole = large and len(groups.gpus) == 1
         found: list[list[TableChoice]] = []
         points = 0
         for table in range(instance.tables):
             if time.monotonic() > deadline or points > _MOST_POINTS:
                 return None
-            choices = TableChoices(instance, pools, table, upper_s)
+            choices = TableChoices(instance, groups, table, upper_s)
             if whole and extra_s is not None and choices.whole_suffices(least_s):
                 found.append(choices.of_wholes(extra_s))
             else:
@@ -92,55 +92,55 @@ class Space:
             if not found[-1]:
                 return table
             points += sum(choice.points for choice in found[-1])
-        return cls(pools, found)
+        return cls(groups, found)
 
-    def weights(self, pool: int, prices: Prices) -> Float:
-        """Prices of the rows of a pool's points."""
-        found, host = np.zeros(4), self.pools.host_of[pool]
-        found[BYTES], found[GPU_S] = prices.hbm[pool], prices.gpu_s[pool]
+    def weights(self, group: int, prices: Prices) -> Float:
+        """Prices of the rows of a group's points."""
+        found, host = np.zeros(4), self.groups.host_of[group]
+        found[BYTES], found[GPU_S] = prices.hbm[group], prices.gpu_s[group]
         found[DRAM_S], found[DRAM_BYTES] = prices.dram_s[host], prices.dram[host]
         return found
 
     def priced(self, prices: Prices) -> Float:
-        """The least that the pieces and replicas of each cut cost at these prices, in seconds."""
+        """The least cost of each sharding option's shards and replicas, in seconds."""
         parts = np.full(self._times.size, np.inf)
-        for pool, served in enumerate(self._served):
+        for group, served in enumerate(self._served):
             if served.size:
-                cost = self.weights(pool, prices) @ self._points[pool]
-                least = np.minimum.reduceat(cost, self._starts[pool][:-1])
+                cost = self.weights(group, prices) @ self._points[group]
+                least = np.minimum.reduceat(cost, self._starts[group][:-1])
                 parts[served] = np.minimum(parts[served], least)
         options = np.bincount(self._option_of_part, self._times * parts, self.longest_s.size)
         total: Float = options + self._replica_s @ prices.gpu_s + self._replica_bytes @ prices.hbm
         return total
 
     def usage(self, option: int, prices: Prices) -> Float:
-        """What the cheapest placement of a table in a cut takes.
+        """What the cheapest placement of a table in a sharding option takes.
 
-        Time, then HBM, by pool of GPUs; DRAM time, then DRAM, by pool of hosts.
+        Time, then HBM, by group of GPUs; DRAM time, then DRAM, by group of hosts.
         """
-        gpus, hosts = len(self.pools.gpus), len(self.pools.hosts)
+        gpus, hosts = len(self.groups.gpus), len(self.groups.hosts)
         used = np.zeros(2 * gpus + 2 * hosts)
         used[:gpus], used[gpus : 2 * gpus] = self._replica_s[option], self._replica_bytes[option]
         for part in range(self._first_part[option], self._first_part[option + 1]):
-            pool, point = self._cheapest(part, prices)
-            taken, host = self._times[part] * point, 2 * gpus + self.pools.host_of[pool]
-            used[pool] += taken[GPU_S]
-            used[gpus + pool] += taken[BYTES]
+            group, point = self._cheapest(part, prices)
+            taken, host = self._times[part] * point, 2 * gpus + self.groups.host_of[group]
+            used[group] += taken[GPU_S]
+            used[gpus + group] += taken[BYTES]
             used[host] += taken[DRAM_S]
             used[hosts + host] += taken[DRAM_BYTES]
         return used
 
     def _cheapest(self, part: int, prices: Prices) -> tuple[int, Float]:
-        """The pool and the point at which a part is cheapest."""
+        """The group and the point at which a part is cheapest."""
         best, chosen = np.inf, None
-        for pool, segment in enumerate(self._segment):
+        for group, segment in enumerate(self._segment):
             at = segment[part]
             if at < 0:
                 continue
-            points = self._points[pool][:, self._starts[pool][at] : self._starts[pool][at + 1]]
-            cost = self.weights(pool, prices) @ points
+            points = self._points[group][:, self._starts[group][at] : self._starts[group][at + 1]]
+            cost = self.weights(group, prices) @ points
             here = int(np.argmin(cost))
             if cost[here] < best:
-                best, chosen = float(cost[here]), (pool, points[:, here])
-        assert chosen is not None, "a cut is only there if all its pieces can be served"
+                best, chosen = float(cost[here]), (group, points[:, here])
+        assert chosen is not None, "a sharding option is only there if all its shards can be served"
         return chosen

@@ -1,6 +1,6 @@
 """GPUs and hosts that are alike, and what a linear relaxation asks for their time and memory.
 
-Equal prices in a pool lose nothing: equal GPUs can swap all that they hold.
+Equal prices in a group lose nothing: equal GPUs can swap all that they hold.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from solvers.model.instance import Instance
 Float = npt.NDArray[np.float64]
 
 _ALL_OPTIONS = 2500
-"""Tables × GPUs up to which all cuts of all tables are looked at."""
+"""Tables × GPUs up to which all sharding options of all tables are looked at."""
 
-_POOLS = 16
-"""Pools of GPUs beyond which all of one kind are one."""
+_MOST_GROUPS = 16
+"""DeviceGroups of GPUs beyond which all of one kind are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Prices:
 
     Attributes
     ----------
-    gpu_s, hbm : float64, shape (pools of GPUs,)
+    gpu_s, hbm : float64, shape (groups of GPUs,)
         Of a second of one GPU, and of a byte of its HBM.
-    dram_s, dram : float64, shape (pools of hosts,)
+    dram_s, dram : float64, shape (groups of hosts,)
         Of a second of one host's memory, and of a byte of it.
     """
 
@@ -39,7 +39,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class DeviceGroups:
     """GPUs alike and hosts alike.
 
     GPUs are alike if they cost the same, have as much HBM, may serve the same tables, and are
@@ -48,13 +48,13 @@ class Pools:
     Attributes
     ----------
     gpus, hosts : tuple of tuples of int
-        Their numbers, by pool.
+        Their numbers, by group.
     host_of : tuple of int
-        Pool of the hosts of each pool of GPUs.
+        Pool of the hosts of each group of GPUs.
     hbm_bytes, dram_bytes : float64
-        Memory of each pool.
+        Memory of each group.
     most_hbm_bytes, most_dram_bytes : float64
-        Memory of the largest GPU and host of each pool.
+        Memory of the largest GPU and host of each group.
     uniform : bool
         Whether GPUs are alike that only cost the same: one price stands for several, which
         makes the bound weaker.
@@ -70,8 +70,8 @@ class Pools:
     uniform: bool
 
     @classmethod
-    def of(cls, instance: Instance, large: bool = False) -> "Pools":
-        """The pools of an instance; if they are many, or it is a large one, by kind alone."""
+    def of(cls, instance: Instance, large: bool = False) -> "DeviceGroups":
+        """The groups of an instance; if they are many, or it is a large one, by kind alone."""
         masks: dict[bytes, npt.NDArray[np.bool_]] = {}
         for table in range(instance.tables):
             mask = instance.allowed(table)
@@ -85,30 +85,34 @@ class Pools:
         ]
         found = cls._by(instance, keys)
         one_kind = large and len(instance.kinds) == 1
-        if len(found.gpus) > 1 and (one_kind or len(found.gpus) > _POOLS):
+        if len(found.gpus) > 1 and (one_kind or len(found.gpus) > _MOST_GROUPS):
             return cls._by(instance, list(instance.kind_of_gpu), uniform=True)
         return found
 
     @classmethod
-    def _by(cls, instance: Instance, keys: Sequence[object], *, uniform: bool = False) -> "Pools":
-        """Pools of GPUs of equal keys; hosts of equal GPUs and, unless uniform, equal memory."""
+    def _by(
+        cls, instance: Instance, keys: Sequence[object], *, uniform: bool = False
+    ) -> "DeviceGroups":
+        """GPUs of equal keys; hosts of equal GPUs and, unless uniform, equal memory."""
         on_host: list[list[str]] = [[] for _ in instance.dram_bytes]
         for gpu, host in enumerate(instance.host_of_gpu):
             on_host[host].append(repr(keys[gpu]))
-        hosts = _groups(
+        hosts = _numbers_by_key(
             [
                 tuple(sorted(set(mine))) if uniform else (float(memory), tuple(sorted(mine)))
                 for memory, mine in zip(instance.dram_bytes, on_host, strict=True)
             ]
         )
-        pool_of = {host: pool for pool, members in enumerate(hosts) for host in members}
-        gpus = _groups([(key, pool_of[instance.host_of_gpu[gpu]]) for gpu, key in enumerate(keys)])
+        group_of = {host: group for group, members in enumerate(hosts) for host in members}
+        gpus = _numbers_by_key(
+            [(key, group_of[instance.host_of_gpu[gpu]]) for gpu, key in enumerate(keys)]
+        )
         hbm = [instance.hbm_bytes[list(members)] for members in gpus]
         dram = [instance.dram_bytes[list(members)] for members in hosts]
         return cls(
             gpus,
             hosts,
-            tuple(pool_of[instance.host_of_gpu[members[0]]] for members in gpus),
+            tuple(group_of[instance.host_of_gpu[members[0]]] for members in gpus),
             np.array([mine.sum() for mine in hbm]),
             np.array([mine.sum() for mine in dram]),
             np.array([mine.max() for mine in hbm]),
@@ -118,12 +122,12 @@ class Pools:
 
     @property
     def gpu_counts(self) -> Float:
-        """How many GPUs each pool has."""
+        """How many GPUs each group has."""
         return np.array([float(len(members)) for members in self.gpus])
 
     @property
     def host_counts(self) -> Float:
-        """How many hosts each pool has."""
+        """How many hosts each group has."""
         return np.array([float(len(members)) for members in self.hosts])
 
     def credit_s(self, prices: Prices) -> float:
@@ -132,14 +136,14 @@ class Pools:
 
 
 def is_large(instance: Instance) -> bool:
-    """Whether whole tables had better stand for all their cuts, and can."""
+    """Whether whole tables had better stand for all their sharding options, and can."""
     return (
         instance.tables * instance.gpus > _ALL_OPTIONS
         and instance.cost_model.sharding_overhead_s(instance.problem) is not None
     )
 
 
-def _groups(keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
+def _numbers_by_key(keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
     """Numbers of equal keys, in order of the first of each."""
     found: dict[object, list[int]] = {}
     for number, key in enumerate(keys):

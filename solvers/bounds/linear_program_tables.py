@@ -1,4 +1,4 @@
-"""What one table can do: its cuts, their pieces, and all numbers of hot rows of these.
+"""What one table can do: its sharding options, their shards, and all numbers of hot rows of these.
 
 A curve is linear between its points, so that the least of a price-weighted sum over all
 numbers of hot rows is at one of them, or at the edge of what a GPU has room or time for.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostCurve
-from solvers.bounds.linear_program_devices import Pools
+from solvers.bounds.linear_program_devices import DeviceGroups
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S, costs_of
 
@@ -27,9 +27,9 @@ _SLICES = 4
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Pieces that cost the same: how many, and their points, shape (4, m), on each pool.
+    """Shards that cost the same: how many, and their points, shape (4, m), on each group.
 
-    Pools that cannot serve them are left out.
+    DeviceGroups that cannot serve them are left out.
     """
 
     times: int
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """A cut of a table: its longest piece, replicas on one GPU of each pool, and pieces."""
+    """A sharding option: its longest shard, replicas on one GPU of each group, and shards."""
 
     longest_s: float
     replica_s: Float
@@ -47,22 +47,24 @@ class TableChoice:
 
     @property
     def points(self) -> int:
-        """How many points its pieces have."""
+        """How many points its shards have."""
         return sum(mine.shape[1] for part in self.parts for mine in part.points.values())
 
 
 class TableChoices:
-    """The cuts of a table that a plan faster than `upper_s` can use."""
+    """The sharding options of a table that a plan faster than `upper_s` can use."""
 
-    def __init__(self, instance: Instance, pools: Pools, table: int, upper_s: float) -> None:
+    def __init__(
+        self, instance: Instance, groups: DeviceGroups, table: int, upper_s: float
+    ) -> None:
         self.instance = instance
-        self.pools = pools
+        self.groups = groups
         self.table = table
         self.upper_s = upper_s
         allowed = instance.allowed(table)
         self.serving = {
-            pool: number
-            for pool, members in enumerate(pools.gpus)
+            group: number
+            for group, members in enumerate(groups.gpus)
             if (number := sum(allowed is None or bool(allowed[gpu]) for gpu in members))
         }
 
@@ -79,10 +81,10 @@ class TableChoices:
             (c.replicated_rows, c.cold) for c in whole
         }:
             return False
-        # Of pieces with caches one may be read in place, another be all in HBM.
+        # Of shards with caches one may be read in place, another be all in HBM.
         if any(option.cold == "cached" and option.shard_count > 1 for option in options):
             return False
-        # Pieces that have to be in one tier are not a part of the whole table in one.
+        # Shards that have to be in one tier are not a part of the whole table in one.
         if any(
             not np.isfinite(self._curve(TableShard(self.table, option)).split_s) for option in whole
         ):
@@ -93,7 +95,7 @@ class TableChoices:
         """Uncut placements, and for each one that stands for all those cut finer.
 
         That is the whole table with its rows split freely, and as large as can be. At prices
-        that are the same on all GPUs, pieces on several do not do better together.
+        that are the same on all GPUs, shards on several do not do better together.
         """
         options = self.instance.options_of(self.table)
         finer = {
@@ -111,21 +113,21 @@ class TableChoices:
         return found
 
     def _option(self, option: ShardingOption) -> TableChoice | None:
-        """A cut; None if a plan that is fast enough cannot use it."""
+        """A sharding option; None if a plan that is fast enough cannot use it."""
         replica_s, replica_bytes = self._replicas(option)
         longest_s = float(replica_s.max())
         parts, least_s = [], []
         for shard, times in _distinct(self.instance.shards(self.table, option)):
             points = {
-                pool: found
-                for pool in self.serving
-                if (found := self._points(shard, pool, replica_s, replica_bytes)).size
+                group: found
+                for group in self.serving
+                if (found := self._points(shard, group, replica_s, replica_bytes)).size
             }
             if not points:
                 return None
             parts.append(Part(times, points))
             least_s.append(
-                {pool: found[GPU_S].min() + replica_s[pool] for pool, found in points.items()}
+                {group: found[GPU_S].min() + replica_s[group] for group, found in points.items()}
             )
         if parts:
             times_of = [part.times for part in parts]
@@ -135,32 +137,32 @@ class TableChoices:
         return TableChoice(longest_s, replica_s, replica_bytes, tuple(parts))
 
     def _points(
-        self, shard: TableShard, pool: int, replica_s: Float, replica_bytes: Float
+        self, shard: TableShard, group: int, replica_s: Float, replica_bytes: Float
     ) -> Float:
-        """The points of a piece that a GPU of a pool has room and time for, replicas included."""
+        """The points of a shard that a GPU of a group has room and time for, replicas included."""
         limits = np.full(4, np.inf)
-        limits[BYTES] = self.pools.most_hbm_bytes[pool] - replica_bytes[pool]
-        limits[GPU_S] = self.upper_s - replica_s[pool]
+        limits[BYTES] = self.groups.most_hbm_bytes[group] - replica_bytes[group]
+        limits[GPU_S] = self.upper_s - replica_s[group]
         limits[DRAM_S] = self.upper_s
-        limits[DRAM_BYTES] = self.pools.most_dram_bytes[self.pools.host_of[pool]]
-        return within(self._curve(shard, pool), limits)
+        limits[DRAM_BYTES] = self.groups.most_dram_bytes[self.groups.host_of[group]]
+        return within(self._curve(shard, group), limits)
 
-    def _curve(self, shard: TableShard, pool: int = 0) -> CostCurve:
-        return self.instance.curve(shard, self.pools.gpus[pool][0])
+    def _curve(self, shard: TableShard, group: int = 0) -> CostCurve:
+        return self.instance.curve(shard, self.groups.gpus[group][0])
 
     def _replicas(self, option: ShardingOption) -> tuple[Float, Float]:
-        """Time and bytes of replicas on one GPU of each pool."""
+        """Time and bytes of replicas on one GPU of each group."""
         replica = self.instance.replica(self.table, option)
         if replica is None:
-            return np.zeros(len(self.pools.gpus)), np.zeros(len(self.pools.gpus))
-        curves = [self._curve(replica, pool) for pool in range(len(self.pools.gpus))]
+            return np.zeros(len(self.groups.gpus)), np.zeros(len(self.groups.gpus))
+        curves = [self._curve(replica, group) for group in range(len(self.groups.gpus))]
         return np.array([c.gpu_s[0] for c in curves]), np.array([c.hbm_bytes[0] for c in curves])
 
 
 def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
-    """Pieces that cost different amounts, and how many cost as much, or more.
+    """Shards that cost different amounts, and how many cost as much, or more.
 
-    Strips of one width are alike. Thin row slices differ only in which of the hottest ranks
+    Column slices of one width are alike. Thin row slices differ only in which of the hottest ranks
     they hold; the last one has the least work and stands for those that are not looked at.
     """
     if not shards:
@@ -188,26 +190,26 @@ def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
 def _longest_s(
     least_s: Sequence[dict[int, float]], times: Sequence[int], servers: dict[int, int]
 ) -> float:
-    """A lower limit of the slowest piece's time, as pieces of a table need a GPU each.
+    """A lower limit of the slowest shard's time, as shards of a table need a GPU each.
 
     Parameters
     ----------
     least_s : sequence of dict
-        Time of a piece on each pool that can serve it.
+        Time of a shard on each group that can serve it.
     times : sequence of int
-        How many such pieces there are.
+        How many such shards there are.
     servers : dict
-        GPUs of each pool.
+        GPUs of each group.
     """
     lowest = max(min(mine.values()) for mine in least_s)
     if len(servers) == 1:
         return lowest if sum(times) <= sum(servers.values()) else float("inf")
     for step_s in sorted({t for mine in least_s for t in mine.values() if t >= lowest}):
-        # Pieces that only some pools serve in time must not be more than their GPUs (Hall).
-        able = [frozenset(pool for pool, t in mine.items() if t <= step_s) for mine in least_s]
+        # Shards that only some groups serve in time must not be more than their GPUs (Hall).
+        able = [frozenset(group for group, t in mine.items() if t <= step_s) for mine in least_s]
         if all(
             sum(n for n, mine in zip(times, able, strict=True) if mine <= some)
-            <= sum(servers[pool] for pool in some)
+            <= sum(servers[group] for group in some)
             for some in {*able, frozenset(servers)}
         ):
             return step_s

@@ -1,4 +1,4 @@
-"""Pieces on GPUs, with each GPU's HBM filled as well as it can be: a search's state."""
+"""Shards on GPUs, with each GPU's HBM filled as well as it can be: a search's state."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, Filling, Float, Ladder, fill, least_times
+from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, GPU_S, Float, Knapsack, least_times, solve_knapsack
 
 Change = dict[int, list[TableShard]]
-"""The pieces of the GPUs that a change touches, after it."""
+"""The shards of the GPUs that a change touches, after it."""
 
 
 @dataclass
 class Assignment:
-    """Which pieces each GPU serves, which rows all GPUs hold, and the filling of each GPU.
+    """Which shards each GPU serves, which rows all GPUs hold, and the knapsack of each GPU.
 
     Mutable: this is a search state, not a result.
 
     Attributes
     ----------
-    pieces : list of lists of Piece
+    shards : list of lists of TableShard
         Of each GPU, in order, replicas aside.
-    replicas : tuple of Piece
+    replicas : tuple of TableShard
         What every GPU holds besides.
-    fillings : list of Filling
+    knapsacks : list of Knapsack
         Of each GPU, replicas included.
     sums : float64, shape (gpus, 2, prices)
         HBM bytes and GPU seconds of each GPU at each of the instance's prices.
@@ -38,7 +38,7 @@ class Assignment:
     instance: Instance
     shards: list[list[TableShard]]
     replicas: tuple[TableShard, ...]
-    fillings: list[Filling]
+    knapsacks: list[Knapsack]
     sums: Float
     moves: int = 0
 
@@ -49,7 +49,7 @@ class Assignment:
         pairs: Iterable[tuple[TableShard, int]],
         replicas: Iterable[TableShard] = (),
     ) -> "Assignment | None":
-        """The packing that puts each piece on the GPU beside it; None if it does not fit."""
+        """The assignment that puts each shard on the GPU beside it; None if it does not fit."""
         shards: list[list[TableShard]] = [[] for _ in range(instance.gpus)]
         for shard, gpu in pairs:
             shards[gpu].append(shard)
@@ -65,10 +65,10 @@ class Assignment:
         )
         assignment = cls(instance, shards, everywhere, [], sums)
         for gpu in range(instance.gpus):
-            filling = assignment.filling(gpu, shards[gpu])
-            if filling is None:
+            knapsack = assignment.knapsack(gpu, shards[gpu])
+            if knapsack is None:
                 return None
-            assignment.fillings.append(filling)
+            assignment.knapsacks.append(knapsack)
         return assignment if assignment.fits_dram() else None
 
     def copy(self) -> "Assignment":
@@ -77,39 +77,39 @@ class Assignment:
             self.instance,
             [list(mine) for mine in self.shards],
             self.replicas,
-            list(self.fillings),
+            list(self.knapsacks),
             self.sums.copy(),
             self.moves,
         )
 
     def with_spare_hbm(self, spare_bytes: Sequence[int]) -> "Assignment | None":
-        """The same pieces on the same GPUs, each of which keeps some HBM free."""
-        fillings = []
+        """The same shards on the same GPUs, each of which keeps some HBM free."""
+        knapsacks = []
         for gpu, (shards, spare) in enumerate(zip(self.shards, spare_bytes, strict=True)):
-            filling = self.fillings[gpu] if not spare else self.filling(gpu, shards, spare)
-            if filling is None:
+            knapsack = self.knapsacks[gpu] if not spare else self.knapsack(gpu, shards, spare)
+            if knapsack is None:
                 return None
-            fillings.append(filling)
+            knapsacks.append(knapsack)
         spared = Assignment(
-            self.instance, self.shards, self.replicas, fillings, self.sums, self.moves
+            self.instance, self.shards, self.replicas, knapsacks, self.sums, self.moves
         )
         return spared if spared.fits_dram() else None
 
     @property
     def times_s(self) -> Float:
         """Time of each GPU."""
-        return np.array([filling.gpu_s for filling in self.fillings])
+        return np.array([knapsack.gpu_s for knapsack in self.knapsacks])
 
     @property
     def step_time_s(self) -> float:
         """Time of the slowest GPU or host memory."""
-        return max(max(f.gpu_s for f in self.fillings), float(self.hosts({})[0].max()))
+        return max(max(f.gpu_s for f in self.knapsacks), float(self.hosts({})[0].max()))
 
-    def hosts(self, changed: Mapping[int, Filling]) -> tuple[Float, Float]:
+    def hosts(self, changed: Mapping[int, Knapsack]) -> tuple[Float, Float]:
         """Time and bytes of each host's memory, if some GPUs are filled otherwise."""
-        dram = np.array([(f.dram_s, f.dram_bytes) for f in self.fillings])
-        for gpu, filling in changed.items():
-            dram[gpu] = filling.dram_s, filling.dram_bytes
+        dram = np.array([(f.dram_s, f.dram_bytes) for f in self.knapsacks])
+        for gpu, knapsack in changed.items():
+            dram[gpu] = knapsack.dram_s, knapsack.dram_bytes
         of_host = self.instance.host_of_gpu
         hosts = len(self.instance.dram_bytes)
         # NumPy's types say that counts are whole numbers, with weights too.
@@ -121,39 +121,48 @@ class Assignment:
         """Whether every host has room for its GPUs' cold rows."""
         return bool((self.hosts({})[1] <= self.instance.dram_bytes).all())
 
+    @property
+    def option_of(self) -> dict[int, ShardingOption]:
+        """How each table is sharded."""
+        served = {shard.table: shard.option for held in self.shards for shard in held}
+        return served | {shard.table: shard.option for shard in self.replicas}
+
     def placements(self) -> list[Placement]:
-        """The pieces with their GPUs and hot rows, replicas aside."""
+        """The shards with their GPUs and hot rows, replicas aside."""
         return [
             Placement(shard, gpu, hot)
-            for gpu, (shards, filling) in enumerate(zip(self.shards, self.fillings, strict=True))
-            for shard, hot in zip(shards, filling.hot_rows, strict=True)
+            for gpu, (shards, knapsack) in enumerate(zip(self.shards, self.knapsacks, strict=True))
+            for shard, hot in zip(shards, knapsack.hot_rows, strict=True)
         ]
 
-    def filling(
+    def knapsack(
         self,
         gpu: int,
         shards: Sequence[TableShard],
         spare_bytes: float = 0.0,
         replicas: Sequence[TableShard] | None = None,
-        given: Mapping[TableShard, Ladder] = MappingProxyType({}),
-    ) -> Filling | None:
-        """The best filling of a GPU that serves `pieces`, in their order; None if none fits.
+        fixed: Mapping[TableShard, Float] = MappingProxyType({}),
+    ) -> Knapsack | None:
+        """The best knapsack of a GPU that serves `shards`, in their order; None if none fits.
 
-        `given` has ladders of pieces of which not every number of rows may be in HBM.
+        `fixed` has the priced costs of shards of which not every number of rows may be in HBM.
         """
         instance = self.instance
         everywhere = self.replicas if replicas is None else replicas
         base = np.zeros(5)
         for shard in everywhere:
-            base += instance.ladder(shard, gpu).values[:, 0]
-        filled = fill(
-            [given.get(shard) or instance.ladder(shard, gpu) for shard in shards],
+            base += instance.priced_costs(shard, gpu)[:, 0]
+        filled = solve_knapsack(
+            [
+                fixed[shard] if shard in fixed else instance.priced_costs(shard, gpu)
+                for shard in shards
+            ],
             float(instance.hbm_bytes[gpu]) - float(base[BYTES]) - spare_bytes,
             lambda number: instance.curve(shards[number], gpu),
         )
         if filled is None or not everywhere:
             return filled
-        return Filling(
+        return Knapsack(
             filled.hot_rows,
             filled.gpu_s + float(base[GPU_S]),
             filled.dram_s,
@@ -162,21 +171,21 @@ class Assignment:
         )
 
     def changed(self, change: Change) -> "Assignment | None":
-        """A packing with other pieces on some GPUs; None if it does not fit."""
-        fillings: dict[int, Filling] = {}
+        """An assignment with other shards on some GPUs; None if it does not fit."""
+        knapsacks: dict[int, Knapsack] = {}
         for gpu, shards in change.items():
-            filling = self.filling(gpu, shards)
-            if filling is None:
+            knapsack = self.knapsack(gpu, shards)
+            if knapsack is None:
                 return None
-            fillings[gpu] = filling
-        if (self.hosts(fillings)[1] > self.instance.dram_bytes).any():
+            knapsacks[gpu] = knapsack
+        if (self.hosts(knapsacks)[1] > self.instance.dram_bytes).any():
             return None
         assignment = self.copy()
-        assignment.apply(change, fillings, self.replicas)
+        assignment.apply(change, knapsacks, self.replicas)
         return assignment
 
     def holders(self, table: int) -> list[int]:
-        """The GPUs that serve a piece of a table."""
+        """The GPUs that serve a shard of a table."""
         return [
             gpu
             for gpu, mine in enumerate(self.shards)
@@ -184,16 +193,16 @@ class Assignment:
         ]
 
     def apply(
-        self, change: Change, fillings: Mapping[int, Filling], replicas: tuple[TableShard, ...]
+        self, change: Change, knapsacks: Mapping[int, Knapsack], replicas: tuple[TableShard, ...]
     ) -> None:
-        """Make a change whose fillings are known."""
+        """Make a change whose knapsacks are known."""
         everywhere = replicas != self.replicas
         self.replicas = replicas
         for gpu, shards in change.items():
             self.shards[gpu] = shards
         base = replicated(self.instance, replicas)
-        for gpu, filling in fillings.items():
-            self.fillings[gpu] = filling
+        for gpu, knapsack in knapsacks.items():
+            self.knapsacks[gpu] = knapsack
         for gpu in range(self.instance.gpus) if everywhere else change:
             self.sums[gpu] = base[self.instance.kind_of_gpu[gpu]] + total(
                 self.instance, self.shards[gpu], gpu
@@ -202,10 +211,10 @@ class Assignment:
 
 
 def total(instance: Instance, shards: Iterable[TableShard], gpu: int) -> Float:
-    """Bytes and seconds of pieces on a GPU at each price, shape (2, prices)."""
+    """Bytes and seconds of shards on a GPU at each price, shape (2, prices)."""
     summed = np.zeros((2, instance.prices.size))
     for shard in shards:
-        summed += instance.ladder(shard, gpu).values[: GPU_S + 1]
+        summed += instance.priced_costs(shard, gpu)[: GPU_S + 1]
     return summed
 
 
@@ -226,7 +235,7 @@ def least_loaded(
 
 
 def time_with(instance: Instance, sums: Float, gpus: Sequence[int], added: Float) -> Float:
-    """About the time of each of some GPUs with more pieces, shape (gpus,).
+    """About the time of each of some GPUs with more shards, shape (gpus,).
 
     `sums` are of those GPUs, shape (gpus, 2, prices).
     """

@@ -1,34 +1,25 @@
-"""From placements of pieces to a plan, and from a plan to a result."""
+"""From placements of shards to a plan."""
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
 
-import placer
-from placer.constraints.unmet import unmet
+from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
-from placer.plan.verify import violations
-from solvers.bounds.binding import binding
-from solvers.bounds.lagrangian import LagrangianBound
-from solvers.bounds.linear_program import LpBound
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from solvers.model.assignment import Assignment
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.result import Limit, Limits, SolveResult, Termination
-from solvers.search.uniform_splits import uniform
+from solvers.model.uniform_splits import common_shares
 
 _REFILLS = 20
 
 _LISTED_FOR_OPTIONS = 4096
-"""Hot ids listed for a table that is cut but not split: enough to spread its head evenly."""
+"""Hot ids listed for a table that is cut but not split: they spread its hottest rows evenly."""
 
 
 def build_plan(
     instance: Instance, placements: Sequence[Placement], replicas: Sequence[TableShard] = ()
 ) -> Plan:
-    """The plan of placed pieces and replicas, with row orders, but no solver's record."""
+    """The plan of placed shards and replicas, with row orders, but no solver's record."""
     problem = instance.problem
     topology = problem.topology
     shards: list[Shard] = []
@@ -81,7 +72,7 @@ def build_plan(
 
 
 def _parts(instance: Instance, placed: Placement) -> list[Shard]:
-    """The shards of a piece: its rows in HBM and those in DRAM, or a cache over all of them."""
+    """The shards of a shard: its rows in HBM and those in DRAM, or a cache over all of them."""
     shard, problem = placed.shard, instance.problem
     table = problem.profile.tables[shard.table].table
     start, stop, step = shard.rows(table.rows)
@@ -108,10 +99,10 @@ def overfull(plan: Plan) -> dict[str, int]:
 
 
 def fitted_plan(assignment: Assignment) -> Plan | None:
-    """The plan of a packing, its GPUs filled a little less where that overfills them.
+    """The plan of an assignment, its GPUs filled a little less where that overfills them.
 
     Curves understate bytes a little: buffers between two of their points, parts of bytes,
-    the row map of a strip of columns of which another strip is split. None where a device
+    the row map of a column slice of which another column slice is split. None where a device
     stays overfull.
     """
     topology = assignment.instance.problem.topology
@@ -119,7 +110,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
     trial: Assignment | None = assignment
     for attempt in range(_REFILLS):
         if trial is not None and assignment.instance.cost_model.uniform_splits:
-            trial = uniform(trial)
+            trial = common_shares(trial)
         if trial is None:
             return None
         plan = build_plan(assignment.instance, trial.placements(), trial.replicas)
@@ -133,115 +124,3 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
         ]
         trial = assignment.with_spare_hbm(spare)
     return None
-
-
-def result_of(
-    name: str,
-    instance: Instance,
-    assignment: Assignment | None,
-    *,
-    bound: LagrangianBound | LpBound,
-    bound_s: float | None = None,
-    clock: Clock,
-    started: float,
-    stats: dict[str, object] | None = None,
-) -> SolveResult:
-    """The result of a search that ended with `packing`, or without one; see `finished`."""
-    bound_s = bound.step_time_s if bound_s is None else bound_s
-    plan = fitted_plan(assignment) if assignment else None
-    if assignment is None or plan is None:
-        return SolveResult(
-            None,
-            Termination(
-                "no_plan",
-                clock.limit_hit,
-                "no placement was found: every GPU needs room for the buffers of its pieces, "
-                "every host for their cold rows; raise --hbm or the time limit, or lower "
-                "--batch-size",
-            ),
-            bound_s=bound_s,
-            stats=stats or {},
-        )
-    return finished(
-        name,
-        instance,
-        plan,
-        bound=bound,
-        bound_s=bound_s,
-        limits=clock.limits,
-        started=started,
-        limit=clock.limit_hit,
-        stats={"moves": assignment.moves, **(stats or {})},
-    )
-
-
-def finished(
-    name: str,
-    instance: Instance,
-    plan: Plan,
-    *,
-    bound: LagrangianBound | LpBound,
-    bound_s: float | None = None,
-    limits: Limits,
-    started: float,
-    limit: Limit | None = None,
-    stats: dict[str, object] | None = None,
-    search_space: str | None = None,
-) -> SolveResult:
-    """The result of a search that ended with `plan`; everything is recomputed from the plan.
-
-    Parameters
-    ----------
-    bound : PooledBound or LpBound
-        It tells what binds.
-    bound_s : float, optional
-        What is proven, where that is more than `bound`.
-    limit : str or None
-        What ended the search.
-
-    Raises
-    ------
-    AssertionError
-        If the plan breaks a rule or beats the bound: a bug in the solver.
-    """
-    problem = instance.problem
-    bound_s = bound.step_time_s if bound_s is None else bound_s
-    broken = violations(plan) + unmet(plan, problem.constraints)
-    assert not broken, f"{name} made an unsound plan: {broken[0].message}"
-    report = instance.cost_model.evaluate(problem, plan)
-    step_time_s = report.step_time_s
-    assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
-    bound_s = min(bound_s, step_time_s)
-    optimal = step_time_s <= bound_s * (1 + limits.gap)
-    seconds = time.monotonic() - started
-    space = search_space or instance.search_space
-    plan = replace(
-        plan,
-        solver=SolverRecord(
-            name=name,
-            status="optimal" if optimal else "feasible",
-            step_time_s=step_time_s,
-            bound_s=bound_s,
-            seconds=round(seconds, 3),
-            seed=limits.seed,
-            cost_model=instance.cost_model.name,
-            search_space=space,
-        ),
-        provenance=Provenance(
-            problem_sha256=problem.sha256,
-            placer_version=placer.__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            profile=problem.profile.source,
-        ),
-    )
-    return SolveResult(
-        plan,
-        Termination(
-            "optimal" if optimal else "feasible",
-            None if optimal else limit,
-            binding(instance, bound, report).words,
-        ),
-        step_time_s,
-        bound_s,
-        {"seconds": seconds, "search_space": space, **(stats or {})},
-    )

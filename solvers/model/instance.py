@@ -1,8 +1,8 @@
-"""A problem as solvers see it: pieces of tables and their cost curves.
+"""A problem as solvers see it: shards of tables and their cost curves.
 
 The search space is the cost model's: every table is cut in one of the ways of
-`Instance.options_of(table)`, its replicated rows are on every GPU, and every piece is served
-by one GPU, pieces of one table by different GPUs; the hottest rows of a piece are in HBM
+`Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is served
+by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
 and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 """
 
@@ -25,7 +25,7 @@ from cost_models import (
 )
 from placer.errors import ProblemError
 from placer.problem import Problem
-from solvers.model.knapsack import BYTES, GPU_S, Float, Ladder, costs_of, ladder
+from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
@@ -36,12 +36,12 @@ _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
 _CURVES = 4096
-"""Curves kept at a time; ladders, which are far smaller, are kept for good."""
+"""Curves kept at a time; priced, which are far smaller, are kept for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A piece on a GPU, with its `hot_rows` hottest rows in HBM."""
+    """A shard on a GPU, with its `hot_rows` hottest rows in HBM."""
 
     shard: TableShard
     gpu: int
@@ -94,7 +94,7 @@ class Instance:
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         self._rules = _Rules(problem)
         self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
-        self._ladders: dict[tuple[object, ...], Ladder] = {}
+        self._ladders: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
 
     @cached_property
@@ -129,18 +129,18 @@ class Instance:
         return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
-        """The cuts of a table that are searched: the cost model's, without forbidden ones."""
+        """The sharding options of a table that are searched: those that are not forbidden."""
         if table not in self._options:
             options = self.cost_model.sharding_options(self.problem, table)
             self._options[table] = self._rules.allowed_options(table, options)
         return self._options[table]
 
     def whole(self, table: int) -> TableShard:
-        """A table in one piece, its cold rows read in the usual way."""
+        """A table in one shard, its cold rows read in the usual way."""
         return TableShard(table, self.options_of(table)[0])
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
-        """The pieces of a table that is cut in this way, replicas aside."""
+        """The shards of a table that is cut in this way, replicas aside."""
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
@@ -152,22 +152,22 @@ class Instance:
         return self.problem.profile.tables[table].table.rows
 
     def columns(self, shard: TableShard) -> tuple[int, int]:
-        """The range of columns of a piece."""
+        """The range of columns of a shard."""
         return shard.columns(self.problem.profile.tables[shard.table].table.dim)
 
     def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
-        """Which GPUs may serve a table's pieces, shape (gpus,); None for all of them."""
+        """Which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
         return self._rules.gpus_of_table.get(table)
 
     def may_serve(self, shard: TableShard, gpu: int) -> bool:
-        """Whether a GPU may serve a piece."""
+        """Whether a GPU may serve a shard."""
         if shard.option.blocked and shard.row_slice != gpu:
             return False
         allowed = self._rules.gpus_of_table.get(shard.table)
         return allowed is None or bool(allowed[gpu])
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Pieces as they have to stay together: mostly one by one."""
+        """Shards as they have to stay together: mostly one by one."""
         return self._rules.blocks(shards)
 
     def in_group(self, table: int) -> bool:
@@ -175,7 +175,7 @@ class Instance:
         return table in self._rules.group_of_table
 
     def curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a piece on a GPU."""
+        """Cost of a shard on a GPU."""
         key = self._key(shard, gpu)
         curve = self._curves.get(key)
         if curve is None:
@@ -199,16 +199,16 @@ class Instance:
             return self.curve(shard, gpu)
         return self.cost_model.cost_curve(self.problem, shard, gpu)
 
-    def ladder(self, shard: TableShard, gpu: int) -> Ladder:
-        """Cost of a piece on a GPU at each of `prices`."""
+    def priced_costs(self, shard: TableShard, gpu: int) -> Float:
+        """Cost of a shard on a GPU at each of `prices`."""
         key = self._key(shard, gpu)
         found = self._ladders.get(key)
         if found is None:
-            found = self._ladders[key] = ladder(self.curve(shard, gpu), self.prices)
+            found = self._ladders[key] = priced_costs(self.curve(shard, gpu), self.prices)
         return found
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        """What the cost of a piece depends on: not on the widths of other strips."""
+        """What the cost of a shard depends on: not on the widths of other column slices."""
         option = shard.option
         width = (
             option.column_widths[shard.column_slice]
@@ -232,7 +232,7 @@ class Instance:
                 if not option.column_widths and option.row_slices > 1
             }
         )
-        strips = sorted(
+        column_counts = sorted(
             {
                 len(option.column_widths)
                 for option in kinds
@@ -254,15 +254,15 @@ class Instance:
                 else "strided row slices"
             )
             words.append(f"in {', '.join(map(str, rows))} {blocks}")
-        if strips:
-            words.append(f"in {', '.join(map(str, strips))} strips of columns")
+        if column_counts:
+            words.append(f"in {', '.join(map(str, column_counts))} column slices")
         if grids:
             words.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in grids))
         if any(option.replicated_rows for option in kinds):
             words.append("with all or its hottest rows replicated")
         colds = sorted({option.cold for option in kinds})
         return (
-            f"each table {', '.join(words)}; each piece on one GPU, any number of its hottest rows "
+            f"each table {', '.join(words)}; each shard on one GPU, any number of its hottest rows "
             f"in HBM and the rest in DRAM, {' or '.join(colds)}"
             + (", within the constraints" if self._rules.any else "")
         )
@@ -324,7 +324,7 @@ class _Rules:
     def allowed_options(
         self, table: int, options: Sequence[ShardingOption]
     ) -> tuple[ShardingOption, ...]:
-        """The cuts that are not forbidden.
+        """The sharding options that are not forbidden.
 
         Raises
         ------
@@ -365,7 +365,7 @@ class _Rules:
         return left
 
     def limits_tiers(self, shard: TableShard) -> bool:
-        """Whether not every number of a piece's rows may be in HBM."""
+        """Whether not every number of a shard's rows may be in HBM."""
         forbidden = self.forbidden.get(shard.table, frozenset())
         return shard.table in self.tiers or bool(
             forbidden & {"split", "staged", "uva", "host", "cached"}
@@ -400,7 +400,7 @@ class _Rules:
         )
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Pieces by the group of their table; tables without one by themselves."""
+        """Shards by the group of their table; tables without one by themselves."""
         if not self.group_of_table:
             return [(shard,) for shard in shards]
         together: dict[int, list[TableShard]] = {}

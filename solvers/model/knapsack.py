@@ -1,4 +1,4 @@
-"""Which rows of the pieces of one GPU are in its HBM: a fractional knapsack."""
+"""Which rows of the shards of one GPU are in its HBM: a fractional knapsack."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from cost_models import CostCurve
 Float = npt.NDArray[np.float64]
 
 BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = range(5)
-"""Rows of a ladder's values."""
+"""Rows of a priced_costs's values."""
 
 
 def costs_of(curve: CostCurve) -> Float:
-    """All points of a curve as an array, shape (5, m): a ladder's rows, split costs included.
+    """All points of a curve as an array, shape (5, m), split costs included.
 
     With all rows or none in HBM there is no split, and no cost of one.
     """
@@ -33,24 +33,19 @@ def costs_of(curve: CostCurve) -> Float:
     return values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ladder:
-    """A piece at falling prices of HBM: at each, the rows in HBM that are worth it.
+def priced_costs(curve: CostCurve, prices: Float) -> Float:
+    """Costs of a shard at falling prices of HBM, shape (5, prices).
 
-    Attributes
+    At each price, the HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the
+    point of the curve that is cheapest there, the cost of a split included. All shards have
+    the same prices, so that the sum of their costs is cheapest for all of them together.
+
+    Parameters
     ----------
-    values : float64, shape (5, prices)
-        HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the point of the
-        curve that is cheapest at each of a list of prices falling from infinity to 0, the
-        cost of a split included. The list is the same for all pieces, so that ladders can
-        be added up: the sum is cheapest for all pieces together.
+    curve : CostCurve
+    prices : float64
+        Seconds per byte, falling strictly from infinity to 0.
     """
-
-    values: Float
-
-
-def ladder(curve: CostCurve, prices: Float) -> Ladder:
-    """The ladder of a curve; `prices` fall strictly, in seconds per byte."""
     points = costs_of(curve)
     finite = prices[1:-1]
     # In bytes instead of seconds where prices are high: the first price is infinite.
@@ -63,12 +58,12 @@ def ladder(curve: CostCurve, prices: Float) -> Ladder:
     cheapest = int(fewest[np.argmin(points[GPU_S, fewest])])
     fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
     smallest = int(fastest[np.argmin(points[BYTES, fastest])])
-    return Ladder(points[:, np.concatenate(([cheapest], at, [smallest]))])
+    return points[:, np.concatenate(([cheapest], at, [smallest]))]
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
-    """Hot rows of each piece of one GPU, and what the GPU then costs."""
+class Knapsack:
+    """Hot rows of each shard of one GPU, and what the GPU then costs."""
 
     hot_rows: tuple[int, ...]
     gpu_s: float
@@ -78,84 +73,84 @@ class Filling:
 
 
 def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
-    """A lower limit of the GPU time of any filling, close to that of the best.
+    """A lower limit of the GPU time of any choice of hot rows, close to that of the best.
 
     Parameters
     ----------
     sums : float64, shape (..., 5, prices) or (..., 2, prices)
-        Sums of ladders; only bytes and GPU seconds are read.
+        Sums of priced costs; only bytes and GPU seconds are read.
     hbm_bytes : float64, shape (...) or scalar
 
     Returns
     -------
     float64, shape (...)
-        Infinite where not even the first rung fits. Linear between rungs, as if each piece
+        Infinite where not even the first price fits. Linear between prices, as if each shard
         could be anywhere between two points of its convex hull.
     """
     prices = sums.shape[-1]
     bytes_ = sums[..., BYTES, :].reshape(-1, prices)
     time_s = sums[..., GPU_S, :].reshape(-1, prices)
     room = np.broadcast_to(hbm_bytes, sums.shape[:-2]).reshape(-1)
-    rung = (bytes_ <= room[:, None]).sum(axis=1) - 1
-    every = np.arange(rung.size)
-    here, above = np.maximum(rung, 0), np.minimum(rung + 1, prices - 1)
+    price_index = (bytes_ <= room[:, None]).sum(axis=1) - 1
+    every = np.arange(price_index.size)
+    here, above = np.maximum(price_index, 0), np.minimum(price_index + 1, prices - 1)
     low, slow = bytes_[every, here], time_s[every, here]
     more = bytes_[every, above] - low
-    # Where the last rung fits there is nothing more; bytes are whole, so half a byte is none.
+    # Where the last price fits there is nothing more; bytes are whole, so half a byte is none.
     part = np.clip((room - low) / np.maximum(more, 0.5), 0.0, 1.0)
     times: Float = slow + part * (time_s[every, above] - slow)
-    times[rung < 0] = np.inf
+    times[price_index < 0] = np.inf
     return times.reshape(sums.shape[:-2])
 
 
-def fill(
-    ladders: Sequence[Ladder],
+def solve_knapsack(
+    priced: Sequence[Float],
     hbm_bytes: float,
     curve_of: Callable[[int], CostCurve],
-) -> Filling | None:
+) -> Knapsack | None:
     """Put the rows that save most time per byte into `hbm_bytes`; None if nothing fits.
 
-    All pieces climb their ladders together until HBM is full. Between the last two rungs,
+    All shards climb their priced together until HBM is full. Between the last two price_indices,
     those climb on that still fit, the most worth first, and one as far as there is room.
 
     Parameters
     ----------
-    ladders : sequence of Ladder
+    priced : sequence of Float
     hbm_bytes : float
     curve_of : callable
-        The curve of the piece with that number in `ladders`.
+        The curve of the shard with that number in `priced`.
     """
-    if not ladders:
-        return Filling((), 0.0, 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
-    values = np.stack([shard.values for shard in ladders])
+    if not priced:
+        return Knapsack((), 0.0, 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
+    values = np.stack(priced)
     total = values[:, BYTES].sum(axis=0)
-    rung = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
-    # Bytes rise along each ladder, so their sums do, up to rounding.
-    while rung >= 0 and total[rung] > hbm_bytes:
-        rung -= 1
-    if rung < 0:
+    price_index = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
+    # Bytes rise along each priced_costs, so their sums do, up to rounding.
+    while price_index >= 0 and total[price_index] > hbm_bytes:
+        price_index -= 1
+    if price_index < 0:
         return None
-    chosen = values[:, :, rung]
-    if rung + 1 < total.size:
+    chosen = values[:, :, price_index]
+    if price_index + 1 < total.size:
         chosen = chosen.copy()
-        _climb(chosen, values[:, :, rung + 1 :], hbm_bytes, curve_of)
+        _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
     bytes_, gpu_s, dram_s, dram_bytes, _ = chosen.sum(axis=0).tolist()
     hot = tuple(int(rows) for rows in chosen[:, HOT].tolist())
-    return Filling(hot, gpu_s, dram_s, bytes_, dram_bytes)
+    return Knapsack(hot, gpu_s, dram_s, bytes_, dram_bytes)
 
 
-_RUNGS_ABOVE = 6
-"""Rungs above the last that all reach which single pieces are tried on."""
+_PRICES_BELOW = 6
+"""Rungs above the last that all reach which single shards are tried on."""
 
 
 def _climb(
     chosen: Float, above: Float, hbm_bytes: float, curve_of: Callable[[int], CostCurve]
 ) -> None:
-    """Raise the pieces of `chosen`, shape (pieces, 5), that still fit, in place."""
+    """Raise the shards of `chosen`, shape (shards, 5), that still fit, in place."""
     room = hbm_bytes - float(chosen[:, BYTES].sum())
     split = set[int]()
-    for rung in range(min(_RUNGS_ABOVE, above.shape[2])):
-        target = above[:, :, rung]
+    for price_index in range(min(_PRICES_BELOW, above.shape[2])):
+        target = above[:, :, price_index]
         extra = target[:, BYTES] - chosen[:, BYTES]
         saved = chosen[:, GPU_S] - target[:, GPU_S]
         wanted = np.flatnonzero((saved > 0) & (extra > 0))
@@ -174,7 +169,7 @@ def _climb(
 
 
 def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | None:
-    """The point of a curve between two rungs that takes `room` more bytes, if it is faster."""
+    """The point of a curve between two prices that takes `room` more bytes, if it is faster."""
     limit = float(here[BYTES]) + room - curve.split_hbm_bytes
     first, last = np.searchsorted(curve.hot_rows, (here[HOT], above[HOT]))
     bytes_ = curve.hbm_bytes[first : last + 1]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from cost_models import ANY_SHARE, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Table
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement
@@ -15,15 +16,15 @@ _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
 
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """Where a table is: its pieces with their GPUs and hot rows, and what every GPU holds.
+    """Where a table is: its shards with their GPUs and hot rows, and what every GPU holds.
 
     Attributes
     ----------
-    cut : Cut
+    option : ShardingOption
         Of a table that is all in HBM, how its cold rows would be read is a guess.
     placements : tuple of Placement
-        In the order of pieces; none of a data-parallel table.
-    replica : Piece or None
+        In the order of shards; none of a data-parallel table.
+    replica : Shard or None
     """
 
     option: ShardingOption
@@ -37,10 +38,10 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """The pieces that a table's shards are; None if there is no such cut, or GPU.
+    """The shards that a table's shards are; None if there is no such cut, or GPU.
 
-    Cuts of the search space are preferred where shards can be read in several ways, but any
-    cut will do.
+    Sharding options of the search space are preferred where shards can be read in several ways, but
+    any cut will do.
     """
     number = instance.problem.profile.table_names.index(table)
     return read_shards(
@@ -53,7 +54,7 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
 
 
 def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
-    """The packing with a plan's pieces on their GPUs, HBM filled anew; None if none fits.
+    """The assignment with a plan's shards on their GPUs, HBM filled anew; None if none fits.
 
     Raises
     ------
@@ -91,17 +92,17 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
 
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
-    """Whether a cut is one of others; strips in another order are the same cut."""
+    """Whether an option is one of others, whatever the order of its column slices."""
     return _sorted(option) in {_sorted(other) for other in options}
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
-    """A cut whatever its strips' order and its share of rows in HBM."""
+    """A sharding option whatever its column slices' order and its share of rows in HBM."""
     return option._replace(column_widths=tuple(sorted(option.column_widths)), share=ANY_SHARE)
 
 
 def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
-    """A piece as one of a cut that fixes the share of rows in HBM, if those searched do."""
+    """A shard whose option fixes its share of rows in HBM, if those searched do."""
     shard = placed.shard
     share = placed.hot_rows / rows if rows else 0.0
     alike = [option for option in options if _sorted(option) == _sorted(shard.option)]
@@ -118,7 +119,7 @@ def read_shards(
 ) -> TablePlacement | None:
     """The placement of table number `number` that `shards` are, on GPUs of these names.
 
-    `cuts` are preferred where shards can be read in several ways.
+    `options` are preferred where shards can be read in several ways.
     """
     at = {gpu: n for n, gpu in enumerate(gpus)}
     if not shards or any(device not in at for shard in shards for device in shard.devices):
@@ -158,7 +159,7 @@ def _head_of(table: Table, replicated: Sequence[Shard], gpus: Iterable[str]) -> 
 def _options_of(
     table: Table, replicated_rows: int, by_gpu: dict[int, list[Shard]]
 ) -> list[ShardingOption]:
-    """The cuts that shards may be of, by their outlines."""
+    """The sharding options that shards may be of, by their outlines."""
     mine = [shard for part in by_gpu.values() for shard in part]
     filled = [shard for shard in mine if shard.row_count]
     lookups = {shard.lookup for shard in filled or mine} - {"device"}
@@ -190,7 +191,7 @@ def _options_of(
 def _matched(
     number: int, table: Table, option: ShardingOption, by_gpu: dict[int, list[Shard]]
 ) -> list[Placement] | None:
-    """Placements of the pieces of a cut, if each GPU's shards are one of them."""
+    """Placements of the shards of a sharding option, if each GPU's shards are one of them."""
     shards = shards_of(number, option, table.rows)
     if len(shards) != len(by_gpu):
         return None
@@ -226,7 +227,7 @@ def _matched(
 
 
 def _hot_rows(rows: range, shards: Sequence[Shard], cold: Cold) -> int | None:
-    """How many of a piece's rows its shards put in HBM (or cache); None if they are not its."""
+    """How many of a shard's rows its shards put in HBM (or cache); None if they are not its."""
     hot = [shard for shard in shards if shard.lookup == "device"]
     rest = [shard for shard in shards if shard.lookup != "device"]
     count = sum(shard.row_count for shard in hot)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
+from placer.files import replacing
 from placer.report import section as form
 from placer.report.picture import drawing, image_format
-from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.compare import CompareRow
 

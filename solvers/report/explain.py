@@ -6,7 +6,7 @@ from typing import Any
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
-from solvers.analysis.explain import Explanation
+from solvers.analysis.explanation import Explanation
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12

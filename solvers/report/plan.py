@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from cost_models import CostReport
 from placer.plan.memory import MemoryUse, device_memory
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.tables import Table

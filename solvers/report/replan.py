@@ -6,7 +6,7 @@ from placer.plan.diff import PlanDiff
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
-from solvers.analysis.replan import Candidate, Replanned
+from solvers.analysis.candidates import Candidate, Replanned
 
 MOST_TABLES = 12
 """Tables that move, as a table shows them."""

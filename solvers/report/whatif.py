@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from placer.errors import PlacerError
+from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
 from placer.report.picture import drawing, image_format
 from placer.report.section import Column, Report, Row, Section
-from placer.storage.files import replacing
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 

@@ -1,4 +1,4 @@
-"""A first packing: cut tables for a step time, put pieces on GPUs, largest first."""
+"""A first assignment: cut tables for a step time, put shards on GPUs, largest first."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,16 +20,16 @@ _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
     (0.25, "rows", False),
     (1.0, "buffers", True),
 )
-"""Largest piece, as a share of a GPU's HBM, what GPUs are balanced by, and whether cold rows
+"""Largest shard, as a share of a GPU's HBM, what GPUs are balanced by, and whether cold rows
 are read in the way that needs the fewest buffers."""
 
 
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
     """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
 
-    Pieces with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
+    Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
     hosts are balanced by the rows that they and their GPUs hold, as well as GPUs by time;
-    then pieces may be as large as a GPU; then buffers are balanced; then, for hosts short of
+    then shards may be as large as a GPU; then buffers are balanced; then, for hosts short of
     memory, tables are cut small and all their rows balanced; at last, for
     GPUs short of memory, cold rows are read as needs the fewest buffers.
     """
@@ -60,39 +60,39 @@ def pack(
 ) -> Assignment | None:
     """Tables cut as given on the GPUs that would be done first, or have the most HBM left.
 
-    `price` of a byte of HBM decides how many rows of each piece a GPU is taken to hold.
+    `price` of a byte of HBM decides how many rows of each shard a GPU is taken to hold.
     """
     replicas = [r for table, option in enumerate(options) if (r := instance.replica(table, option))]
     shards = [p for table, option in enumerate(options) for p in instance.shards(table, option)]
     blocks = instance.blocks(shards)
     kinds = np.array(instance.kind_of_gpu)
-    rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+    price_index = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
     costs = {
         block: np.array(
             [
-                sum((instance.ladder(p, gpu).values[:, rung] for p in block), np.zeros(5))
+                sum((instance.priced_costs(p, gpu)[:, price_index] for p in block), np.zeros(5))
                 for gpu in instance.kinds
             ]
         )
         for block in blocks
     }
-    ladders = {
+    priced = {
         block: sum(
-            (instance.ladder(p, instance.kinds[0]).values[:, [0, -1]] for p in block),
+            (instance.priced_costs(p, instance.kinds[0])[:, [0, -1]] for p in block),
             np.zeros((5, 2)),
         )
         for block in blocks
     }
-    floors = {block: float(both[BYTES, 0]) for block, both in ladders.items()}
+    floors = {block: float(both[BYTES, 0]) for block, both in priced.items()}
     sizes = {
         "time": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
         "hosts": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
         "buffers": floors,
-        "rows": {block: float(both[BYTES, 1]) for block, both in ladders.items()},
+        "rows": {block: float(both[BYTES, 1]) for block, both in priced.items()},
     }[balanced]
     base = np.array(
         [
-            sum((instance.ladder(r, gpu).values[:, 0] for r in replicas), np.zeros(5))
+            sum((instance.priced_costs(r, gpu)[:, 0] for r in replicas), np.zeros(5))
             for gpu in instance.kinds
         ]
     )
@@ -101,7 +101,7 @@ def pack(
     hbm, least, taken = capacity.copy(), np.zeros(instance.gpus), np.zeros(instance.gpus)
     dram, hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
     # What a host and its GPUs can hold in all, and how much of that rows will take.
-    rows = {block: float((both[DRAM_BYTES] + both[BYTES])[0]) for block, both in ladders.items()}
+    rows = {block: float((both[DRAM_BYTES] + both[BYTES])[0]) for block, both in priced.items()}
     room = dram + np.bincount(hosts, capacity, dram.size)
     held, full = np.zeros(dram.size), max(1e-9, sum(rows.values()) / float(room.sum()))
     evenly_s = max(1e-12, float(load.mean()) + sum(sizes.values()) / instance.gpus)
@@ -109,7 +109,7 @@ def pack(
     pairs: list[tuple[TableShard, int]] = []
     for block in sorted(blocks, key=lambda b: (-sizes[b], b)):
         cost, floor = costs[block][kinds], floors[block]
-        # HBM that a GPU lacks makes a piece slower, not impossible: prefer room, and
+        # HBM that a GPU lacks makes a shard slower, not impossible: prefer room, and
         # insist on the buffers alone.
         allowed = least + floor <= capacity
         if balanced == "hosts":
@@ -153,8 +153,8 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
 
     def least_hbm(option: ShardingOption) -> float:
         needed = [instance.replica(table, option), *instance.shards(table, option)]
-        ladders = [instance.ladder(p, instance.kinds[0]).values[BYTES, 0] for p in needed if p]
-        return float(sum(ladders))
+        priced = [instance.priced_costs(p, instance.kinds[0])[BYTES, 0] for p in needed if p]
+        return float(sum(priced))
 
     return min((c for c in instance.options_of(table) if c.shard_count == 1), key=least_hbm)
 
@@ -162,7 +162,7 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
 def _option_that_fits(
     instance: Instance, table: int, option: ShardingOption, largest_share: float, with_rows: bool
 ) -> ShardingOption:
-    """`cut`, or one into more row slices if a piece is too large.
+    """`option`, or one into more row slices if a shard is too large.
 
     That is, its buffers (and its rows, on demand) take more than `largest_share` of a GPU's
     HBM, or its cold rows fit nowhere.
@@ -172,7 +172,7 @@ def _option_that_fits(
         shards = instance.shards(table, option)
         if not shards:
             return True
-        needed = instance.ladder(shards[0], instance.kinds[0]).values
+        needed = instance.priced_costs(shards[0], instance.kinds[0])
         hbm_bytes = needed[BYTES, -1 if with_rows else 0]
         return bool(
             hbm_bytes <= instance.hbm_bytes.max() * largest_share

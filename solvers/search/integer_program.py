@@ -1,12 +1,12 @@
-"""The integer program over which GPU serves which piece, for `solvers.strategies.ilp` and
+"""The integer program over which GPU serves which shard, for `solvers.strategies.ilp` and
 `solvers.strategies.lns`.
 
-With x[p,g] ∈ {0,1} for piece p on GPU g, z[t,c] ∈ {0,1} for table t in cut c, and h[p] the
-piece's hot rows::
+With x[p,g] ∈ {0,1} for shard p on GPU g, z[t,c] ∈ {0,1} for table t in cut c, and h[p] the
+shard's hot rows::
 
     minimise T
     Σ_c z[t,c] = 1                                    for each table t
-    Σ_g x[p,g] = z[t,c]                               for each piece p of table t in cut c
+    Σ_g x[p,g] = z[t,c]                               for each shard p of table t in cut c
     Σ_p time(p, h[p])·x[p,g] ≤ T                      for each GPU g
     Σ_p bytes(p, h[p])·x[p,g] ≤ HBM[g]                for each GPU g
 
@@ -15,15 +15,15 @@ rows are replaced by their combinations at a list of prices λ of HBM:
 
     Σ_p c[p,λ]·x[p,g] ≤ T + λ·HBM[g]    with c[p,λ] = min over h of time(p, h) + λ·bytes(p, h)
 
-The split of each piece is thereby decided by the price, and only the assignment is left for
+The split of each shard is thereby decided by the price, and only the assignment is left for
 CP-SAT. Each row holds for every placement, so CP-SAT's bound is one of the true problem;
 and as time is convex in bytes, the rows of all prices together are equivalent to the two
 they replace (duality of the fractional knapsack), up to the cost of splits. A few prices
 come close, so the placement found is nearly as good as the program says; it is filled GPU
-by GPU and costed exactly. Rows that a cut replicates count on every GPU.
+by GPU and costed exactly. Rows that a sharding option replicates count on every GPU.
 
-Cuts that no plan as good as the one at hand can use are left out: those with a piece longer
-than that plan's step, and those whose extra work alone lifts the pooled bound above it.
+Sharding options that no plan as good as the one at hand can use are left out: those with a shard
+longer than that plan's step, and those whose extra work alone lifts the Lagrangian bound above it.
 """
 
 import math
@@ -51,7 +51,7 @@ _REPEATED_S = 2.0
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
 
 _MAX_PLACES = 20_000
-"""Pieces × GPUs beyond which a model takes longer to build than a search would gain."""
+"""Shards × GPUs beyond which a model takes longer to build than a search would gain."""
 
 
 _POLL_S = 0.05
@@ -60,7 +60,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What CP-SAT found: pieces on GPUs or None, and a bound of the true step time."""
+    """What CP-SAT found: shards on GPUs or None, and a bound of the true step time."""
 
     pairs: tuple[tuple[TableShard, int], ...] | None
     replicas: tuple[TableShard, ...]
@@ -77,11 +77,11 @@ class Program:
     instance : Instance
     gpus : sequence of int
         The GPUs that are filled anew.
-    cuts : mapping of int to sequence of Cut
+    cuts : mapping of int to sequence of ShardingOption
         The tables to be placed on them, each in one of these cuts.
-    loose : iterable of Piece
-        Pieces to be placed on them of tables whose cut stays, as other GPUs hold parts of it.
-    replicas : iterable of Piece
+    loose : iterable of TableShard
+        Shards to be placed on them of tables whose cut stays, as other GPUs hold parts of it.
+    replicas : iterable of TableShard
         What all GPUs hold whatever is decided.
     upper_s : float
         A step time that is to be beaten.
@@ -113,7 +113,7 @@ class Program:
         self._spent_s = dict.fromkeys(gpus, 0.0)
         for replica in replicas:
             for gpu in gpus:
-                values = instance.ladder(replica, gpu).values[:, 0]
+                values = instance.priced_costs(replica, gpu)[:, 0]
                 self._hbm[gpu] -= float(values[BYTES])
                 self._spent_s[gpu] += float(values[GPU_S])
         for table, options in sharding_options.items():
@@ -146,7 +146,7 @@ class Program:
             if replica is None:
                 continue
             for gpu in self.gpus:
-                values = self.instance.ladder(replica, gpu).values[:, 0]
+                values = self.instance.priced_costs(replica, gpu)[:, 0]
                 costs = values[GPU_S] + self.prices * values[BYTES]
                 for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
                     row.append(math.floor(cost / self.unit_s) * used)
@@ -189,7 +189,7 @@ class Program:
         *,
         most_places: int = _MAX_PLACES,
     ) -> "Program | None":
-        """The program of a whole instance, or None if it has too many pieces × GPUs."""
+        """The program of a whole instance, or None if it has too many shards × GPUs."""
         if not math.isfinite(upper_s):
             upper_s = 8 * bound.step_time_s
         spare_s = instance.gpus * upper_s - bound.work_s(upper_s)
@@ -221,7 +221,7 @@ class Program:
         return program
 
     def hint(self, warm: Assignment) -> None:
-        """Start from a packing."""
+        """Start from an assignment."""
         used = {(shard, gpu) for gpu in self.gpus for shard in warm.shards[gpu]}
         options = {(shard.table, shard.option) for shard, _ in used}
         options |= {(shard.table, shard.option) for shard in warm.replicas}
@@ -231,7 +231,7 @@ class Program:
             self.model.add_hint(variable, choice in options)
 
     def run(self, limits: Limits, time_limit_s: float) -> Answer:
-        """Solve, and read the packing and the bound of the true problem back.
+        """Solve, and read the assignment and the bound of the true problem back.
 
         Raises
         ------

@@ -1,6 +1,7 @@
-"""Iterated local search over packings: shake a few GPUs, improve, keep what is not worse."""
+"""Iterated local search over assignments: shake a few GPUs, improve, keep what is not worse."""
 
 import random
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,29 +9,45 @@ from solvers.model.assignment import Assignment, replicated, total
 from solvers.model.clock import Clock
 from solvers.model.instance import TableShard
 from solvers.model.knapsack import GPU_S, least_times
-from solvers.search.moves import improve, with_option
+from solvers.search.moves import improve, resharded
 
 _NORM = 8
-_SHAKEN_GPUS = 3
-_PATIENCE = 400
-"""Shakes without a gain after which the search starts again from the best packing."""
-
-_KICK = 6
-"""Shakes away from the best packing at which it starts again."""
-
-_RESTARTS = 8
-"""Times that it does so in a row before it ends: small problems need no more."""
-
-_MOST_SHARDS = 4
 
 
-def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clock) -> Assignment:
-    """The best packing found until the clock is spent, or `target_s` seconds are reached.
+@dataclass(frozen=True, slots=True)
+class IteratedParams:
+    """Knobs of `iterated_search`.
+
+    Attributes
+    ----------
+    shaken_gpus : int
+        GPUs that a shake touches at most, besides those that a resharded table brings in.
+    patience : int
+        Shakes without a gain after which the search starts again from the best assignment.
+    kick : int
+        Shakes away from the best assignment at which it starts again.
+    restarts : int
+        Times that it does so in a row before it ends: small problems need no more.
+    most_shards : int
+        Finer sharding options than this are not tried.
+    """
+
+    shaken_gpus: int = 3
+    patience: int = 400
+    kick: int = 6
+    restarts: int = 8
+    most_shards: int = 4
+
+
+def iterated_search(
+    start: Assignment, *, target_s: float, seed: int, clock: Clock, params: IteratedParams
+) -> Assignment:
+    """The best assignment found until the clock is spent, or `target_s` seconds are reached.
 
     Ends before that when it has started again a few times without a gain.
 
     Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
-    deals their pieces out again in a random order, and improves the result (Lourenço et
+    deals their shards out again in a random order, and improves the result (Lourenço et
     al. 2003, doi:10.1007/0-306-48056-5_11).
     """
     rng = random.Random(seed)
@@ -38,7 +55,7 @@ def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clo
     idle = restarts = 0
     while not clock.spent and best.step_time_s > target_s:
         clock.step()
-        trial = _shaken(current, rng)
+        trial = _shaken(current, rng, params)
         idle += 1
         if trial is not None:
             improve(trial, clock, reshard_tables=False)
@@ -46,24 +63,24 @@ def iterated_search(start: Assignment, *, target_s: float, seed: int, clock: Clo
                 current = trial
             if trial.step_time_s < best.step_time_s * (1 - 1e-9):
                 best, idle, restarts = trial, 0, 0
-        if idle > _PATIENCE:
-            current, idle, restarts = _kicked(best, rng), 0, restarts + 1
-            if restarts > _RESTARTS:
+        if idle > params.patience:
+            current, idle, restarts = _kicked(best, rng, params), 0, restarts + 1
+            if restarts > params.restarts:
                 break
     return best
 
 
-def _kicked(assignment: Assignment, rng: random.Random) -> Assignment:
-    """A packing some shakes away, good or bad: the way out of a valley."""
-    for _ in range(_KICK):
-        assignment = _shaken(assignment, rng) or assignment
+def _kicked(assignment: Assignment, rng: random.Random, params: IteratedParams) -> Assignment:
+    """An assignment some shakes away, good or bad: the way out of a valley."""
+    for _ in range(params.kick):
+        assignment = _shaken(assignment, rng, params) or assignment
     return assignment
 
 
 def load_key(assignment: Assignment) -> float:
     """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
 
-    Their p-norm: the maximum alone would not tell a packing with one slow GPU from one with
+    Their p-norm: the maximum alone would not tell an assignment with one slow GPU from one with
     several, and see no way out of a tie.
     """
     times = assignment.times_s
@@ -71,18 +88,21 @@ def load_key(assignment: Assignment) -> float:
     return slowest * float(((times / slowest) ** _NORM).sum() ** (1 / _NORM)) if slowest else 0.0
 
 
-def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
+def _shaken(
+    assignment: Assignment, rng: random.Random, params: IteratedParams
+) -> Assignment | None:
+    """Some GPUs' shards dealt out anew, one of their tables sharded anew; None if none fits."""
     instance = assignment.instance
     if instance.gpus == 1:
         return None
     slow = int(assignment.times_s.argmax())
     others = [gpu for gpu in range(instance.gpus) if gpu != slow]
-    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, _SHAKEN_GPUS - 1)))]
+    touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, params.shaken_gpus - 1)))]
     trial = assignment.copy()
     if rng.random() < 0.5:
-        reshard_table = _resharded(trial, touched, rng)
-        if reshard_table is not None:
-            trial, touched = reshard_table
+        with_other_option = _resharded(trial, touched, rng, params)
+        if with_other_option is not None:
+            trial, touched = with_other_option
     blocks = instance.blocks(shard for gpu in touched for shard in trial.shards[gpu])
     if not blocks:
         return None
@@ -110,9 +130,9 @@ def _shaken(assignment: Assignment, rng: random.Random) -> Assignment | None:
 
 
 def _resharded(
-    assignment: Assignment, touched: list[int], rng: random.Random
+    assignment: Assignment, touched: list[int], rng: random.Random, params: IteratedParams
 ) -> tuple[Assignment, list[int]] | None:
-    """Cut one table anew; GPUs that hold its other pieces are shaken too."""
+    """Cut one table anew; GPUs that hold its other shards are shaken too."""
     instance = assignment.instance
     shaken = [shard.table for gpu in touched for shard in assignment.shards[gpu]]
     tables = [t for t in shaken if not instance.in_group(t)]
@@ -121,15 +141,15 @@ def _resharded(
         return None
     table = rng.choice(tables)
     before = assignment.holders(table)
-    most = min(_MOST_SHARDS, instance.gpus)
+    most = min(params.most_shards, instance.gpus)
     options = [option for option in instance.options_of(table) if option.shard_count <= most]
-    changed = with_option(assignment, table, rng.choice(options)) if options else None
+    changed = resharded(assignment, table, rng.choice(options)) if options else None
     if changed is None:
         return None
     return changed, sorted({*touched, *before, *changed.holders(table)})
 
 
 def _time(assignment: Assignment, block: tuple[TableShard, ...]) -> float:
-    """GPU time of pieces with all their rows in HBM."""
+    """GPU time of shards with all their rows in HBM."""
     gpu = assignment.instance.kinds[0]
-    return sum(float(assignment.instance.ladder(p, gpu).values[GPU_S, -1]) for p in block)
+    return sum(float(assignment.instance.priced_costs(p, gpu)[GPU_S, -1]) for p in block)

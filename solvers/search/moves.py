@@ -1,6 +1,6 @@
 """Local search: what the slowest GPU serves is moved, swapped or cut anew while that helps.
 
-Every candidate is rated by the sums of ladders (`solvers.model.knapsack.least_times`), many at
+Every candidate is rated by the sums of priced (`solvers.model.knapsack.least_times`), many at
 once; only the best few have their HBM filled exactly.
 """
 
@@ -9,16 +9,16 @@ import numpy as np
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, time_with, total
 from solvers.model.clock import Clock
 from solvers.model.instance import ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Filling, Float, least_times
+from solvers.model.knapsack import GPU_S, Float, Knapsack, least_times
 
 _CANDIDATE_GPUS = 8
-"""GPUs that a piece of the slowest one is tried on, least loaded first."""
+"""GPUs that a shard of the slowest one is tried on, least loaded first."""
 
 _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
 
 _LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
-"""Tables of the slowest GPU that are cut anew, and cuts of each that are tried."""
+"""Tables of the slowest GPU that are cut anew, and sharding options of each that are tried."""
 
 _MOST_SHARDS = 8
 """Finer cuts than this are left to the construction."""
@@ -27,9 +27,9 @@ _LEAST_GAIN = 1e-7
 
 
 def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
-    """Change a packing, in place, until no move makes the slowest GPU faster.
+    """Change an assignment, in place, until no move makes the slowest GPU faster.
 
-    Without `recuts`, tables stay cut as they are: ten times as fast.
+    Without `reshard_tables`, tables stay cut as they are: ten times as fast.
     """
     if assignment.instance.gpus == 1:
         return
@@ -54,7 +54,7 @@ def exchange(assignment: Assignment) -> bool:
         theirs[other] = instance.blocks(assignment.shards[other])
         rated = _exchange_times(assignment, slow, other, mine, theirs[other])
         rated[rated >= times[slow] * (1 - _LEAST_GAIN)] = np.inf
-        # One best for each piece given: finalists should differ.
+        # One best for each shard given: finalists should differ.
         back = rated.argmin(axis=1)
         best = rated[np.arange(len(mine)), back]
         found += [
@@ -114,7 +114,7 @@ def _may_swap(
     mine: list[tuple[TableShard, ...]],
     theirs: list[tuple[TableShard, ...]],
 ) -> np.ndarray:
-    """Which swaps keep pieces of one table apart and each where it may be served."""
+    """Which swaps keep shards of one table apart and each where it may be served."""
     instance = assignment.instance
     allowed = np.ones((len(mine), len(theirs) + 1), dtype=bool)
     tables_here = {shard.table for shard in assignment.shards[slow]}
@@ -135,16 +135,16 @@ def _may_swap(
 
 
 def reshard_table(assignment: Assignment, clock: Clock) -> bool:
-    """Make a new cut of a table of the slowest GPU, its pieces spread anew.
+    """Make a new sharding option of a table of the slowest GPU, its shards spread anew.
 
-    The largest tables are tried first, each in the cheapest of its cuts; the first that
+    The largest tables are tried first, each in the cheapest of its sharding options; the first that
     leaves another GPU the slowest is taken, or else the best.
     """
     instance = assignment.instance
     times = assignment.times_s
     slow = int(times.argmax())
     slow_s, next_s = float(times[slow]), float(np.partition(times, -2)[-2])
-    # What a new cut may cost in all: with more, some GPU would be as slow.
+    # What a new sharding option may cost in all: with more, some GPU would be as slow.
     slack_s = instance.gpus * slow_s - float(times.sum())
     found: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
@@ -169,13 +169,13 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
-    """Tables of a GPU with their cuts, those that take most of its time first."""
+    """Tables of a GPU with their sharding options, those that take most of its time first."""
     instance = assignment.instance
     # Replicas are on every GPU, so on the slowest one too.
     alone = [p for p in assignment.shards[slow] if not instance.in_group(p.table)]
     ranked = []
     for shards in (alone, assignment.replicas):
-        times = [(-float(instance.ladder(p, slow).values[GPU_S, -1]), p) for p in shards]
+        times = [(-float(instance.priced_costs(p, slow)[GPU_S, -1]), p) for p in shards]
         ranked += [(p.table, p.option) for _, p in sorted(times)[:_LARGEST_TABLES]]
     return list(dict(ranked).items())
 
@@ -183,7 +183,7 @@ def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOptio
 def _recut_to(
     assignment: Assignment, found: list[tuple[float, int, ShardingOption]], slow_s: float
 ) -> bool:
-    """Make the best of some new cuts that helps when filled exactly."""
+    """Make the best of some new sharding options that helps when filled exactly."""
     for _, table, option in sorted(found)[:_FINALISTS]:
         change, replicas = _Without(assignment, table).spread(option)[1:]
         if _make(assignment, change, replicas, slow_s):
@@ -191,8 +191,8 @@ def _recut_to(
     return False
 
 
-def with_option(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
-    """A packing with a table cut anew, for better or worse; None if it does not fit."""
+def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
+    """An assignment with a table cut anew, for better or worse; None if it does not fit."""
     worst, change, replicas = _Without(assignment, table).spread(option)
     if not np.isfinite(worst):
         return None
@@ -201,7 +201,7 @@ def with_option(assignment: Assignment, table: int, option: ShardingOption) -> A
 
 
 class _Without:
-    """A packing with one table taken off all GPUs."""
+    """An assignment with one table taken off all GPUs."""
 
     def __init__(self, assignment: Assignment, table: int) -> None:
         self.assignment = assignment
@@ -233,7 +233,7 @@ class _Without:
         return sum(_work_s(self.assignment, self.table, option) for option in shards)
 
     def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
-        """The table's pieces on the GPUs that are done first: about the slowest one's time.
+        """The table's shards on the GPUs that are done first: about the slowest one's time.
 
         Returns that time, the change, and what is then replicated.
         """
@@ -267,7 +267,7 @@ class _Without:
                 return np.inf, {}, replicas
             gpu = candidates[at]
             open_sums[at] += added if added.ndim == 2 else added[at]
-            free[at] = False  # One piece of a table on a GPU.
+            free[at] = False  # One shard of a table on a GPU.
             change.setdefault(gpu, list(assignment.shards[gpu])).append(shard)
         if everywhere:
             all_sums = sums.copy()
@@ -290,10 +290,10 @@ def _work_s(assignment: Assignment, table: int, option: ShardingOption) -> float
     work = 0.0
     if shards:
         # The first and the last slice are the extremes of what lies between.
-        ends = [float(instance.ladder(p, gpu).values[GPU_S, -1]) for p in (shards[0], shards[-1])]
+        ends = [float(instance.priced_costs(p, gpu)[GPU_S, -1]) for p in (shards[0], shards[-1])]
         work += len(shards) * sum(ends) / 2
     if replica is not None:
-        work += instance.gpus * float(instance.ladder(replica, gpu).values[GPU_S, -1])
+        work += instance.gpus * float(instance.priced_costs(replica, gpu)[GPU_S, -1])
     return work
 
 
@@ -302,18 +302,18 @@ def _make(
 ) -> bool:
     """Make a change if, filled exactly, all GPUs it touches take less than `below_s`."""
     touched = range(assignment.instance.gpus) if replicas != assignment.replicas else change
-    fillings: dict[int, Filling] = {}
+    knapsacks: dict[int, Knapsack] = {}
     for gpu in touched:
         shards = change.get(gpu, assignment.shards[gpu])
-        filling = assignment.filling(gpu, shards, replicas=replicas)
-        if filling is None or filling.gpu_s >= below_s * (1 - _LEAST_GAIN):
+        knapsack = assignment.knapsack(gpu, shards, replicas=replicas)
+        if knapsack is None or knapsack.gpu_s >= below_s * (1 - _LEAST_GAIN):
             return False
-        fillings[gpu] = filling
-    host_s, used = assignment.hosts(fillings)
+        knapsacks[gpu] = knapsack
+    host_s, used = assignment.hosts(knapsacks)
     if (used > assignment.instance.dram_bytes).any():
         return False
-    worst = max((filling.gpu_s for filling in fillings.values()), default=0.0)
+    worst = max((knapsack.gpu_s for knapsack in knapsacks.values()), default=0.0)
     if np.isfinite(below_s) and host_s.max() > max(worst, assignment.hosts({})[0].max()):
         return False
-    assignment.apply(change, fillings, replicas)
+    assignment.apply(change, knapsacks, replicas)
     return True

@@ -1,160 +1,94 @@
 """What `placer plan` runs unless told otherwise: a portfolio within the time limit.
 
-One packing goes from strategy to strategy, until it is within the gap of the bound or time
-is up: the cost greedy's first plan; annealing, where there are not too many GPUs and tables;
-the integer program where it is small enough to be solved; iterated local search; large
-neighbourhoods for the time that is left. Where GPUs are unequal or memory binds, the linear
-program may lift the bound. Whenever it is stopped, it returns the best plan so far.
+One assignment goes from stage to stage, until it is within the gap of the bound or time is up.
+Whenever it is stopped, it returns the best plan so far.
 """
 
-import math
-import time
 from dataclasses import dataclass, field
 
-from cost_models import CostModel
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
-from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import result_of
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.result import Limits, SolveResult
-from solvers.search.annealing import anneal
-from solvers.search.integer_program import Program
-from solvers.search.iterated import iterated_search
-from solvers.search.uniform_splits import settled
-from solvers.strategies.greedy_cost import best_assignment
-from solvers.strategies.lns import neighbourhood_search
-
-_GREEDY_SHARE, _ANNEALING_SHARE, _PROGRAM_SHARE, _SEARCH_SHARE = 0.6, 0.5, 0.5, 0.6
-"""Shares of the time that is left when each of these begins."""
-
-_ANNEALED = 2000
-"""Tables × GPUs up to which there is annealing: beyond, chosen moves find more."""
-
-_LIFTED, _LIFTING_SHARE = 20_000, 0.1
-"""Tables × GPUs up to which the linear program is solved, in so large a share of the time."""
-
-_SMALL = 1500
-"""Pieces × GPUs up to which the integer program is tried: it mostly proves its answer."""
-
-_SETTLING_SHARE = 0.05
-"""Share of the time for moves that suit what the cost model asks of all pieces of a table."""
+from solvers.model.uniform_splits import common_shares, fixed_shares
+from solvers.search.annealing import AnnealingParams
+from solvers.search.iterated import IteratedParams
+from solvers.search.moves import improve
+from solvers.search.neighbourhoods import NeighbourhoodParams
+from solvers.strategies._base import Search, Stage, StagedStrategy
+from solvers.strategies._stages import (
+    annealing,
+    cost_greedy,
+    integer_program,
+    iterated,
+    linear_program,
+    neighbourhoods,
+)
 
 
-class Auto:
+@dataclass(frozen=True, slots=True)
+class AutoParams:
+    """Knobs of `Auto`. Shares are of the time that is left when a stage begins.
+
+    Attributes
+    ----------
+    greedy_share, annealing_share, program_share, search_share : float
+        Of the first plan, annealing, CP-SAT and iterated local search; neighbourhoods have
+        the rest.
+    linear_program_share : float
+        Of the linear program that lifts the bound.
+    common_shares_share : float
+        Of moves that suit what the cost model asks of all shards of a table.
+    linear_program_places : int
+        Tables × GPUs up to which the linear program is solved.
+    annealed_places : int
+        Tables × GPUs up to which there is annealing: beyond, chosen moves find more.
+    program_places : int
+        Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
+    """
+
+    greedy_share: float = 0.6
+    linear_program_share: float = 0.1
+    annealing_share: float = 0.5
+    program_share: float = 0.5
+    search_share: float = 0.6
+    common_shares_share: float = 0.05
+    linear_program_places: int = 20_000
+    annealed_places: int = 2000
+    program_places: int = 1500
+    annealing: AnnealingParams = field(default_factory=AnnealingParams)
+    iterated: IteratedParams = field(default_factory=IteratedParams)
+    neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
+
+
+class Auto(StagedStrategy):
     """The strategy of this module's docstring."""
 
     name = "auto"
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Search to the gap or a limit. See `Solver.solve`.
+    def __init__(self, params: AutoParams = AutoParams()) -> None:
+        self.params = params
 
-        Raises
-        ------
-        BackendError
-            If CP-SAT or the linear program's solver breaks.
-        """
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        search = _Portfolio(instance, lagrangian_bound(instance), clock)
-        search.run()
-        return result_of(
-            self.name,
-            instance,
-            search.best,
-            bound=search.pooled,
-            bound_s=search.bound_s,
-            clock=clock,
-            started=started,
-            stats=search.stats,
-        )
+    def stages(self, instance: Instance) -> list[Stage]:
+        """The pipeline: a first plan, a closer bound, annealing, proof, and two long searches."""
+        p, places = self.params, instance.tables * instance.gpus
+        rest = 1 - p.common_shares_share
+        small, few = places <= p.linear_program_places, places <= p.annealed_places
+        several = instance.gpus > 1
+        return [
+            Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
+            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
+            Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing), few),
+            Stage("exact", lambda s: integer_program(s, p.program_share, p.program_places)),
+            Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
+            Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),
+        ]
 
-
-@dataclass
-class _Portfolio:
-    """The best packing and bound so far, and what each stage made of them."""
-
-    instance: Instance
-    pooled: LagrangianBound
-    clock: Clock
-    best: Assignment | None = None
-    bound_s: float = 0.0
-    stats: dict[str, object] = field(default_factory=dict)
-
-    @property
-    def target_s(self) -> float:
-        """The step time at which the search ends."""
-        return self.bound_s * (1 + self.clock.limits.gap)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is something to gain, and time to do so."""
-        return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
-
-    def take(self, stage: str, assignment: Assignment | None) -> None:
-        """Keep a stage's packing if it is the best, made into what a plan may be."""
-        assignment = settled(assignment, self.clock.part(_SETTLING_SHARE))
-        if assignment is None:
-            return
-        self.stats[f"{stage}_s"] = assignment.step_time_s
-        if self.best is None or assignment.step_time_s < self.best.step_time_s:
-            self.best = assignment
-
-    def run(self) -> None:
-        """All stages, as far as they are needed."""
-        instance, clock, seed = self.instance, self.clock, self.clock.limits.seed
-        self.bound_s = self.pooled.step_time_s
-        self.stats["pooled_bound_s"] = self.bound_s
-        self.take("greedy", best_assignment(instance, self.pooled, clock.part(_GREEDY_SHARE)))
-        size = instance.tables * instance.gpus
-        if self.best and self.is_open and size <= _LIFTED:
-            self.lift(self.best)
-        if self.best and self.is_open and size <= _ANNEALED:
-            part = clock.part(_ANNEALING_SHARE)
-            self.take("annealed", anneal(self.best, target_s=self.target_s, seed=seed, clock=part))
-        if self.is_open:
-            self.prove()
-        if self.best and self.is_open and instance.gpus > 1:
-            part = clock.part(_SEARCH_SHARE)
-            found = iterated_search(self.best, target_s=self.target_s, seed=seed, clock=part)
-            self.take("searched", found)
-        if self.best and self.is_open and instance.gpus > 1:
-            found, self.stats["rounds"] = neighbourhood_search(
-                self.best,
-                self.pooled,
-                target_s=self.target_s,
-                seed=seed,
-                clock=clock.part(1 - _SETTLING_SHARE),
-            )
-            self.take("neighbourhoods", found)
-
-    def lift(self, assignment: Assignment) -> None:
-        """A closer bound by linear programming."""
-        lifted = lp_bound(
-            self.instance,
-            assignment.step_time_s,
-            pooled=self.pooled,
-            time_limit_s=self.clock.part(_LIFTING_SHARE).left_s,
-            stop=self.clock.limits.stop,
-        )
-        if lifted is not None:
-            self.bound_s = max(self.bound_s, lifted.step_time_s)
-            self.stats["lp_bound_s"] = lifted.step_time_s
-
-    def prove(self) -> None:
-        """The integer program, where it is small."""
-        upper_s = self.best.step_time_s if self.best else math.inf
-        program = Program.build(self.instance, self.pooled, self.best, upper_s, most_places=_SMALL)
-        if program is None:
-            return
-        answer = program.run(self.clock.limits, self.clock.left_s * _PROGRAM_SHARE)
-        self.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
-        self.bound_s = max(self.bound_s, min(answer.bound_s, upper_s))
-        if answer.pairs is not None:
-            self.take("exact", Assignment.of(self.instance, answer.pairs, answer.replicas))
+    def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:
+        """The assignment with one share of rows in HBM for each table, if the model asks that."""
+        if not search.instance.cost_model.uniform_splits:
+            return assignment
+        common = common_shares(assignment)
+        fixed = None if common is None else fixed_shares(common)
+        if fixed is None:
+            return common
+        improve(fixed, search.clock.part(self.params.common_shares_share), reshard_tables=False)
+        return fixed

@@ -1,46 +1,41 @@
-"""Beam search over strips of columns, greedy grid search over GPUs: NeuroShard's strategy.
+"""Beam search over column slices, greedy grid search over GPUs: NeuroShard's strategy.
 
 Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained
 Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model in the place of
 their neural ones:
 
-* Outer loop: a beam of the K best ways to cut tables by columns. Each step halves one piece
-  of each of them, tried for the N most costly and the N largest pieces; L steps.
-* Inner loop: pieces sorted by the cost that each has by itself, the most costly first, go to
+* Outer loop: a beam of the K best ways to cut tables by columns. Each step halves one shard
+  of each of them, tried for the N most costly and the N largest shards; L steps.
+* Inner loop: shards sorted by the cost that each has by itself, the most costly first, go to
   the GPU whose cost is then least, among those with memory left and with columns left below a
   limit: M limits, evenly from 1 to 1.5 times the mean columns of a GPU, are all tried. The
-  limit keeps communication balanced. (Where it leaves a piece no GPU, there is none.)
+  limit keeps communication balanced. (Where it leaves a shard no GPU, there is none.)
 
-GPUs of the paper have nothing but HBM. Here, a piece needs no more than its buffers there;
+GPUs of the paper have nothing but HBM. Here, a shard needs no more than its buffers there;
 what it costs on a GPU is its time plus the bound's price of the HBM that it would then fill,
-and the cost of a finished assignment is its step time with every GPU's HBM filled anew. Pieces
+and the cost of a finished assignment is its step time with every GPU's HBM filled anew. Shards
 of one table go to different GPUs, as everywhere in our search space, which is also why only
 those halvings are made that it has.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
 from cost_models.sharding_options import COLUMN_MULTIPLE
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, least_times
-from solvers.result import Limits, SolveResult, Termination
+from solvers.strategies._base import Search, Strategy
 
 Int = npt.NDArray[np.int64]
 Block = tuple[TableShard, ...]
 Options = tuple[tuple[int, ShardingOption], ...]
-"""The tables that are cut, with their cuts, in order."""
+"""The tables that are cut, with their sharding options, in order."""
 
 _BEAM = 3
 _CANDIDATES = 10
@@ -55,48 +50,22 @@ _BATCH = 20_000
 """Beam states × limits × GPUs that are assigned at once."""
 
 
-class Beam:
+class Beam(Strategy):
     """The strategy of this module's docstring."""
 
     name = "beam"
+    no_plan = (
+        "no assignment of whole tables and column slices fits: every GPU needs room for the "
+        "buffers of its shards, and every host for their cold rows; `greedy-cost` cuts tables by "
+        "rows too"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Halve pieces, assign, keep the best few. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        search = _Search(instance, bound)
-        search.run(clock)
-        plan = None
-        for assignment in search.assignments():
-            plan = fitted_plan(assignment)
-            if plan is not None:
-                break
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no assignment of whole tables and strips of columns fits: every GPU "
-                    "needs room for the buffers of its pieces, and every host for their cold "
-                    "rows; `greedy-cost` cuts tables by rows too",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"beam_steps": search.steps, "assignments": search.rated},
-        )
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Halve shards, assign, keep the best few."""
+        beam = _BeamSearch(search.instance, search.lagrangian)
+        beam.run(search.clock)
+        search.stats |= {"beam_steps": beam.steps, "assignments": beam.rated}
+        return beam.assignments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +86,8 @@ class _Rated:
         return self.unplaced_bytes, self.step_time_s
 
 
-class _Search:
-    """The beam and what is known of the pieces that it has come across."""
+class _BeamSearch:
+    """The beam and what is known of the shards that it has come across."""
 
     def __init__(self, instance: Instance, bound: LagrangianBound) -> None:
         self.instance = instance
@@ -133,7 +102,7 @@ class _Search:
         self.limits = np.append(_GRID, np.inf) * dims / instance.gpus
 
     def run(self, clock: Clock) -> None:
-        """Search until the beam's steps are done, no piece can be halved, or the clock is spent."""
+        """Search until the beam's steps are done, no shard can be halved, or the clock is spent."""
         beam = self._assign([()])
         done: set[Options] = {()}
         # As long as something finds no place, cutting goes on: it is not for speed.
@@ -170,7 +139,7 @@ class _Search:
         return sorted(found, key=lambda assignment: assignment.step_time_s)
 
     def _halvings(self, rated: _Rated) -> Iterable[Options]:
-        """The cuts with one piece more halved: of the most costly and of the largest pieces."""
+        """The options with one shard more halved: of the most costly and the largest shards."""
         items, now = rated.items, dict(rated.options)
         tried = [
             item
@@ -227,20 +196,20 @@ class _Search:
         sums = np.empty((len(assigned), instance.gpus, 2, instance.prices.size))
         for kind in range(len(instance.kinds)):
             here = np.flatnonzero(of_kind == kind)
-            ladders = self.items.ladders[mine, kind]
-            sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], ladders, optimize=True)
+            priced = self.items.priced[mine, kind]
+            sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], priced, optimize=True)
         slowest: Float = least_times(sums, instance.hbm_bytes).max(axis=1)
         return slowest
 
 
 class _Items:
-    """What is placed as one: pieces, or tables that stay together. Arrays have one row each.
+    """What is placed as one: shards, or tables that stay together. Arrays have one row each.
 
     Attributes
     ----------
     cost : float64, shape (items, kinds of GPUs)
         Time plus price times HBM bytes.
-    ladders : float64, shape (items, kinds of GPUs, 2, prices)
+    priced : float64, shape (items, kinds of GPUs, 2, prices)
         HBM bytes and GPU seconds.
     least_bytes, dram_bytes, columns, size_bytes : float64
         HBM of the buffers alone; DRAM of the rows that are not worth HBM; columns; bytes of all
@@ -250,13 +219,13 @@ class _Items:
 
     def __init__(self, instance: Instance, price: float) -> None:
         self.instance = instance
-        self.rung = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+        self.price_index = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
         self.price = price
         kinds, prices = len(instance.kinds), instance.prices.size
         self.blocks: list[Block] = []
         self.numbers: dict[Block, int] = {}
         self.cost = np.empty((0, kinds))
-        self.ladders = np.empty((0, kinds, 2, prices))
+        self.priced = np.empty((0, kinds, 2, prices))
         self.least_bytes = self.dram_bytes = self.columns = self.size_bytes = np.empty(0)
         self.allowed = np.empty((0, instance.gpus), dtype=bool)
 
@@ -273,11 +242,11 @@ class _Items:
         instance = self.instance
         values = np.array(
             [
-                [sum(instance.ladder(p, gpu).values for p in block) for gpu in instance.kinds]
+                [sum(instance.priced_costs(p, gpu) for p in block) for gpu in instance.kinds]
                 for block in fresh
             ]
         )
-        at_price = values[..., self.rung]
+        at_price = values[..., self.price_index]
         cost = at_price[:, :, GPU_S] + self.price * at_price[:, :, BYTES]
         columns = [sum(b - a for a, b in map(instance.columns, block)) for block in fresh]
         allowed = np.ones((len(fresh), instance.gpus), dtype=bool)
@@ -287,7 +256,7 @@ class _Items:
                 row &= mask
         size = values[:, 0, BYTES, -1] + values[:, 0, DRAM_BYTES, -1]
         self.cost = np.concatenate((self.cost, cost))
-        self.ladders = np.concatenate((self.ladders, values[:, :, : GPU_S + 1]))
+        self.priced = np.concatenate((self.priced, values[:, :, : GPU_S + 1]))
         self.least_bytes = np.concatenate((self.least_bytes, values[:, 0, BYTES, 0]))
         self.dram_bytes = np.concatenate((self.dram_bytes, at_price[:, 0, DRAM_BYTES]))
         self.columns = np.concatenate((self.columns, np.array(columns, dtype=np.float64)))
@@ -309,7 +278,7 @@ def _greedy(
     orders : sequence of int64
         Of each state, its items in the order of assignment.
     tables : sequence of sequences of int
-        The table of each item if it has other pieces, counted by itself in each state; else -1.
+        The table of each item if it has other shards, counted by itself in each state; else -1.
     limits : float64
         Columns that a GPU may serve.
 
@@ -382,10 +351,10 @@ def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> Sha
 
 
 def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
-    """The cut of a piece's table with that piece halved; None if the search space has none.
+    """The table's sharding option with that shard halved; None if the search space has none.
 
-    Where the space has so many strips only if they are even, all strips as wide as that one
-    are halved; where it has no halves at all, the next finer strips stand for them.
+    Where the space has so many column slices only if they are even, all column slices as wide as
+    that one are halved; where it has no halves at all, the next finer column slices stand for them.
     """
     first, last = instance.columns(shard)
     width = last - first

@@ -2,40 +2,35 @@
 
 The idea of TorchRec's `DynamicProgrammingProposer` (torchrec 1.8, no paper): a multiple-choice
 knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503). An option of a table is a way to
-cut it and a number of its rows in HBM, with a time t and HBM bytes h summed over its pieces;
+cut it and a number of its rows in HBM, with a time t and HBM bytes h summed over its shards;
 with total HBM in bins of one size, for tables 1 to n
 
     best[n][bin] = min over options o of table n of  best[n-1][bin'] + t[o]
 
 where bin' is any bin from which h[o] more bytes lead to `bin`. Each bin keeps the bytes of its
 best choice exactly, so that rounding does not add up over tables. Each bin's choice of options
-is a proposal. From the one with the most HBM down, pieces of a proposal are placed, longest
+is a proposal. From the one with the most HBM down, shards of a proposal are placed, longest
 first, on the GPU with the least time so far that has room for their rows; each GPU's HBM is
 filled anew, and the proposal of the least step time is kept.
 
 Total time alone would leave large tables whole however long the GPU that serves them takes, for
-cutting costs extra. So options are limited to those whose pieces each take at most a share of
+cutting costs extra. So options are limited to those whose shards each take at most a share of
 the bound, for a few such shares, the dynamic program run for each.
 """
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
 from cost_models.sharding_options import COLUMN_MULTIPLE
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.result import Limits, SolveResult, Termination
+from solvers.strategies._base import Search, Strategy
 
 Int = npt.NDArray[np.int64]
 
@@ -44,7 +39,7 @@ _MOST_BINS = 1000
 """TorchRec has 100 bins for each GPU."""
 
 _HEADS = 3
-"""Replicated heads, but for all rows, that are tried with a table."""
+"""Replicated rows, but for all rows, that are tried with a table."""
 
 _NEVER_S = 1e30
 _ROUNDING = 1e-6
@@ -53,7 +48,7 @@ _OPTIONS = 32
 """Options kept of a table: more differ too little."""
 
 _SHARES = (1.0, 0.5, 0.25, 2.0, np.inf)
-"""Longest piece as a share of the bound."""
+"""Longest shard as a share of the bound."""
 
 _PROPOSALS = 24
 """Proposals of one dynamic program that are placed, evenly over its bins."""
@@ -61,61 +56,34 @@ _PROPOSALS = 24
 _FINALISTS = 4
 
 
-class DynamicProgramming:
+class DynamicProgramming(Strategy):
     """The strategy of this module's docstring."""
 
     name = "dp"
+    no_plan = (
+        "no proposal could be placed: every GPU needs room for the buffers of its shards, and "
+        "every host for their cold rows; raise --hbm or lower --batch-size, or try `greedy-cost`"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Choose options, place them, keep the best proposal. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Choose options and place them: the best few proposals."""
+        instance, clock = search.instance, search.clock
         found: list[Assignment] = []
         placed = 0
-        for proposal in _proposals(instance, bound, clock):
+        for proposal in _proposals(instance, search.lagrangian, clock):
             # Its HBM is filled anew, but not so much better that the total would halve.
             if found and proposal.total_s / instance.gpus > 2 * found[0].step_time_s:
                 continue
             assignment = _partitioned(instance, proposal)
             placed += 1
             if assignment is not None:
+                search.keep(assignment)
                 found = sorted([*found, assignment], key=lambda p: p.step_time_s)[:_FINALISTS]
             clock.step()
-            if found and (
-                clock.spent or found[0].step_time_s <= bound.step_time_s * (1 + limits.gap)
-            ):
+            if search.is_over:
                 break
-        plan = None
-        for assignment in found:
-            plan = fitted_plan(assignment)
-            if plan is not None:
-                break
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no proposal could be placed: every GPU needs room for the buffers of "
-                    "its pieces, and every host for their cold rows; raise --hbm or lower "
-                    "--batch-size, or try `greedy-cost`",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"proposals": placed},
-        )
+        search.stats["proposals"] = placed
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +92,17 @@ class _Choices:
 
     Attributes
     ----------
-    cuts : list of Cut
-    rungs : int64
+    cuts : list of ShardingOption
+    price_indices : int64
         How many rows are in HBM: those worth it at the instance's price of this number.
     bytes_, time_s : float64
-        HBM bytes and GPU seconds of all pieces and replicas.
+        HBM bytes and GPU seconds of all shards and replicas.
     longest_s : float64
-        GPU seconds of the longest piece, or of one replica.
+        GPU seconds of the longest shard, or of one replica.
     """
 
     options: list[ShardingOption]
-    rungs: Int
+    price_indices: Int
     bytes_: Float
     time_s: Float
     longest_s: Float
@@ -143,14 +111,14 @@ class _Choices:
         """The options with these numbers."""
         return _Choices(
             [self.options[n] for n in at.tolist()],
-            self.rungs[at],
+            self.price_indices[at],
             self.bytes_[at],
             self.time_s[at],
             self.longest_s[at],
         )
 
     def within(self, longest_s: float) -> "_Choices":
-        """The best few of those without a piece longer than that; else of the shortest."""
+        """The best few of those without a shard longer than that; else of the shortest."""
         least = float(self.longest_s.min())
         fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
@@ -164,10 +132,10 @@ class _Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """A cut and a rung for each table, and the GPU seconds that they take together."""
+    """A sharding option and a price index for each table, and their GPU seconds together."""
 
     options: list[ShardingOption]
-    rungs: list[int]
+    price_indices: list[int]
     total_s: float
 
 
@@ -190,21 +158,21 @@ def _proposals(instance: Instance, bound: LagrangianBound, clock: Clock) -> Iter
 
 
 def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) -> _Choices:
-    """Some cuts of a table, each with the rows in HBM that are worth it at each price."""
+    """Some sharding options of a table, each with the rows worth HBM at each price."""
     gpu, prices = instance.kinds[0], instance.prices.size
     values = np.zeros((3, len(options), prices))
     for at, option in enumerate(options):
         shards, replica = instance.shards(table, option), instance.replica(table, option)
         if shards:
             # The first and the last slice are the extremes of what lies between.
-            ends = [instance.ladder(p, gpu).values[: GPU_S + 1] for p in (shards[0], shards[-1])]
+            ends = [instance.priced_costs(p, gpu)[: GPU_S + 1] for p in (shards[0], shards[-1])]
             values[: GPU_S + 1, at] += len(shards) * (ends[0] + ends[1]) / 2
             # What no GPU has room for is as bad as one that takes forever.
             small = ends[0][BYTES] <= instance.hbm_bytes.max()
             slower = np.maximum(ends[0][GPU_S], ends[1][GPU_S])
             values[2, at] = np.where(small, slower, _NEVER_S)
         if replica is not None:
-            everywhere = instance.ladder(replica, gpu).values[: GPU_S + 1]
+            everywhere = instance.priced_costs(replica, gpu)[: GPU_S + 1]
             values[: GPU_S + 1, at] += instance.gpus * everywhere
             values[2, at] += everywhere[GPU_S]
     return _Choices(
@@ -219,7 +187,7 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
 def _few_options(instance: Instance, table: int) -> list[ShardingOption]:
     """About twenty of a table's cuts, for the others differ too little from them in total.
 
-    Row slices: powers of two, and all GPUs. Strips: as even as can be. Replicated heads: all
+    Row slices: powers of two, and all GPUs. Column slices: as even as can be. Replicated rows: all
     rows, or one of a few shares, the other rows whole or on all GPUs.
     """
     options = instance.options_of(table)
@@ -290,13 +258,13 @@ def _of_bins(instance: Instance, choices: Sequence[_Choices]) -> Iterator[_Propo
         pairs = list(zip(choices, picked.tolist(), strict=True))
         yield _Proposal(
             [mine.options[n] for mine, n in pairs],
-            [int(mine.rungs[n]) for mine, n in pairs],
+            [int(mine.price_indices[n]) for mine, n in pairs],
             float(best[end]),
         )
 
 
 def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
-    """Pieces of a proposal on the least loaded GPUs with room for them, longest first."""
+    """Shards of a proposal on the least loaded GPUs with room for them, longest first."""
     kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
     load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
     dram = instance.dram_bytes.copy()
@@ -307,13 +275,13 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
         replica = instance.replica(table, option)
         if replica is not None:
             replicas.append(replica)
-            each = np.array([instance.ladder(replica, g).values[:, 0] for g in instance.kinds])
+            each = np.array([instance.priced_costs(replica, g)[:, 0] for g in instance.kinds])
             load += each[kinds, GPU_S]
             hbm -= each[kinds, BYTES]
     costs = {
         block: np.array(
             [
-                sum(instance.ladder(p, g).values[:, proposal.rungs[p.table]] for p in block)
+                sum(instance.priced_costs(p, g)[:, proposal.price_indices[p.table]] for p in block)
                 for g in instance.kinds
             ]
         )

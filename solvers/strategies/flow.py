@@ -1,54 +1,48 @@
-"""Assignment by min-cost flow: pieces to GPUs, one class of about equal pieces at a time.
+"""Assignment by min-cost flow: shards to GPUs, one class of about equal shards at a time.
 
-Which GPU serves which piece is a transportation problem where pieces take equal time, and its
+Which GPU serves which shard is a transportation problem where shards take equal time, and its
 min-cost flow is integral (Ahuja, Magnanti and Orlin 1993, "Network Flows", chapter 9): nothing
-has to be rounded. Pieces are therefore classed by what they cost, and the classes are assigned
-from the largest pieces to the smallest, each by the flow
+has to be rounded. Shards are therefore classed by what they cost, and the classes are assigned
+from the largest shards to the smallest, each by the flow
 
-    table → GPU    at most 1 where the table is cut: its pieces go to different GPUs. No arc to
-                   a GPU that may not serve it, or that serves a piece of it already
-    GPU → host     one arc for each further piece, at the time when the GPU would then be done:
+    table → GPU    at most 1 where the table is cut: its shards go to different GPUs. No arc to
+                   a GPU that may not serve it, or that serves a shard of it already
+    GPU → host     one arc for each further shard, at the time when the GPU would then be done:
                    parallel arcs of rising cost, so that the cost of a GPU's load is convex. No
-                   more arcs than it has HBM for buffers of such pieces
-    host → sink    as many as the host's memory has room for cold rows of such pieces
+                   more arcs than it has HBM for buffers of such shards
+    host → sink    as many as the host's memory has room for cold rows of such shards
 
-Inside a class, larger pieces then go where the flow has left most room. When a GPU is done is
-not a sum of times, for what a piece costs depends on the HBM that is left for it. By duality, as
+Inside a class, larger shards then go where the flow has left most room. When a GPU is done is
+not a sum of times, for what a shard costs depends on the HBM that is left for it. By duality, as
 in `solvers.bounds.lagrangian`, it is
 
-    max over prices λ of  Σ over its pieces of (time + λ · bytes)  −  λ · HBM
+    max over prices λ of  Σ over its shards of (time + λ · bytes)  −  λ · HBM
 
-which adds up piece by piece at each of a few prices; the pieces still to come count as shared
+which adds up shard by shard at each of a few prices; the shards still to come count as shared
 evenly. With everything assigned, each GPU's HBM is filled exactly, and the next round starts
 with what was wrong with each GPU's time, and with wider or narrower classes. (Classes of equal
-pieces alone, the narrowest, leave little to the flow: then it is a greedy.) Rounds are repeated for
+shards alone, the narrowest, leave little to the flow: then it is a greedy.) Rounds are repeated for
 tables cut as the bound would cut them for shorter and longer steps.
 
-Networks are small, since pieces that may go to the same GPUs are one node, and solved by
-networkx's network simplex in milliseconds: fit for thousands of pieces on a hundred GPUs, a round
+Networks are small, since shards that may go to the same GPUs are one node, and solved by
+networkx's network simplex in milliseconds: fit for thousands of shards on a hundred GPUs, a round
 of which takes about a second. Where the time limit strikes before the first plan, what is left is
-assigned piece by piece.
+assigned shard by shard.
 """
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostModel
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import finished, fitted_plan
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.result import Limits, SolveResult, Termination
 from solvers.search.construction import construct
+from solvers.strategies._base import Search, Strategy
 
 Block = tuple[TableShard, ...]
 
@@ -63,7 +57,7 @@ _EVERY = 3
 
 _CLASS_PER_GPU = 2
 _ARCS_PER_GPU = 8
-"""Sizes of networks: pieces of a class per GPU, and how many one GPU can get of them."""
+"""Sizes of networks: shards of a class per GPU, and how many one GPU can get of them."""
 
 _DAMPING = 0.5
 
@@ -72,110 +66,75 @@ _LEAST_GAIN = 1e-3
 """Rounds in a row without so much gain after which tables are cut anew."""
 
 _UNITS = 10_000
-"""Costs of arcs are whole numbers: this many for the longest piece of a class."""
+"""Costs of arcs are whole numbers: this many for the longest shard of a class."""
 
 
-class Flow:
+class Flow(Strategy):
     """The strategy of this module's docstring."""
 
     name = "flow"
+    no_plan = (
+        "no assignment fits: every GPU needs room for the buffers of its shards, and every host "
+        "for their cold rows; raise --hbm or lower --batch-size, or try `greedy-cost`"
+    )
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Cut, assign by flows, fill, price anew. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        search = _Search(instance, bound, clock)
-        search.run()
-        plan = fitted_plan(search.best) if search.best is not None else None
-        if plan is None:
-            return SolveResult(
-                None,
-                Termination(
-                    "no_plan",
-                    clock.limit_hit,
-                    detail="no assignment fits: every GPU needs room for the buffers of its "
-                    "pieces, and every host for their cold rows; raise --hbm or lower "
-                    "--batch-size, or try `greedy-cost`",
-                ),
-                bound_s=bound.step_time_s,
-            )
-        return finished(
-            self.name,
-            instance,
-            plan,
-            bound=bound,
-            limits=limits,
-            started=started,
-            limit=clock.limit_hit,
-            stats={"rounds": search.rounds, "flows": search.flows},
-        )
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Cut, assign by flows, fill, price anew: the best of all rounds."""
+        _Rounds(search).run()
+        return [] if search.best is None else [search.best]
 
 
-class _Search:
-    """Rounds of assignments; the best packing so far."""
+class _Rounds:
+    """Rounds of assignments, which improve a search's best one."""
 
-    def __init__(self, instance: Instance, bound: LagrangianBound, clock: Clock) -> None:
-        self.instance = instance
-        self.bound = bound
-        self.clock = clock
-        self.best: Assignment | None = None
+    def __init__(self, search: Search) -> None:
+        self.search = search
         self.rounds = 0
         self.flows = 0
 
-    @property
-    def done(self) -> bool:
-        """Whether the best packing is good enough, or has to be."""
-        if self.best is None:
-            return False
-        near = self.best.step_time_s <= self.bound.step_time_s * (1 + self.clock.limits.gap)
-        return near or self.clock.spent
-
     def run(self) -> None:
-        """All rounds of all cuts, as far as the clock lets them come; at least one."""
+        """All rounds of all sharding options, as far as the clock lets them come; at least one."""
+        search, bound = self.search, self.search.lagrangian
         tried = set[tuple[ShardingOption, ...]]()
         for target in _TARGETS:
-            options = _options_for(self.instance, self.bound, target * self.bound.step_time_s)
+            options = _options_for(search.instance, bound, target * bound.step_time_s)
             if options is None or tuple(options) in tried:
                 continue
             tried.add(tuple(options))
             self._rounds_of(options)
-            if self.done:
-                return
+            if search.is_over:
+                break
+        search.stats |= {"rounds": self.rounds, "flows": self.flows}
 
     def _rounds_of(self, options: Sequence[ShardingOption]) -> None:
         """Assign tables cut in one way, again and again with corrected times."""
-        instance = self.instance
+        search, instance = self.search, self.search.instance
         ahead_s = np.zeros(instance.gpus)
         least_s, idle = np.inf, 0
         for ratio in _RATIOS:
-            state = _State.empty(instance, options, self.bound.price_s_per_byte, ahead_s)
+            state = _State.empty(instance, options, search.lagrangian.price_s_per_byte, ahead_s)
             for members in _classes(state, ratio):
                 self._assign(state, members)
             self.rounds += 1
-            self.clock.step()
+            search.clock.step()
             assignment = (
                 Assignment.of(instance, state.pairs, state.replicas) if state.complete else None
             )
             if assignment is None:
-                if self.clock.spent:
+                if search.clock.spent:
                     return
                 continue
             better = assignment.step_time_s < least_s * (1 - _LEAST_GAIN)
             least_s, idle = min(least_s, assignment.step_time_s), 0 if better else idle + 1
-            if self.best is None or assignment.step_time_s < self.best.step_time_s:
-                self.best = assignment
-            if self.done or idle == _PATIENCE:
+            search.keep(assignment)
+            if search.is_over or idle == _PATIENCE:
                 return
             wrong_s = assignment.times_s - (state.done_s - ahead_s)
             ahead_s = _DAMPING * (wrong_s - wrong_s.mean())
 
     def _assign(self, state: "_State", members: Sequence[Block]) -> None:
         """Put the blocks of a class on GPUs, in two halves where no flow takes them all."""
-        if len(members) == 1 or (self.clock.spent and self.best is None):
+        if len(members) == 1 or (self.search.clock.spent and self.search.best is None):
             for block in members:
                 state.put_first(block)
             return
@@ -212,7 +171,7 @@ class _State:
     cold, everything : float64, shape (gpus,)
         Sums of cold and of all bytes of each GPU.
     holders : dict of int to set of int
-        GPUs that serve a piece of a cut table.
+        GPUs that serve a shard of a sharding option table.
     """
 
     instance: Instance
@@ -239,15 +198,15 @@ class _State:
     ) -> "_State":
         """Nothing assigned but replicas; `ahead_s` is what an earlier round was wrong by."""
         kinds = np.array(instance.kind_of_gpu)
-        rungs, usual = _rungs(instance, price)
-        prices = instance.prices[rungs]
+        price_indices, usual = _rungs(instance, price)
+        prices = instance.prices[price_indices]
         replicas = [
             r for table, option in enumerate(options) if (r := instance.replica(table, option))
         ]
         shards = [p for table, option in enumerate(options) for p in instance.shards(table, option)]
         base = np.array(
             [
-                sum((instance.ladder(r, gpu).values[:, 0] for r in replicas), np.zeros(5))
+                sum((instance.priced_costs(r, gpu)[:, 0] for r in replicas), np.zeros(5))
                 for gpu in instance.kinds
             ]
         )[kinds]
@@ -256,11 +215,11 @@ class _State:
         cost, size_s, cold_bytes, all_bytes, least_bytes = {}, {}, {}, {}, {}
         for block in blocks:
             values = np.array(
-                [sum(instance.ladder(p, g).values for p in block) for g in instance.kinds]
+                [sum(instance.priced_costs(p, g) for p in block) for g in instance.kinds]
             )
-            at_price = values[:, :, rungs]
+            at_price = values[:, :, price_indices]
             cost[block] = (at_price[:, GPU_S] + prices * at_price[:, BYTES])[kinds]
-            size_s[block] = float(cost[block][:, rungs == usual].min())
+            size_s[block] = float(cost[block][:, price_indices == usual].min())
             cold_bytes[block] = float(values[0, DRAM_BYTES, usual])
             all_bytes[block] = float(values[0, BYTES, -1] + values[0, DRAM_BYTES, -1])
             least_bytes[block] = float(values[0, BYTES, 0])
@@ -441,20 +400,18 @@ def _rungs(instance: Instance, price: float) -> tuple[npt.NDArray[np.int64], int
 def _options_for(
     instance: Instance, bound: LagrangianBound, target_s: float
 ) -> list[ShardingOption] | None:
-    """Cuts of all tables for a step time of `target_s`, or for less than is possible.
+    """Sharding options of all tables for a step time of `target_s`, or for less than is possible.
 
-    For less, tables are cut more finely, so that pieces are easy to balance.
+    For less, tables are cut more finely, so that shards are easy to balance.
     """
     start = construct(instance, bound, max(target_s, bound.step_time_s))
     if start is None:
         return None
-    of_table = {shard.table: shard.option for mine in start.shards for shard in mine}
-    of_table |= {shard.table: shard.option for shard in start.replicas}
-    options = [of_table[table] for table in range(instance.tables)]
+    options = [start.option_of[table] for table in range(instance.tables)]
     if target_s >= bound.step_time_s:
         return options
     fine = [_fine_option(instance, bound, table, target_s) for table in range(instance.tables)]
-    # Where memory asks for more pieces than time does, those.
+    # Where memory asks for more shards than time does, those.
     return [
         max(pair, key=lambda option: option.shard_count) for pair in zip(fine, options, strict=True)
     ]
@@ -463,7 +420,7 @@ def _options_for(
 def _fine_option(
     instance: Instance, bound: LagrangianBound, table: int, target_s: float
 ) -> ShardingOption:
-    """The cheapest cut with pieces of at most `target_s`, or else of not much more."""
+    """The cheapest sharding option with shards of at most `target_s`, or else of not much more."""
     work = bound.option_for(table, target_s)
     if work is not None:
         return work.option

@@ -6,40 +6,36 @@ the smallest sum of scores so far that has room in HBM, or else whole into the D
 a GPU's host.
 """
 
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Iterable
 
 import numpy as np
 
-from cost_models import CostModel
-from placer.problem import Problem
+from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.units import format_bytes
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.model.build_plan import build_plan, finished
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.result import Limits, Shortage, SolveResult, Termination
+from solvers.result import Shortage, Termination
+from solvers.strategies._base import Search, Strategy
 
 
-class _ScoreGreedy(ABC):
+class _ScoreGreedy(Strategy):
     """Sorted greedy on whole tables; subclasses say what a table's score is."""
-
-    name: str
 
     @abstractmethod
     def score(self, table: Table) -> float:
         """What tables are sorted by, largest first, and GPUs are balanced by."""
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Place every table whole. See `Solver.solve`."""
-        started = time.monotonic()
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        tables = [profile.table for profile in problem.profile]
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """None: HBM is not filled anew, as that would split tables."""
+        return ()
+
+    def place(self, search: Search) -> Plan | Termination:
+        """The plan with every table whole, or the first that finds no room."""
+        instance = search.instance
+        tables = [profile.table for profile in instance.problem.profile]
         score_of = [self.score(table) for table in tables]
         load = np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
@@ -60,30 +56,19 @@ class _ScoreGreedy(ABC):
                 if gpu >= 0:
                     break
             if gpu < 0:
-                shard = block[0]
-                return SolveResult(
-                    None,
-                    Termination(
-                        "no_plan",
-                        detail=_no_room(tables[shard.table], hbm, dram),
-                        shortages=(_shortage(instance, shard, hbm, dram),),
-                    ),
-                    bound_s=bound.step_time_s,
+                return Termination(
+                    "no_plan",
+                    detail=_no_room(tables[block[0].table], hbm, dram),
+                    shortages=(_shortage(instance, block[0], hbm, dram),),
                 )
             used = _ends(instance, block, gpu)[:, end]
             hbm[gpu] -= np.ceil(used[0])
             dram[instance.host_of_gpu[gpu]] -= used[1]
             load[gpu] += scores[number]
-            hot = [int(instance.curve(shard, gpu).hot_rows[end]) for shard in block]
-            placements += [Placement(p, gpu, h) for p, h in zip(block, hot, strict=True)]
-        return finished(
-            self.name,
-            instance,
-            build_plan(instance, placements),
-            bound=bound,
-            limits=limits,
-            started=started,
-        )
+            for shard in block:
+                hot_rows = int(instance.curve(shard, gpu).hot_rows[end])
+                placements.append(Placement(shard, gpu, hot_rows))
+        return build_plan(instance, placements)
 
     @staticmethod
     def _first_with_room(

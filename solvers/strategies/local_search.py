@@ -1,47 +1,47 @@
 """Local search: the cost greedy's plan, annealed, then improved by chosen moves until time is up.
 
-`solvers.search.annealing` makes many random moves, `solvers.search.moves` has the chosen ones
-(move, swap, cut anew), `solvers.search.iterated` the way out of their local optima.
+`solvers.search.annealing` makes many random moves, `solvers.search.moves` the chosen ones
+(move, swap, reshard), `solvers.search.iterated` leads out of their local optima.
 """
 
-import time
+from dataclasses import dataclass, field
 
-from cost_models import CostModel
-from placer.problem import Problem
-from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.model.build_plan import result_of
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.result import Limits, SolveResult
-from solvers.search.annealing import anneal
-from solvers.search.iterated import iterated_search
-from solvers.strategies.greedy_cost import best_assignment
-
-_GREEDY_SHARE, _ANNEALING_SHARE = 0.5, 0.8
-"""Shares of the time that is left for the first plan, and then for annealing."""
+from solvers.search.annealing import AnnealingParams
+from solvers.search.iterated import IteratedParams
+from solvers.strategies._base import Stage, StagedStrategy
+from solvers.strategies._stages import annealing, cost_greedy, iterated
 
 
-class LocalSearch:
+@dataclass(frozen=True, slots=True)
+class LocalSearchParams:
+    """Knobs of `LocalSearch`.
+
+    Attributes
+    ----------
+    greedy_share, annealing_share : float
+        Shares of the time that is left when each of these stages begins.
+    """
+
+    greedy_share: float = 0.5
+    annealing_share: float = 0.8
+    annealing: AnnealingParams = field(default_factory=AnnealingParams)
+    iterated: IteratedParams = field(default_factory=IteratedParams)
+
+
+class LocalSearch(StagedStrategy):
     """The strategy of this module's docstring."""
 
     name = "local-search"
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Search to the gap or a limit. See `Solver.solve`."""
-        started, clock = time.monotonic(), Clock.start(limits)
-        instance = Instance(problem, cost_model)
-        failure = impossible(instance)
-        if failure:
-            return SolveResult(None, failure)
-        bound = lagrangian_bound(instance)
-        target_s = bound.step_time_s * (1 + limits.gap)
-        assignment = best_assignment(instance, bound, clock.part(_GREEDY_SHARE))
-        if assignment is not None:
-            assignment = anneal(
-                assignment, target_s=target_s, seed=limits.seed, clock=clock.part(_ANNEALING_SHARE)
-            )
-            assignment = iterated_search(
-                assignment, target_s=target_s, seed=limits.seed, clock=clock
-            )
-        return result_of(self.name, instance, assignment, bound=bound, clock=clock, started=started)
+    def __init__(self, params: LocalSearchParams = LocalSearchParams()) -> None:
+        self.params = params
+
+    def stages(self, instance: Instance) -> list[Stage]:
+        """Greedy, annealing, iterated local search."""
+        p = self.params
+        return [
+            Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
+            Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
+            Stage("searched", lambda s: iterated(s, 1.0, p.iterated)),
+        ]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placer import Feature, Plan, Shard, Table
 from placer.executor import RowWiseAdagrad
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.tables import Pooling
 
 LR, EPS = 0.05, 1e-8

@@ -13,7 +13,7 @@ from plan_cases import in_dram, in_hbm, machine
 from placer import Plan, Shard, Table
 from placer.adapters.hugectr import as_arguments, to_hugectr
 from placer.errors import PlanMismatchError
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 
 
 def executed(arguments: dict[str, Any], tables: dict[str, Table]) -> set[tuple[Any, ...]]:

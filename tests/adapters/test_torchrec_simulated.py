@@ -96,7 +96,7 @@ def test_caches_have_torchrecs_size(gpus: int, policy: Any) -> None:
     simulator = Simulator(plan, ReplayOptions(cache_policy=policy))
     rows = [SIZES["cached"][0], *(SIZES["cut"][0] // gpus for _ in range(gpus))]
     sizes = [WAYS * cache_sets(count, LOAD_FACTOR) for count in rows]
-    assert sorted(simulator.pool_entries.tolist()) == sorted(sizes)
+    assert sorted(simulator.cache_entries.tolist()) == sorted(sizes)
 
 
 @pytest.mark.parametrize("policy", ["lfu", "rank"])

@@ -9,7 +9,8 @@ pytest.importorskip("torchrec")
 
 import torch
 from dmp_cases import Model, batch_of, model_of
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
 from torch import nn
@@ -31,7 +32,7 @@ from placer.adapters.torchrec import (
     split_tables,
 )
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 
 
 def split_plan(name: str = "t", rows: int = 20, edge: int = 6, *, listed: Any = (3, 19, 0)) -> Plan:
@@ -77,7 +78,7 @@ def test_a_checkpoint_goes_in_and_comes_out_as_it_was() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_rows_are_where_the_row_order_says(data: st.DataObject) -> None:
     rows = data.draw(st.integers(2, 30))
     edge = data.draw(st.integers(1, rows - 1))

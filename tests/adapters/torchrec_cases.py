@@ -6,7 +6,7 @@ import numpy as np
 from plan_cases import machine
 
 from placer import Feature, Plan, Shard, Table
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 
 
 def table(

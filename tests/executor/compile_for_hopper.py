@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton_kernels import TritonKernels
+from placer.executor.backends.triton.launches import TritonKernels
 from placer.executor.lookups.row_runs import PIECE, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows

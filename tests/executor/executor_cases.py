@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from placer.executor import BagBatch
-from placer.plan.plan import Lookup, Memory, Plan, RowOrder, Shard
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.tables import Feature, Table
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 LR, EPS = 0.1, 1e-6
 BETA1, BETA2 = 0.9, 0.999

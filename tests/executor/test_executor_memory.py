@@ -8,15 +8,18 @@ import numpy.typing as npt
 import pytest
 import torch
 from executor_cases import backward, random_gradients
+from fast_and_full import mostly_slow
 from torch.profiler import ProfilerActivity, profile
 
 from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.plan.buffers import with_buffers
+from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
-from placer.plan.plan import Lookup, RowOrder, Shard
+from placer.plan.shard import Lookup, Shard
 from placer.profile.counts import RowCounts
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 128, 8
 
@@ -99,7 +102,10 @@ def batches(count: int) -> list[BagBatch]:
 
 @pytest.mark.parametrize(
     ("lookup", "hot"),
-    [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],
+    mostly_slow(
+        [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],
+        ("uva", ROWS // 2),
+    ),
 )
 def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
     plan = plan_with(lookup, hot)

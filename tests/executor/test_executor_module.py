@@ -16,6 +16,7 @@ from executor_cases import (
     shard,
     two_features,
 )
+from fast_and_full import combinations
 from torch import nn
 
 from placer.errors import (
@@ -80,9 +81,12 @@ def test_initial_weights_depend_on_the_seed_and_not_on_the_plan() -> None:
     assert first.std() == pytest.approx(70_000**-0.5 / 3**0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("backend", ["torch", "tiered"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("placement", ["hbm", "host", "split 50%", "grid", "crossing cuts"])
+@combinations(
+    "placement, optimizer, backend",
+    ["hbm", "host", "split 50%", "grid", "crossing cuts"],
+    OPTIMIZERS,
+    ["torch", "tiered"],
+)
 def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backend: str) -> None:
     plan = placements(two_features(optimizer))[placement]
     held = PlacedEmbeddings(plan, backend=backend).memory_use()
@@ -90,7 +94,7 @@ def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backe
         tier = "hbm" if use.device.startswith("gpu") else "dram"
         planned = use.weight_bytes + use.state_bytes
         if (placement, optimizer) == ("crossing cuts", "rowwise_adagrad") and tier == "hbm":
-            # Strips cut the uncut half too, and each keeps its copy of the row's state.
+            # Column slices cut the uncut half too, and each keeps its copy of the row's state.
             planned += 4 * 30 if use.device == "gpu:0" else 0
         assert held.get((use.device, tier), 0) == planned
 

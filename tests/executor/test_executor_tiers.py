@@ -16,13 +16,15 @@ from executor_cases import (
     shard,
     two_features,
 )
-from hypothesis import HealthCheck, given, settings
+from fast_and_full import combinations, examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import Feature, Table
 
 BACKENDS = ["tiered", "triton"]
@@ -72,11 +74,14 @@ def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("entries", [0, 2, 9, 60])
-@pytest.mark.parametrize("lookup", ["staged", "cached"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@combinations(
+    "backend, lookup, entries, ahead, optimizer",
+    BACKENDS,
+    ["staged", "cached"],
+    [0, 2, 9, 60],
+    [False, True],
+    ["adagrad", "rowwise_adagrad"],
+)
 def test_pooled_rows_train_as_those_in_hbm(
     backend: str, lookup: str, entries: int, ahead: bool, optimizer: str
 ) -> None:
@@ -91,12 +96,12 @@ def test_pooled_rows_train_as_those_in_hbm(
     rates = model.hit_rates()
     assert rates is not None
     if entries == 60:  # Enough for all rows of two steps.
-        assert rates.pool.in_place_rows == 0
-        assert rates.pool.hit_rows > 0
+        assert rates.row_cache.in_place_rows == 0
+        assert rates.row_cache.hit_rows > 0
     elif entries == 0 and lookup == "staged":
-        assert rates.pool.rows == rates.pool.in_place_rows
+        assert rates.row_cache.rows == rates.row_cache.in_place_rows
     else:
-        assert rates.pool.in_place_rows > 0
+        assert rates.row_cache.in_place_rows > 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -123,8 +128,8 @@ def test_a_row_of_a_closed_step_is_written_back_when_others_need_its_entry() -> 
     train(model, [random_batch(tables(), seed=seed) for seed in range(8)])
     rates = model.hit_rates()
     assert rates is not None
-    assert rates.pool.written_back_rows > 0
-    assert rates.lookups == rates.home_lookups + rates.pool.lookups
+    assert rates.row_cache.written_back_rows > 0
+    assert rates.lookups == rates.home_lookups + rates.row_cache.lookups
     model.reset_hit_rates()
     assert model.hit_rates().lookups == 0  # type: ignore[union-attr]
 
@@ -137,11 +142,11 @@ def test_what_is_only_read_is_not_written_back() -> None:
             model(random_batch(tables(), seed=seed))
     rates = model.hit_rates()
     assert rates is not None
-    assert rates.pool.written_back_rows == 0
+    assert rates.row_cache.written_back_rows == 0
     assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(data=st.data())
 def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
     """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded."""

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import combinations
 from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton_kernels import Launch, TritonKernels
+from placer.executor.backends.triton.launches import Launch, TritonKernels
 from placer.executor.lookups.row_runs import PIECE, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows
@@ -106,9 +107,12 @@ class TestTranslate:
 
 
 class TestPool:
-    @pytest.mark.parametrize("width", [1, 3, 16, 100, 300])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-    @pytest.mark.parametrize("weighted", [False, True])
+    @combinations(
+        "weighted, dtype, width",
+        [False, True],
+        [torch.float32, torch.float16, torch.bfloat16],
+        [1, 3, 16, 100, 300],
+    )
     def test_sums_of_bags(
         self,
         kernels: TritonKernels,
@@ -180,8 +184,7 @@ def uneven_slots(random: torch.Generator) -> Tensor:
 
 
 class TestUpdate:
-    @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-    @pytest.mark.parametrize("width", [1, 6])
+    @combinations("width, optimizer", [1, 6], ["sgd", "adagrad", "rowwise_adagrad", "adam"])
     def test_against_float64(
         self,
         kernels: TritonKernels,
@@ -213,8 +216,11 @@ class TestUpdate:
             )
             assert torch.equal(got[~touched], state[~touched])
 
-    @pytest.mark.parametrize("lookups", [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5])
-    @pytest.mark.parametrize("before", [0, 1, PIECE - 1])
+    @combinations(
+        "before, lookups",
+        [0, 1, PIECE - 1],
+        [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5],
+    )
     def test_a_run_sums_alike_wherever_it_lies(
         self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
     ) -> None:
@@ -246,21 +252,21 @@ class TestUpdate:
             results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
         assert torch.equal(*results)
 
-    @pytest.mark.parametrize("strips", [(3, 4), (7,)])
-    def test_the_mean_over_several_strips(
-        self, kernels: TritonKernels, random: torch.Generator, strips: Sequence[int]
+    @pytest.mark.parametrize("column_slices", [(3, 4), (7,)])
+    def test_the_mean_over_several_column_slices(
+        self, kernels: TritonKernels, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 7, generator=random)
         sources = torch.randint(0, 50, slots.shape, generator=random)
-        parts = [part.contiguous() for part in gradients.split(list(strips), 1)]
+        parts = [part.contiguous() for part in gradients.split(list(column_slices), 1)]
         reads = [reads_of(slots, part, sources) for part in parts]
         squares = torch.zeros(slots.numel())
         for part in reads:
             own = torch.full((slots.numel(),), torch.nan)
             kernels.squares(part, own)
             squares += own
-        tiers = [split(torch.zeros(40, width), 20) for width in strips]
+        tiers = [split(torch.zeros(40, width), 20) for width in column_slices]
         for rows, part in zip(tiers, reads, strict=True):
             state = split(torch.zeros(40), 20)
             kernels.update(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
@@ -272,7 +278,7 @@ class TestUpdate:
         torch.testing.assert_close(got, -expected, rtol=1e-4, atol=1e-5)
 
     def test_rows_of_nobody_have_no_square(self, kernels: TritonKernels) -> None:
-        """What is added up over ranks and strips must be a number."""
+        """What is added up over ranks and column slices must be a number."""
         slots = torch.cat([torch.full((PIECE + 2,), -1), torch.tensor([3, 3, 1])])
         reads = reads_of(slots, torch.ones(1, 2), torch.zeros_like(slots))
         out = torch.full((slots.numel(),), torch.nan)

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from cli import main
 from placer import Feature, Plan, Profile, Shard, Table, Topology, apply_plan, remove_plan
 from placer.executor import BagBatch, PlacedEmbeddings
-from placer.plan.plan import RowOrder
+from placer.plan.fields import RowOrder
 from placer.storage.checkpoint import load_model, save_model
 from placer.storage.shards import load_shards
 from placer.training.checkpoint import Checkpoint, Position

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 import golden_commands
 import golden_store
 import pytest
+from fast_and_full import mostly_slow
 
 RECORDED = golden_store.recorded("commands")
+FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
+"""A case of each command."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,7 +24,7 @@ def test_the_same_cases_are_recorded() -> None:
     assert list(golden_commands.failing()) == list(RECORDED["exit_codes"])
 
 
-@pytest.mark.parametrize("name", RECORDED["cases"])
+@pytest.mark.parametrize("name", mostly_slow(RECORDED["cases"], *FIRST.values()))
 def test_a_command_prints_what_it_did(name: str) -> None:
     case = golden_commands.cases()[name]
     golden_commands.check(case.run(), RECORDED["cases"][name], case.relative)

@@ -1,6 +1,6 @@
 """Costs of plans, shards and pieces are those that were recorded."""
 
-import pytest
+from fast_and_full import combinations
 from golden_cases import (
     COST_PROBLEMS,
     MODELS,
@@ -13,25 +13,20 @@ from golden_store import assert_same, recorded
 
 BATCHED = [model for model in MODELS if "torchrec" not in model]
 
-problems = pytest.mark.parametrize("problem", COST_PROBLEMS)
 
-
-@problems
-@pytest.mark.parametrize("model", MODELS)
+@combinations("problem, model", COST_PROBLEMS, MODELS)
 def test_costs_of_plans(problem: str, model: str) -> None:
     key = f"{problem}/{model}"
     assert_same(costs_of_plans(problem, model), recorded("costs")[key], key)
 
 
-@problems
-@pytest.mark.parametrize("model", MODELS)
+@combinations("problem, model", COST_PROBLEMS, MODELS)
 def test_cuts_and_curves_of_pieces(problem: str, model: str) -> None:
     key = f"{problem}/{model}"
     assert_same(curves(problem, model), recorded("curves")[key], key)
 
 
-@problems
-@pytest.mark.parametrize("model", BATCHED)
+@combinations("problem, model", COST_PROBLEMS, BATCHED)
 def test_costs_of_shards_at_once(problem: str, model: str) -> None:
     key = f"{problem}/{model}"
     assert_same(batched_costs(problem, model), recorded("batched")[key], key)

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from placer.executor import BagBatch
 from placer.executor.distributed.assembly import Survey, own_channels, serving
+from placer.executor.distributed.collectives import Kind
 from placer.executor.distributed.combine import combine
-from placer.executor.distributed.comm import Kind
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.exchange import InputExchange
-from placer.executor.distributed.serve import Serve
-from placer.executor.distributed.step import spans
+from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.serving import Serve
+from placer.executor.distributed.sharded_batch import spans
 from placer.executor.distributed.whole_rows import RowTotals
-from placer.executor.lookups.translated import feature_reads
+from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
-from placer.executor.distributed.comm import Communicator
+from placer.executor.distributed.collectives import Communicator
 from placer.plan.plan import Plan
 
 STEPS = 5

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 import torch
 from executor_cases import machine, placements, plan_of, shard
+from fast_and_full import combinations, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.assembly import Survey
-from placer.executor.distributed.channels import all_channels, channels_of
-from placer.executor.distributed.division import Target, divide
-from placer.executor.distributed.local import local_features, local_plan
-from placer.executor.distributed.mapping import holders_of, ranks_of_devices
-from placer.executor.distributed.slices import RowSlice, joined, refined
-from placer.executor.distributed.table_map import TableMap, ids_of, table_maps
-from placer.executor.lookups.translated import feature_reads
+from placer.executor.distributed.placement.channels import all_channels, channels_of
+from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.local_plans import local_features, local_plan
+from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
+from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes
+from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.tables import OPTIMIZERS
@@ -69,11 +70,11 @@ def test_refined_slices_lie_in_one_of_each(one: list[RowSlice], other: list[RowS
         assert any(set(atom.members) <= set(part.members) for part in cut)
 
 
-def division(plan: Plan, world: int) -> tuple[list[Target], dict[str, TableMap]]:
+def division(plan: Plan, world: int) -> tuple[list[Target], dict[str, TableRoutes]]:
     ranks = ranks_of_devices(plan.topology, world)
-    strips = divide(plan, ranks, {table.name: table.optimizer for table in plan.tables})
-    targets = [t for parts in strips.values() for strip in parts for t in strip.targets]
-    return targets, table_maps(plan, strips, HOST)
+    column_slices = divide(plan, ranks, {table.name: table.optimizer for table in plan.tables})
+    targets = [t for parts in column_slices.values() for columns in parts for t in columns.targets]
+    return targets, table_routes(plan, column_slices, HOST)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6])
@@ -84,17 +85,17 @@ def test_every_row_is_routed_to_the_ranks_that_hold_it(placement: str, world: in
     ranks = ranks_of_devices(plan.topology, world)
     known = maps["t"]
     by_rank = _ids_by_rank(plan)
-    for strip in known.strips:
-        position, rows = known.route(torch.arange(61), strip)
+    for columns in known.column_slices:
+        position, rows = known.route(torch.arange(61), columns)
         for id in range(61):
-            target = strip.targets[int(position[id])]
+            target = columns.targets[int(position[id])]
             row = int(rows[id])
             assert ids_of(plan, target, range(row, row + 1)).tolist() == [id]
             rank = by_rank.index(id)
             (holding,) = [
                 shard
                 for shard in plan.shards
-                if rank in range(*shard.rows) and shard.cols[0] <= strip.cols[0] < shard.cols[1]
+                if rank in range(*shard.rows) and shard.cols[0] <= columns.cols[0] < shard.cols[1]
             ]
             assert target.holders == holders_of(holding, ranks)
 
@@ -104,9 +105,9 @@ def _ids_by_rank(plan: Plan) -> list[int]:
     return [*hot, *(id for id in range(61) if id not in set(hot))]
 
 
-@pytest.mark.parametrize("world", [2, 4, 6])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("placement", list(placements(table_with("sgd"))))
+@combinations(
+    "placement, optimizer, world", list(placements(table_with("sgd"))), OPTIMIZERS, [2, 4, 6]
+)
 def test_the_plans_of_the_ranks_are_sound_and_hold_all(
     placement: str, optimizer: str, world: int
 ) -> None:
@@ -154,7 +155,7 @@ def test_columns_that_are_partly_replicated_are_refused_for_row_wise_adagrad() -
     assert division(plan_of([table_with("adagrad")], shards), 4)
 
 
-@pytest.mark.parametrize("gpus", [128, 1024])
+@pytest.mark.parametrize("gpus", mostly_slow([128, 1024], 128))
 def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) -> None:
     plan = large_plan(gpus)
     targets, maps = division(plan, gpus)
@@ -163,10 +164,10 @@ def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) 
     assert maps["whole"].nbytes == 0
     ids = torch.randint(0, plan.tables[0].rows, (200,))
     for known in maps.values():
-        for strip in known.strips:
-            position, rows = known.route(ids, strip)
+        for columns in known.column_slices:
+            position, rows = known.route(ids, columns)
             for id, at, row in zip(*(part.tolist() for part in (ids, position, rows)), strict=True):
-                assert ids_of(plan, strip.targets[at], range(row, row + 1)).tolist() == [id]
+                assert ids_of(plan, columns.targets[at], range(row, row + 1)).tolist() == [id]
     features = feature_reads(plan.tables, {})
     channels = all_channels(features, maps)
     some = [0, 1, gpus // 2, gpus - 1]

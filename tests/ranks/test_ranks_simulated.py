@@ -68,6 +68,7 @@ def exchanged_by_model(problem: Problem, plan: Plan) -> float:
     return sum(gpu.communication_s for gpu in report.gpus) * bandwidth
 
 
+@pytest.mark.slow
 def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     """Every rank has the same samples: expected and real bytes are then the same."""
     profile = named_workload("mlperf-dcnv2")
@@ -82,7 +83,9 @@ def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     assert plan is not None
     world, steps = executed(plan, [a_batch(plan, samples, 0)] * GPUS)
     assert any(target.cols != (0, target.table.dim) for target in world.survey.targets) or any(
-        len(strip.targets) > 1 for known in world.survey.maps.values() for strip in known.strips
+        len(columns.targets) > 1
+        for known in world.survey.maps.values()
+        for columns in known.column_slices
     )
     measured = sent(steps, "ids", "lengths", "outputs", "gradients")
     assert measured == pytest.approx(exchanged_by_model(problem, plan), rel=1e-9)
@@ -137,10 +140,11 @@ def plan_of_1024() -> Plan:
     return plan_of(tables, shards, {"head": order, "grid": order}, topology)
 
 
+@pytest.mark.slow
 def test_a_plan_of_1024_gpus() -> None:
     plan = plan_of_1024()
     world, steps = executed(plan, [a_batch(plan, 1, rank, most=2) for rank in range(1024)])
-    assert world.arrivals.squares, "row-wise Adagrad adds up over strips of columns"
+    assert world.arrivals.squares, "row-wise Adagrad adds up over column slices"
     assert sent(steps, "rows") > 0
     assert sent(steps, "replicas") > 0
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
+from fast_and_full import fewer, mostly_slow
 from ranks_cases import (
     batches_of,
     close,
@@ -21,7 +22,7 @@ from placer.executor.distributed import ShardedEmbeddings
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
-STEPS = 20
+STEPS = fewer(20, 5)
 
 
 def weighted_bags(rank: int, world: int, plan: Plan) -> None:
@@ -184,7 +185,7 @@ def pieces(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[i
     train_step(model, rank, batches_of(plan.tables, world, 0), 0)
     whole = {**model.state_dict(), **model.optimizer_state_dict()}
     held = []
-    for piece in model.local_pieces():
+    for piece in model.local_shards():
         ids = torch.cat([piece.ids(0, piece.rows // 2), piece.ids(piece.rows // 2, piece.rows)])
         tensor = whole[f"{piece.table}.{piece.tensor}"][ids]
         expected = tensor if piece.cols is None else tensor[:, slice(*piece.cols)]
@@ -298,7 +299,7 @@ def jobs(world: int) -> list[Job]:
 WORLDS = (2, 4)
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world} ranks")
+@pytest.fixture(scope="module", params=mostly_slow(WORLDS, 2), ids=lambda world: f"{world} ranks")
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     return run(request.param, jobs(request.param))
 

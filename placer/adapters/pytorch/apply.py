@@ -13,7 +13,7 @@ from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import Options, PlacedTable
 from placer.errors import PlanMismatchError
 from placer.executor import HitRates
-from placer.executor.local.placed import Rounding
+from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.plan.plan import Plan

@@ -16,7 +16,8 @@ from placer.executor.memory.arena import TORCH_DTYPES
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.counts import RowCounts
-from placer.profile.profile import FeatureCounts, Profile, TableProfile
+from placer.profile.profile import Profile
+from placer.profile.table_profile import FeatureCounts, TableProfile
 from placer.tables import DType, OptimizerName, Pooling
 
 Batch = TypeVar("Batch")

@@ -21,11 +21,11 @@ from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.executor.distributed import ShardedEmbeddings
-from placer.executor.local.placed import Rounding
+from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
+from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
-from placer.storage.tensor_names import UPDATES
 from placer.tables import OptimizerName
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from placer.topology.topology import Gpu, Host, Link, Topology
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
 
 _MS = 1e-3
 

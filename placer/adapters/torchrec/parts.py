@@ -12,7 +12,8 @@ from typing import Literal
 
 from placer.adapters.torchrec.sharding import Sharding, sharding_of
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Lookup, Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.tables import Table
 
 Staged = Literal["uva", "cached"]

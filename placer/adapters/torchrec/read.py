@@ -9,7 +9,9 @@ from placer.adapters.torchrec.machine import topology_of
 from placer.adapters.torchrec.sharding import sharding_of
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import with_buffers
-from placer.plan.plan import Lookup, Plan, Provenance, RowOrder, Shard, SolverRecord
+from placer.plan.fields import Provenance, RowOrder, SolverRecord
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.profile.profile import Profile
 from placer.tables import OptimizerName, Table
 from placer.topology.topology import Topology

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from placer.errors import PlanMismatchError
-from placer.plan.plan import Shard
+from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 

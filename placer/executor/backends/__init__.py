@@ -9,7 +9,7 @@ from placer.executor.names import BACKENDS, Policy
 if TYPE_CHECKING:
     import torch
 
-    from placer.executor.backends._base import Backend
+    from placer.executor.backends.base import Backend
 
 __all__ = ["BACKENDS", "make_backend"]
 
@@ -36,14 +36,14 @@ def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "
         name = _best(device)
     if name in ("numba", "torch"):
         return _host_backend(name)
-    from placer.executor.backends.tiered import TieredBackend
+    from placer.executor.backends.tiered_backend import TieredBackend
 
     host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
         from placer.executor.backends.torch_kernels import TorchKernels
 
         return TieredBackend(TorchKernels(), host, device, policy)
-    from placer.executor.backends.triton_kernels import TritonKernels
+    from placer.executor.backends.triton.launches import TritonKernels
 
     return TieredBackend(TritonKernels(device), host, device, policy)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import FeatureRead, check_ids, feature_bounds
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import FeatureRead, check_ids, feature_bounds
 from placer.executor.streams import recorded, start_copy
 
 NO_FAULT = torch.iinfo(torch.int64).max

@@ -7,8 +7,8 @@ each step, so that it waits for the device's gradients and the device for its su
 import torch
 from torch import Tensor
 
-from placer.executor.backends._base import Backend
-from placer.executor.lookups.translated import ArenaReads, ArenaStep
+from placer.executor.backends.base import Backend
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep
 from placer.executor.memory.access import HostReads
 from placer.executor.memory.arena import AnyRows, Arena, FlatRows
 from placer.executor.memory.tiers import TieredRows

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.executor.backends import kernels
+from placer.executor.backends import numba_kernels as kernels
 from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_backend import TorchBackend
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, check_ids
 from placer.executor.memory.arena import Arena, FlatRows
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule
@@ -41,15 +41,15 @@ class NumbaBackend(TorchBackend):
         out = torch.empty(int(starts[-1]), dtype=torch.int64)
         if not out.numel():
             return out
-        strips = [segment.strip for segment in segments]
+        column_slices = [segment.columns for segment in segments]
         tables = (
             ids.contiguous().numpy(),
             arena.slot_map.numpy(),
             np.array([segment.batch[0] for segment in segments]),
             starts,
-            np.array([strip.rows for strip in strips]),
-            np.array([astuple(strip.follows) for strip in strips]),
-            np.array([strip.map_start for strip in strips]),
+            np.array([columns.rows for columns in column_slices]),
+            np.array([astuple(columns.follows) for columns in column_slices]),
+            np.array([columns.map_start for columns in column_slices]),
             out.numpy(),
         )
         for place in run(partial(kernels.translate, *tables), thread_count(out.numel())):

@@ -119,7 +119,7 @@ class TierKernels(Protocol):
 
         `state` has shape (..,) for row-wise Adagrad, (.., width) for Adagrad, (.., 2 · width)
         for Adam. `mean_squares`, float32 by run, replaces the mean of g² in row-wise Adagrad,
-        where the arena holds only a strip of the rows.
+        where the arena holds only a column slice of the rows.
         """
         ...
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.backends._base import Backend, CutUpdate, StripReads
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.translated import ArenaReads, ArenaStep, FeatureRead, check_ids
+from placer.executor.backends.base import Backend, SlicedUpdate, SliceReads
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, check_ids
 from placer.executor.memory.arena import Arena, FlatRows, flat_arena
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule, apply_rule, row_sums, runs
@@ -70,19 +70,24 @@ class TorchBackend(Backend):
         sums = row_sums(gradients, sources, sorted_weights, starts)
         apply_rule(rule, arena.weights, arena.state, slots, sums)
 
-    def cut_update(self, strips: Sequence[Sequence[StripReads]]) -> CutUpdate:
+    def sliced_update(self, column_slices: Sequence[Sequence[SliceReads]]) -> SlicedUpdate:
         with phase("sort"):
-            order, _, starts = runs(torch.cat([reads.slots for reads in strips[0]]))
+            order, _, starts = runs(torch.cat([reads.slots for reads in column_slices[0]]))
         sums = []
-        for strip in strips:
-            sources = torch.cat([reads.sources for reads in strip])[order]
+        for columns in column_slices:
+            sources = torch.cat([reads.sources for reads in columns])[order]
             weights = None
-            if strip[0].weights is not None:
-                weights = torch.cat([reads.weights for reads in strip if reads.weights is not None])
+            if columns[0].weights is not None:
+                weights = torch.cat(
+                    [reads.weights for reads in columns if reads.weights is not None]
+                )
                 weights = weights[order]
-            sums.append(row_sums(strip[0].gradients, sources, weights, starts))
-        slots = [torch.cat([reads.slots for reads in strip])[order][starts] for strip in strips]
-        return _CutUpdate([strip[0] for strip in strips], slots, sums)
+            sums.append(row_sums(columns[0].gradients, sources, weights, starts))
+        slots = [
+            torch.cat([reads.slots for reads in columns])[order][starts]
+            for columns in column_slices
+        ]
+        return _SlicedUpdate([columns[0] for columns in column_slices], slots, sums)
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         rows = _flat(arena).read(step.slots).float()
@@ -102,24 +107,24 @@ class TorchBackend(Backend):
         for segment in reads.segments:
             part = ids[slice(*segment.batch)]
             check_ids(part, features[segment.feature])
-            slots.append(segment.strip.slots_of(part))
+            slots.append(segment.columns.slots_of(part))
         return torch.cat(slots)
 
 
-class _CutUpdate:
-    """See `CutUpdate`; holds the rows and summed gradients of each strip."""
+class _SlicedUpdate:
+    """See `SlicedUpdate`; holds the rows and summed gradients of each column slice."""
 
     def __init__(
-        self, strips: Sequence[StripReads], slots: Sequence[Tensor], sums: Sequence[Tensor]
+        self, column_slices: Sequence[SliceReads], slots: Sequence[Tensor], sums: Sequence[Tensor]
     ) -> None:
-        self._strips, self._slots, self._sums = strips, slots, sums
+        self._column_slices, self._slots, self._sums = column_slices, slots, sums
         self.squares = torch.stack([(part * part).sum(1) for part in sums]).sum(0)
 
     def apply(self, mean_squares: Tensor) -> None:
-        """Update the rows of all strips."""
-        for strip, slots, sums in zip(self._strips, self._slots, self._sums, strict=True):
-            arena = strip.arena
-            apply_rule(strip.rule, arena.weights, arena.state, slots, sums, mean_squares)
+        """Update the rows of all column slices."""
+        for columns, slots, sums in zip(self._column_slices, self._slots, self._sums, strict=True):
+            arena = columns.arena
+            apply_rule(columns.rule, arena.weights, arena.state, slots, sums, mean_squares)
 
 
 def _flat(arena: Arena) -> FlatRows:

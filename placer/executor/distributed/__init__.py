@@ -1,8 +1,8 @@
 """A plan over many ranks of `torch.distributed`: who holds what, and what they exchange."""
 
-from placer.executor.distributed.comm import Volume
-from placer.executor.distributed.pieces import LocalPiece
-from placer.executor.distributed.sharded import ShardedEmbeddings
-from placer.executor.distributed.step import ShardedBatch
+from placer.executor.distributed.collectives import Volume
+from placer.executor.distributed.local_shards import LocalShard
+from placer.executor.distributed.sharded_batch import ShardedBatch
+from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings
 
-__all__ = ["LocalPiece", "ShardedBatch", "ShardedEmbeddings", "Volume"]
+__all__ = ["LocalShard", "ShardedBatch", "ShardedEmbeddings", "Volume"]

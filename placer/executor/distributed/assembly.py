@@ -11,19 +11,25 @@ from torch import Tensor
 
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.canonical import Canonical
-from placer.executor.distributed.channels import Channel, Channels, all_channels, channels_of
-from placer.executor.distributed.comm import Collectives, Communicator
-from placer.executor.distributed.division import Target, divide
-from placer.executor.distributed.exchange import InputExchange
-from placer.executor.distributed.local import local_features, local_plan
-from placer.executor.distributed.mapping import holders_of, ranks_of_devices
+from placer.executor.distributed.collectives import Collectives, Communicator
+from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.placement.channels import (
+    Channel,
+    Channels,
+    all_channels,
+    channels_of,
+)
+from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.local_plans import local_features, local_plan
+from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
-from placer.executor.distributed.serve import Served
-from placer.executor.distributed.table_map import TableMap, table_maps
+from placer.executor.distributed.serving import Served
 from placer.executor.distributed.whole_rows import RowTotals, row_groups
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.lookups.translated import FeatureRead
-from placer.plan.plan import Plan, Shard
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.lookups.batch_reads import FeatureRead
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName
 
 Build = Callable[[Plan, RowTotals | None], Held]
@@ -41,7 +47,7 @@ class Survey:
     optimizers : mapping of table name to optimizer
     ranks : mapping of device to rank
     targets : tuple of Target
-    maps : mapping of table name to TableMap
+    maps : mapping of table name to TableRoutes
     channels : tuple of Channel
         Between any ranks.
     shards : mapping of (table name, ranks) to tuple of Shard
@@ -53,7 +59,7 @@ class Survey:
     optimizers: Mapping[str, OptimizerName]
     ranks: Mapping[str, int]
     targets: tuple[Target, ...]
-    maps: Mapping[str, TableMap]
+    maps: Mapping[str, TableRoutes]
     channels: tuple[Channel, ...]
     shards: Mapping[tuple[str, tuple[int, ...]], tuple[Shard, ...]]
 
@@ -75,7 +81,7 @@ class Survey:
         """
         ranks = ranks_of_devices(plan.topology, world)
         division = divide(plan, ranks, optimizers)
-        maps = table_maps(plan, division, device)
+        maps = table_routes(plan, division, device)
         held: dict[tuple[str, tuple[int, ...]], list[Shard]] = defaultdict(list)
         for shard in plan.shards:
             held[shard.table, holders_of(shard, ranks)].append(shard)
@@ -84,7 +90,12 @@ class Survey:
             features,
             optimizers,
             ranks,
-            tuple(t for strips in division.values() for strip in strips for t in strip.targets),
+            tuple(
+                t
+                for column_slices in division.values()
+                for columns in column_slices
+                for t in columns.targets
+            ),
             maps,
             all_channels(features, maps),
             {key: tuple(shards) for key, shards in held.items()},

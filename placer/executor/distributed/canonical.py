@@ -7,14 +7,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.distributed.comm import Communicator
-from placer.executor.distributed.division import Target
-from placer.executor.distributed.pieces import read_rows, write_rows
-from placer.executor.distributed.table_map import TableMap
-from placer.executor.local.placed import PlacedEmbeddings
-from placer.executor.memory.initial import CHUNK_ROWS, initial_weights
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.local_shards import read_rows, write_rows
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.id_order import Span
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
 from placer.plan.plan import Plan
-from placer.storage.id_order import Span
 from placer.tables import OptimizerName, Table
 
 
@@ -24,7 +24,7 @@ class Canonical:
 
     Attributes
     ----------
-    maps : mapping of table name to TableMap
+    maps : mapping of table name to TableRoutes
     held : mapping of target name to PlacedEmbeddings
         What this rank holds.
     comm : Communicator
@@ -32,7 +32,7 @@ class Canonical:
         Of the maps.
     """
 
-    maps: Mapping[str, TableMap]
+    maps: Mapping[str, TableRoutes]
     held: Mapping[str, PlacedEmbeddings]
     comm: Communicator
     device: torch.device
@@ -55,7 +55,7 @@ class Canonical:
                 values = read_rows(module, target.name, tensor, rows).float()
                 if chunk.dim() == 2:
                     chunk[places, slice(*target.cols)] = values
-                elif not target.cols[0]:  # Of copies that strips of a row share, one.
+                elif not target.cols[0]:  # Of copies that column slices of a row share, one.
                     chunk[places] = values
             bits = self.comm.total("state", chunk.view(torch.int32)).cpu()
             part.copy_(bits.view(torch.float32))
@@ -122,8 +122,8 @@ class Canonical:
     def shares(self, table: Table) -> list[float]:
         """Which part of a table each rank holds; copies are shared out evenly."""
         held = [0.0] * self.comm.world
-        for strip in self.maps[table.name].strips:
-            for target in strip.targets:
+        for columns in self.maps[table.name].column_slices:
+            for target in columns.targets:
                 for holder in target.holders:
                     held[holder] += target.rows * target.width / len(target.holders)
         return [cells / (table.rows * table.dim) for cells in held]
@@ -147,13 +147,15 @@ class Canonical:
         With `only`, those that this rank serves the asker; each cell comes from one holder.
         """
         known = self.maps[span.tensor.table.name]
-        # Strips of a row have equal copies of a state that is one number a row.
-        for strip in known.strips if len(span.tensor.shape) > 1 else known.strips[:1]:
-            serves = [only in (None, target.holder_for(asker)) for target in strip.targets]
+        # Column slices of a row have equal copies of a state that is one number a row.
+        for columns in (
+            known.column_slices if len(span.tensor.shape) > 1 else known.column_slices[:1]
+        ):
+            serves = [only in (None, target.holder_for(asker)) for target in columns.targets]
             if not any(serves):
                 continue
-            position, rows = (part.cpu() for part in known.route(span.ids.to(self.device), strip))
-            for number, target in enumerate(strip.targets):
+            position, rows = (part.cpu() for part in known.route(span.ids.to(self.device), columns))
+            for number, target in enumerate(columns.targets):
                 if serves[number]:
                     places = torch.nonzero(position == number).squeeze(1)
                     yield target, places, rows[places]
@@ -163,11 +165,11 @@ class Canonical:
     ) -> Iterator[tuple[Target, PlacedEmbeddings, Tensor, Tensor]]:
         """What is here of some ids: target, module, positions among the ids, rows."""
         known = self.maps[table]
-        for strip in known.strips:
-            if not any(target.name in self.held for target in strip.targets):
+        for columns in known.column_slices:
+            if not any(target.name in self.held for target in columns.targets):
                 continue
-            position, rows = (part.cpu() for part in known.route(ids.to(self.device), strip))
-            for number, target in enumerate(strip.targets):
+            position, rows = (part.cpu() for part in known.route(ids.to(self.device), columns))
+            for number, target in enumerate(columns.targets):
                 module = self.held.get(target.name)
                 if module is not None:
                     places = torch.nonzero(position == number).squeeze(1)

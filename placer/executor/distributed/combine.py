@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.channels import Channels
-from placer.executor.distributed.step import Route, ShardedBatch
-from placer.executor.distributed.table_map import TableMap
+from placer.executor.distributed.placement.channels import Channels
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.sharded_batch import Route, ShardedBatch
+from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.lookups.translated import FeatureRead, feature_bounds
 
 
 def combine(
@@ -17,12 +17,12 @@ def combine(
     step: ShardedBatch,
     channels: Channels,
     features: Sequence[FeatureRead],
-    maps: Mapping[str, TableMap],
+    maps: Mapping[str, TableRoutes],
     dims: Mapping[str, int],
 ) -> dict[str, Tensor]:
     """Outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
 
-    Partial sums are added in the order of a strip's targets, whoever holds them. Ordinary
+    Partial sums are added in the order of a column slice's targets, whoever holds them. Ordinary
     operations, so that autograd differentiates them.
     """
     came: dict[tuple[int, int, int], Tensor] = {}
@@ -33,29 +33,29 @@ def combine(
     ]
     parts = torch.split(flat, sizes) if sizes else ()
     for (_, channel), rows, part in zip(channels.sent, step.sent_rows, parts, strict=True):
-        came[channel.feature, channel.strip, channel.position] = part.view(
+        came[channel.feature, channel.columns, channel.position] = part.view(
             rows, channel.target.width
         )
-        pooled[channel.feature, channel.strip] = channel.pooled
+        pooled[channel.feature, channel.columns] = channel.pooled
     bounds = feature_bounds(step.batch, features)
     results = {}
     for index, feature in enumerate(features):
         table = maps.get(feature.table)
         if table is None:  # It has no rows, so all bags are empty.
             rows = 0 if feature.pooling == "none" else step.batch.batch_size
-            strips = [flat.new_zeros((rows, dims[feature.table])) + flat[:0].sum()]
+            column_slices = [flat.new_zeros((rows, dims[feature.table])) + flat[:0].sum()]
         else:
-            strips = [
-                _strip(
+            column_slices = [
+                _column_slice(
                     feature,
                     pooled[index, number],
-                    [came[index, number, place] for place in range(len(strip.targets))],
+                    [came[index, number, place] for place in range(len(columns.targets))],
                     step.routes[index][number],
                     _offsets(step, index),
                 )
-                for number, strip in enumerate(table.strips)
+                for number, columns in enumerate(table.column_slices)
             ]
-        whole = strips[0] if len(strips) == 1 else torch.cat(strips, 1)
+        whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
         if feature.pooling == "mean":
             whole = mean_from_sum(whole, _offsets(step, index))
         elif feature.pooling == "none" and step.kept is not None:
@@ -66,10 +66,10 @@ def combine(
     return results
 
 
-def _strip(
+def _column_slice(
     feature: FeatureRead, pooled: bool, parts: list[Tensor], route: Route, offsets: Tensor
 ) -> Tensor:
-    """One strip of a feature: sums, maxima, or rows in the order of the batch.
+    """One column slice of a feature: sums, maxima, or rows in the order of the batch.
 
     Where a holder alone has all rows of a bag, it has pooled them, be it their maximum.
     """

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.channels import Channel, Unit
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.local import update_name
-from placer.executor.distributed.row_totals import all_reduce_rows
-from placer.executor.distributed.step import UnitStep
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channel, Unit
+from placer.executor.distributed.placement.local_plans import update_name
+from placer.executor.distributed.row_sums import all_reduce_rows
+from placer.executor.distributed.sharded_batch import UnitStep
+from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.optimizers.rule import row_sums, runs
 
 

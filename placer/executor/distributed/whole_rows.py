@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.comm import Collectives
-from placer.executor.distributed.division import Target
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.division import Target
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """The strips of the same rows.
+    """The column slices of the same rows.
 
     Attributes
     ----------
     own : tuple of str
-        Tables here that hold strips of them, from left to right.
+        Tables here that hold column slices of them, from left to right.
     ranks : tuple of int
         Everyone who holds one, in order.
     """
@@ -48,7 +48,7 @@ def row_groups(targets: Sequence[Target], rank: int, replicated: bool) -> tuple[
 class RowTotals:
     """Adds Σ g² up over the ranks that hold the columns of a row.
 
-    The same lookups read all strips of a row, so peers find the same rows in the same order,
+    The same lookups read all column slices of a row, so peers find the same rows in the same order,
     and vectors are added elementwise: rank by rank, so that each gets the same bits.
 
     Attributes
@@ -57,7 +57,7 @@ class RowTotals:
     dims : mapping of table name to int
         Columns of the whole row.
     comm : Collectives or None
-        None where all strips are here.
+        None where all column slices are here.
     device : torch.device
     """
 
@@ -68,7 +68,7 @@ class RowTotals:
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over whole rows; every rank must be here, whatever it read."""
-        # What was not read by one strip was not read by the others.
+        # What was not read by one column slice was not read by the others.
         read = [group for group in self.groups if group.own[0] in squares]
         own = [torch.stack([squares[name] for name in group.own]).sum(0) for group in read]
         if self.comm is None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import HbmPool, PoolStats
+from placer.executor.memory.row_cache import RowCache, RowCacheStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,23 +17,23 @@ class HitRates:
     Attributes
     ----------
     lookups : int
-        All; a row that is cut into strips of columns counts once for each.
+        All; a row that is cut into column slices counts once for each.
     home_lookups : int
         Of rows that the plan keeps in HBM.
-    pool : PoolStats
+    row_cache : RowCacheStats
         Of staged and cached rows. Other rows are read in place or pooled by the host.
     """
 
     lookups: int
     home_lookups: int
-    pool: PoolStats
+    row_cache: RowCacheStats
 
     @property
     def hbm_hit_rate(self) -> float:
         """Share of lookups whose row was in HBM before the step asked for it; 1 without any."""
         if not self.lookups:
             return 1.0
-        return (self.home_lookups + self.pool.hit_lookups) / self.lookups
+        return (self.home_lookups + self.row_cache.hit_lookups) / self.lookups
 
 
 class LookupCounts:
@@ -51,10 +51,10 @@ class LookupCounts:
         elif spec.home:
             self._home += ((slots >= 0) & (slots < spec.home)).sum()
 
-    def read(self, pools: Sequence[HbmPool]) -> HitRates:
-        """The counts so far, with those of pools; waits for the device."""
-        pool = sum((pool.stats() for pool in pools), PoolStats())
-        return HitRates(self._lookups, int(self._home), pool)
+    def read(self, row_caches: Sequence[RowCache]) -> HitRates:
+        """The counts so far, with those of row caches; waits for the device."""
+        row_cache = sum((cache.stats() for cache in row_caches), RowCacheStats())
+        return HitRates(self._lookups, int(self._home), row_cache)
 
     def reset(self) -> None:
         """Count from zero."""

@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
 from placer.errors import DataError
-from placer.executor.lookups.bags import BagBatch
+from placer.executor.lookups.bag_batch import BagBatch
 
 _Prepared = TypeVar("_Prepared", covariant=True)
 _P = TypeVar("_P")

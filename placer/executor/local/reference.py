@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placer.executor.lookups.bags import BagBatch
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.lookups.translated import (
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
     check_batch,
     check_ids,
     drop_padding,
     feature_bounds,
     feature_reads,
 )
-from placer.executor.memory.initial import initial_weights
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.memory.initial_weights import initial_weights
 from placer.tables import OptimizerName, Table
 
 

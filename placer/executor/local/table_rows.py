@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from placer.executor.memory.arena import TORCH_DTYPES, AnyRows, Arena
-from placer.executor.memory.initial import id_chunks
-from placer.executor.memory.layout import Layout, Strip
+from placer.executor.memory.initial_weights import id_chunks
+from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.executor.optimizers.rule import STATE
-from placer.storage.tensor_names import tensor_shape
+from placer.executor.tensor_names import tensor_shape
 from placer.tables import OptimizerName, Table
 
 
@@ -61,21 +61,21 @@ class TableRows:
     def read_rows(self, table: Table, name: str, ids: Tensor) -> Tensor:
         """Some rows of a tensor, on the host; call `settle` before."""
         result: Tensor | None = None
-        for strip, rows, cols, held in self._strips(table, name):
-            values = rows.read(strip.slots_of(ids.to(self._device))).cpu()
-            if values.dim() == 1:  # Strips of a row that share its state hold equal copies of it.
+        for columns, rows, cols, held in self._column_slices(table, name):
+            values = rows.read(columns.slots_of(ids.to(self._device))).cpu()
+            if values.dim() == 1:  # All have equal copies of one number a row.
                 return values
             if result is None:
                 result = torch.empty((ids.numel(), table.dim), dtype=values.dtype)
             result[:, cols] = values[:, held]
-        assert result is not None, "every table has a strip"
+        assert result is not None, "every table has a column slice"
         return result
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
         """Overwrite rows of a tensor, whose ids are distinct; call `settle` before."""
         values = values.to(self._device)
-        for strip, rows, cols, held in self._strips(table, name):
-            slots = strip.slots_of(ids.to(self._device))
+        for columns, rows, cols, held in self._column_slices(table, name):
+            slots = columns.slots_of(ids.to(self._device))
             own = values if values.dim() == 1 else values[:, cols]
             if name != "weight" and len(STATE[self._optimizers[table.name]]) > 1:
                 whole = rows.read(slots)  # The other tensors of the same rows stay.
@@ -83,16 +83,18 @@ class TableRows:
                 own = whole
             rows.write(slots, own)
 
-    def _strips(self, table: Table, name: str) -> Iterator[tuple[Strip, AnyRows, slice, slice]]:
-        """Each strip, the rows that hold the tensor, its columns in the table and in the rows."""
-        for strip in self._layout.strips[table.name]:
-            arena = self._arenas[strip.arena]
+    def _column_slices(
+        self, table: Table, name: str
+    ) -> Iterator[tuple[ArenaSlice, AnyRows, slice, slice]]:
+        """Column slices, the rows that hold the tensor, its columns in the table and in these."""
+        for columns in self._layout.column_slices[table.name]:
+            arena = self._arenas[columns.arena]
             rows = arena.weights if name == "weight" else arena.state
             assert rows is not None, "SGD's state has no names to ask for"
-            width = strip.cols[1] - strip.cols[0]
+            width = columns.cols[1] - columns.cols[0]
             names = ("weight",) if name == "weight" else STATE[self._optimizers[table.name]]
             first = names.index(name) * width
-            yield strip, rows, slice(*strip.cols), slice(first, first + width)
+            yield columns, rows, slice(*columns.cols), slice(first, first + width)
 
 
 def _span(ids: Tensor) -> slice:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaSpec, SlotRange
-from placer.executor.memory.row_cache import HbmPool
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
@@ -56,13 +56,13 @@ class Arena:
 
     State is float32 whatever the weights are: ``[rows]`` for row-wise Adagrad, ``[rows,
     width]`` for Adagrad, ``[rows, 2 · width]`` for Adam, None for SGD. Both are flat, or both
-    are in tiers and share `pool`.
+    are in tiers and share `row_cache`.
     """
 
     spec: ArenaSpec
     weights: AnyRows
     state: AnyRows | None
-    pool: HbmPool | None = None
+    row_cache: RowCache | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -94,7 +94,7 @@ def flat_arena(spec: ArenaSpec) -> Arena:
 
 
 def tiered_arena(spec: ArenaSpec, device: torch.device, policy: Policy) -> Arena:
-    """Zeroed memory for an arena: its HBM rows and pool on a device, its others on the host.
+    """Zeroed memory for an arena: its HBM rows and row cache on a device, its others on the host.
 
     Parameters
     ----------
@@ -105,18 +105,20 @@ def tiered_arena(spec: ArenaSpec, device: torch.device, policy: Policy) -> Arena
         Which cached rows are evicted first.
     """
     key, home = spec.key, spec.home
-    pool = None
-    if spec.pools:
-        pool = HbmPool([pool.part for pool in spec.pools], home, device, policy)
-    entries = 0 if pool is None else pool.entries
+    row_cache = None
+    if spec.cache_shares:
+        row_cache = RowCache([share.part for share in spec.cache_shares], home, device, policy)
+    entries = 0 if row_cache is None else row_cache.entries
 
     def rows(shape: tuple[int, ...], dtype: torch.dtype) -> TieredRows:
         hbm = torch.zeros((home + entries, *shape), dtype=dtype, device=device)
-        return TieredRows(hbm, host_rows((spec.rows - home, *shape), dtype, device), home, pool)
+        return TieredRows(
+            hbm, host_rows((spec.rows - home, *shape), dtype, device), home, row_cache
+        )
 
     weights = rows((key.width,), TORCH_DTYPES[key.dtype])
     shape = state_shape(key.optimizer, key.width)
-    return Arena(spec, weights, None if shape is None else rows(shape, torch.float32), pool)
+    return Arena(spec, weights, None if shape is None else rows(shape, torch.float32), row_cache)
 
 
 def _row_bytes(rows: AnyRows) -> int:

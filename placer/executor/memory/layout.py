@@ -1,6 +1,6 @@
 """Where each row of each table lies in the executor's memory: the plan, laid out.
 
-A table is cut into *strips* at every column boundary of its shards. All strips of one
+A table is cut into *column slices* at every column boundary of its shards. All column slices of one
 element type, width and optimizer share one *arena*, a ``[rows, width]`` matrix in which
 the rows of each device and tier are one contiguous range, so that one pass over an arena
 serves all its tables and both tiers. A row of an arena is a *slot*.
@@ -17,18 +17,19 @@ import torch
 from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
-from placer.executor.memory.row_cache import PooledRange
-from placer.plan.plan import Lookup, Memory, Plan, Shard
+from placer.executor.memory.row_cache import CacheRange
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
 from placer.tables import DType, OptimizerName, Table
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaKey:
-    """What strips must have in common to share an arena.
+    """What column slices must have in common to share an arena.
 
-    `row_cut` marks tables under row-wise Adagrad with several strips, here or elsewhere: their
-    state needs the gradient of the whole row, so they are updated table by table.
+    `row_cut` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
+    their state needs the gradient of the whole row, so they are updated table by table.
     """
 
     dtype: DType
@@ -52,11 +53,11 @@ class SlotRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Entries of HBM that a shard adds to its arena's pool on the device that serves it."""
+class CacheShare:
+    """Entries of HBM that a shard adds to its arena's row cache on the device that serves it."""
 
     device: str
-    part: PooledRange
+    part: CacheRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,16 +71,16 @@ class ArenaSpec:
         Slots. Those in HBM come first, then staged and cached rows, those read in place, and
         those that the host pools.
     ranges : tuple of SlotRange
-    pools : tuple of Pool
+    cache_shares : tuple of CacheShare
         Shards whose rows are staged or cached.
     slot_map : int32 or int64
-        The id → slot maps of the arena's strips, one after the other.
+        The id → slot maps of the arena's column slices, one after the other.
     """
 
     key: ArenaKey
     rows: int
     ranges: tuple[SlotRange, ...]
-    pools: tuple[Pool, ...]
+    cache_shares: tuple[CacheShare, ...]
     slot_map: Tensor
 
     @property
@@ -91,7 +92,7 @@ class ArenaSpec:
     def host_start(self) -> int:
         """First of the slots that the host pools; `rows` where it pools none.
 
-        The optimizer state of a row that is cut by columns needs all its strips at once, so
+        The optimizer state of a row that is cut by columns needs all its column slices at once, so
         there the host's rows are read in place like others.
         """
         if self.key.row_cut:
@@ -113,7 +114,7 @@ class Follows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Strip:
+class ArenaSlice:
     """A range of columns of a table, and the slot of each of its rows.
 
     Attributes
@@ -127,7 +128,7 @@ class Strip:
     follows : Follows
         How slots follow ids, where they do.
     map_start : int
-        Where the strip's part of the arena's `slot_map` starts; −1 if slots follow ids.
+        Where the column slice's part of the arena's `slot_map` starts; −1 if slots follow ids.
     slots : int32 or int64, shape (rows,), or None
         That part, a view; None if slots follow ids.
     """
@@ -151,10 +152,10 @@ class Strip:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """All arenas of a plan and the strips of each table, from left to right."""
+    """All arenas of a plan and the column slices of each table, from left to right."""
 
     arenas: tuple[ArenaSpec, ...]
-    strips: dict[str, tuple[Strip, ...]]
+    column_slices: dict[str, tuple[ArenaSlice, ...]]
 
 
 def check_plan(plan: Plan) -> None:
@@ -181,7 +182,7 @@ def lay_out(
     device: torch.device,
     cut_elsewhere: Collection[str] = (),
 ) -> Layout:
-    """Assign a slot to every row of every strip.
+    """Assign a slot to every row of every column slice.
 
     Tables in `cut_elsewhere` have more columns than the plan knows of.
 
@@ -203,11 +204,11 @@ def lay_out(
                 if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
             )
     arenas = []
-    strips: dict[str, list[Strip]] = {table.name: [] for table in plan.tables}
+    column_slices: dict[str, list[ArenaSlice]] = {table.name: [] for table in plan.tables}
     for index, (key, members) in enumerate(pieces.items()):
         ranges, starts = _ranges(members)
         rows = ranges[-1].stop if ranges else 0
-        pools = tuple(_pools(starts.values()))
+        cache_shares = tuple(_cache_shares(starts.values()))
         kind = torch.int32 if rows < 2**31 else torch.int64
         maps: list[Tensor] = [torch.empty(0, dtype=kind)]
         drawn = []
@@ -219,14 +220,15 @@ def lay_out(
                 maps.append(slots.to(kind))
                 mapped += table.rows
         slot_map = torch.cat(maps).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, pools, slot_map))
+        arenas.append(ArenaSpec(key, rows, ranges, cache_shares, slot_map))
         for table, cols, follows, first in drawn:
             view = None if first < 0 else slot_map[first : first + table.rows]
-            strips[table.name].append(
-                Strip(table.name, cols, index, table.rows, follows, first, view)
+            column_slices[table.name].append(
+                ArenaSlice(table.name, cols, index, table.rows, follows, first, view)
             )
     ordered = {
-        name: tuple(sorted(parts, key=lambda strip: strip.cols)) for name, parts in strips.items()
+        name: tuple(sorted(parts, key=lambda columns: columns.cols))
+        for name, parts in column_slices.items()
     }
     return Layout(tuple(arenas), ordered)
 
@@ -236,7 +238,7 @@ _ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "h
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of a shard within a strip; `home` is the device in whose memory it is."""
+    """The part of a shard within a column slice; `home` is the device in whose memory it is."""
 
     table: Table
     cols: tuple[int, int]
@@ -267,7 +269,7 @@ def _home(plan: Plan, shard: Shard) -> str:
 
 
 def _ranges(pieces: list[_Piece]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Slots of each device and tier, and the pieces of each strip with their first slots."""
+    """Slots of each device and tier, and the pieces of each column slice with their first slots."""
     starts: _Starts = defaultdict(list)
     ranges: list[SlotRange] = []
     slot = 0
@@ -284,18 +286,18 @@ def _ranges(pieces: list[_Piece]) -> tuple[tuple[SlotRange, ...], _Starts]:
     return tuple(ranges), starts
 
 
-def _pools(strips: Iterable[list[tuple[_Piece, int]]]) -> Iterator[Pool]:
-    """What the staged and cached shards of an arena add to its pool, in the order of slots."""
+def _cache_shares(column_slices: Iterable[list[tuple[_Piece, int]]]) -> Iterator[CacheShare]:
+    """What the staged and cached shards of an arena add to its row cache, in the order of slots."""
     pieces = [
         (start, piece.shard)
-        for strip in strips
-        for piece, start in strip
+        for columns in column_slices
+        for piece, start in columns
         if piece.shard.memory == "dram" and piece.shard.lookup in ("staged", "cached")
     ]
     for start, shard in sorted(pieces, key=lambda piece: piece[0]):
         stop = start + shard.row_count
-        part = PooledRange(start, stop, shard.staging_rows, shard.cache_rows)
-        yield Pool(shard.devices[0], part)
+        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows)
+        yield CacheShare(shard.devices[0], part)
 
 
 def _slots(

@@ -1,8 +1,8 @@
-"""The pool: HBM copies of cold rows, and the directory that says which row is where.
+"""The row cache: HBM copies of cold rows, and the directory that says which row is where.
 
 Staging and caching are one mechanism. An arena has a number of *entries* in HBM, and a step
-takes one for each pooled row that it reads and that has none yet. What the two differ in is
-which rows make room: first staged ones, which are only kept by chance, then cached ones, the
+takes one for each staged or cached row that it reads and that has none yet. What the two differ in
+is which rows make room: first staged ones, which are only kept by chance, then cached ones, the
 least frequent first. Rows that find no entry are read and updated where they are.
 
 The cache is that of J. Fang et al., "A Frequency-aware Software Cache for Large Recommendation
@@ -10,7 +10,7 @@ System Embeddings", 2022 (arXiv:2208.05321), which orders rows by their frequenc
 set and never again: policy ``"rank"``. Policy ``"lfu"`` counts lookups as they come, and lets
 old counts fade.
 
-All but the constructor and `HbmPool.stats` are operations of fixed size that never wait for
+All but the constructor and `RowCache.stats` are operations of fixed size that never wait for
 the device, so that a host can run ahead of it.
 """
 
@@ -38,21 +38,21 @@ and the cache follows a drift of the data late.
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
 _IN_PLACE, _WRITTEN_BACK = 4, 5
-"""Counters that are kept in the order of `PoolStats`."""
+"""Counters that are kept in the order of `RowCacheStats`."""
 
 _FREE = torch.iinfo(torch.int32).min
 _PROTECTED = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True, slots=True)
-class PooledRange:
+class CacheRange:
     """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
 
     Attributes
     ----------
     start, stop : int
     staging_rows, cache_rows : int
-        Entries that the shard adds to the pool. A shard with `cache_rows` is cached.
+        Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
     """
 
     start: int
@@ -99,13 +99,13 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolStats:
-    """What was asked of a pool since its counters were last reset.
+class RowCacheStats:
+    """What was asked of a row cache since its counters were last reset.
 
     Attributes
     ----------
     lookups, hit_lookups : int
-        Lookups of pooled rows, and those whose row had an entry before the step.
+        Lookups of staged and cached rows, and those whose row had an entry before the step.
     rows, hit_rows : int
         The same with each row counted once a step.
     in_place_rows : int
@@ -121,9 +121,9 @@ class PoolStats:
     in_place_rows: int = 0
     written_back_rows: int = 0
 
-    def __add__(self, other: "PoolStats") -> "PoolStats":
-        """Both pools' together."""
-        return PoolStats(
+    def __add__(self, other: "RowCacheStats") -> "RowCacheStats":
+        """Both row caches' together."""
+        return RowCacheStats(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
 
@@ -143,15 +143,15 @@ class PoolStats:
         return self.in_place_rows / self.rows if self.rows else None
 
 
-class HbmPool:
-    """Entries of HBM, and which pooled row each holds.
+class RowCache:
+    """Entries of HBM, and which staged or cached row each holds.
 
     Parameters
     ----------
-    parts : sequence of PooledRange
+    parts : sequence of CacheRange
         One after the other from slot `home` on; those that are cached behind the others.
     home : int
-        Slots of the arena before the first pooled one.
+        Slots of the arena before the first staged or cached one.
     device : torch.device
         Where lookups are.
     policy : {"lfu", "rank"}
@@ -166,7 +166,7 @@ class HbmPool:
 
     Notes
     -----
-    The pool starts with the first `cache_rows` rows of each cached shard in the directory,
+    The row cache starts with the first `cache_rows` rows of each cached shard in the directory,
     unchanged: whoever sets their first values writes the copies too.
 
     Counts that fade by a factor a step order rows by "combined recency and frequency":
@@ -176,7 +176,7 @@ class HbmPool:
 
     def __init__(
         self,
-        parts: Sequence[PooledRange],
+        parts: Sequence[CacheRange],
         home: int,
         device: torch.device | str,
         policy: Policy = "lfu",
@@ -206,13 +206,13 @@ class HbmPool:
         # The same by slot, for searches. Entries that hold nothing stand behind, as −1.
         self._sorted_slots = self._slots.clone()
         self._sorted_entries = torch.full((size,), -1, dtype=torch.int32, device=device)
-        self._counters = torch.zeros(len(fields(PoolStats)), dtype=torch.int64, device=device)
+        self._counters = torch.zeros(len(fields(RowCacheStats)), dtype=torch.int64, device=device)
         self._warm_up(cached)
 
     def find(self, slots: Tensor) -> Tensor:
         """The entry of each slot, int32 of the same shape; −1 for rows that have none.
 
-        Slots may be any, in any order, pooled or not.
+        Slots may be any, in any order, staged, cached or neither.
         """
         # The last slot of the directory is the largest of all: no position is behind the end.
         if slots.dtype != self._kind:
@@ -238,7 +238,7 @@ class HbmPool:
         Parameters
         ----------
         slots : int32 or int64, shape (rows,)
-            Distinct; `SENTINEL` and slots that are not pooled are passed over, wherever.
+            Distinct; `SENTINEL` and slots of other rows are passed over, wherever.
         counts : integer, shape (rows,)
             Lookups of each.
         ticket : int
@@ -273,9 +273,9 @@ class HbmPool:
         """Note that rows in entries are newer than their originals; −1 is nobody."""
         self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries).long(), True)
 
-    def stats(self) -> PoolStats:
+    def stats(self) -> RowCacheStats:
         """What was asked so far. Waits for the device."""
-        return PoolStats(*self._counters.tolist())
+        return RowCacheStats(*self._counters.tolist())
 
     @property
     def directory_bytes(self) -> int:
@@ -287,7 +287,7 @@ class HbmPool:
         """Count from nothing again."""
         self._counters.zero_()
 
-    def _warm_up(self, cached: list[PooledRange]) -> None:
+    def _warm_up(self, cached: list[CacheRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         warm = [
             torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
@@ -384,17 +384,17 @@ class HbmPool:
         self._counters[_IN_PLACE] += (miss & ~admitted).sum()
 
 
-def _check(parts: Sequence[PooledRange], home: int) -> None:
+def _check(parts: Sequence[CacheRange], home: int) -> None:
     edges = [home, *(part.stop for part in parts)]
     for (start, _), part in zip(pairwise(edges), parts, strict=True):
         if part.start != start:
             raise PlanMismatchError(
-                f"the pooled slots {part.start}..{part.stop} do not follow slot {start}; lay the "
-                "arena's pooled shards out one after the other"
+                f"the row cache's slots {part.start}..{part.stop} do not follow slot {start}; lay "
+                "the arena's staged and cached shards out one after the other"
             )
     cached = [bool(part.cache_rows) for part in parts]
     if cached != sorted(cached):
         raise PlanMismatchError(
-            f"pooled shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
+            f"shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
             "are cached out behind those that are staged"
         )

@@ -1,7 +1,7 @@
 """Rows in two memories: the computing device's and the host's, read by one address.
 
 The *place* of a row says where it is now. Places below ``hbm.shape[0]`` are rows of `hbm`:
-first the *home* rows, which a plan keeps there, then the entries of a pool that holds copies
+first the *home* rows, which a plan keeps there, then the entries of a row cache that holds copies
 of cold rows (see `placer.executor.memory.row_cache`). Places from there on are rows of `dram`, read
 over the link. −1 is no place: whoever meets it skips the lookup.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.memory.row_cache import HbmPool
+from placer.executor.memory.row_cache import RowCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,20 +20,20 @@ class TieredRows:
 
     Attributes
     ----------
-    hbm : shape (home + pool entries, ...)
+    hbm : shape (home + entries of the row cache, ...)
         On the computing device.
     dram : shape (cold, ...)
         In host memory that the device can read.
     home : int
         Slots whose rows live in HBM.
-    pool : HbmPool or None
-        Says which cold rows have a newer copy in HBM; one pool serves weights and state.
+    row_cache : RowCache or None
+        Says which cold rows have a newer copy in HBM; one serves weights and state.
     """
 
     hbm: Tensor
     dram: Tensor
     home: int
-    pool: HbmPool | None = None
+    row_cache: RowCache | None = None
 
     @property
     def boundary(self) -> int:
@@ -43,21 +43,21 @@ class TieredRows:
     def read(self, slots: Tensor) -> Tensor:
         """A copy of the rows at `slots`, in that order, on the computing device."""
         places = self._original_places(slots)
-        if self.pool is not None:
-            entries = self.pool.find(slots)
+        if self.row_cache is not None:
+            entries = self.row_cache.find(slots)
             places = torch.where(entries >= 0, entries + self.home, places)
         return self.at(places)
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
-        """Overwrite the rows at `slots`, which are distinct, and the copies in the pool."""
+        """Overwrite the rows at `slots`, which are distinct, and the copies in the row cache."""
         self.put(self._original_places(slots), rows)
-        if self.pool is not None:
-            entries = self.pool.find(slots)
+        if self.row_cache is not None:
+            entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
             self.put(entries[copied] + self.home, rows[copied])
 
     def _original_places(self, slots: Tensor) -> Tensor:
-        """Places of rows outside the pool, int64."""
+        """Places of rows outside the row cache, int64."""
         slots = slots.long()
         return torch.where(slots < self.home, slots, slots + (self.boundary - self.home))
 

@@ -126,7 +126,7 @@ def updated(
     gradients : float32, shape (rows, width)
         Each row's sum over the step.
     mean_square : float32, shape (rows,), or None
-        Mean of g² over whole rows for row-wise Adagrad, where these are only strips of them.
+        Mean of g² over whole rows for row-wise Adagrad, where these are only column slices of them.
 
     Returns
     -------

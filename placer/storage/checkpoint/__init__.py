@@ -1,5 +1,5 @@
 """Checkpoints of placed tables in `torch.distributed.checkpoint`'s format."""
 
-from placer.storage.checkpoint.model import load_model, save_model
+from placer.storage.checkpoint.whole_model import load_model, save_model
 
 __all__ = ["load_model", "save_model"]

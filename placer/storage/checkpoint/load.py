@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from placer.errors import CheckpointError
-from placer.storage.checkpoint.deal import NamedTables, spans_of
-from placer.storage.checkpoint.rows import TensorRows
-from placer.storage.tensor_names import check_shapes
+from placer.executor.tensor_names import check_shapes
+from placer.storage.checkpoint.table_blocks import NamedTables, spans_of
+from placer.storage.tensor_rows import TensorRows
 
 
 def check_tensors(

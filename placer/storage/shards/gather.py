@@ -6,10 +6,10 @@ import numpy as np
 
 from placer.errors import CheckpointError
 from placer.plan.order import Int
-from placer.plan.plan import Shard
-from placer.storage.shards.folder import ShardFile, ShardFolder
-from placer.storage.shards.form import Bytes, ShardForm
-from placer.storage.shards.rows import find
+from placer.plan.shard import Shard
+from placer.storage.shards.shard_file import Bytes, ShardForm
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder
+from placer.storage.shards.shard_rows import find
 
 Choose = Callable[[tuple[ShardFile, ...]], ShardFile]
 """Which of a shard's replicas is read."""

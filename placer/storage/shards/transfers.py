@@ -19,7 +19,8 @@ from placer.plan.diff import (
 )
 from placer.plan.migration import Migration, migration
 from placer.plan.order import Ranks
-from placer.plan.plan import Plan, Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 
 TransferKind = Literal["kept"] | MoveKind
 

@@ -1,0 +1,56 @@
+"""What may be asked of one table."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from placer.errors import ProblemError
+from placer.plan.shard import Memory
+
+Kind = Literal[
+    "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached"
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+_DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
+
+
+@dataclass(frozen=True, slots=True)
+class TableRule:
+    """What is asked of one table; a rule without fields asks nothing.
+
+    Attributes
+    ----------
+    devices : tuple of str, or None
+        Only these GPUs serve the table. A host stands for all its GPUs, and itself.
+    tier : {"hbm", "dram"} or None
+        Where all rows are. Rows that a cache holds besides are in DRAM.
+    forbid : frozenset of str
+        Ways not to place it: see `KINDS` and docs/constraints.md.
+    """
+
+    devices: tuple[str, ...] | None = None
+    tier: Memory | None = None
+    forbid: frozenset[Kind] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not self.devices:
+            raise ProblemError("a table's devices name no GPU that may serve it; name one")
+        if self.tier not in (None, *get_args(Memory)):
+            raise ProblemError(f"tier {self.tier!r} is none of {', '.join(get_args(Memory))}")
+        for kind in self.forbid:
+            if kind not in KINDS:
+                raise ProblemError(f"cannot forbid {kind!r}; there are {', '.join(KINDS)}")
+        if self.tier == "dram" and self.forbid >= _DRAM_LOOKUPS:
+            raise ProblemError(
+                "tier dram with staged, uva, host and cached forbidden leaves no way to read "
+                "the rows; forbid fewer, or ask for tier hbm"
+            )
+
+
+@dataclass(frozen=True)
+class ConstraintsFields:
+    """What a constraints file holds; see `placer.Constraints`."""
+
+    tables: tuple[tuple[str, TableRule], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    reserve: tuple[tuple[str, int], ...] = ()

@@ -1,0 +1,310 @@
+# mypy: disable-error-code="no-untyped-call, type-arg"
+"""`TierKernels` in Triton: compiled for a GPU, or interpreted on the CPU for tests.
+
+No call waits for the device, and every launch has a size that the host knows: where the amount
+of work is known on the device alone, a fixed number of programs share it. A step can thus be
+captured in a CUDA graph.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placer.errors import BackendError
+from placer.executor.backends.tier_kernels import RowReads, SegmentTable
+from placer.executor.lookups.row_runs import PIECE
+from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.tiers import TieredRows
+from placer.executor.optimizers.rule import Rule
+
+MAX_WORDS = 2048
+"""Words of a row that a program copies at once."""
+
+MAX_MOVES = 256
+"""Rows that a program copies at once, however narrow."""
+
+WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+"""What rows may be copied as, widest first. The compiler joins them to 16 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Sizes of the programs: derived for an H200, not tuned on one.
+
+    To keep 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132
+    multiprocessors, and two or three times that where reads wait for one another: offsets,
+    places, rows. Compiled for sm_90, the defaults need about 64 registers at width 128, so that
+    32 warps are resident, each with 2 KiB under way, and no row is waited for before the
+    others are asked for: larger tiles are spread out by the assembler to save registers.
+
+    Attributes
+    ----------
+    pool_bytes : int
+        Bytes of rows that a warp of the forward pass reads at once, of different bags.
+    pool_columns : int
+        Columns of a program at most; wider rows are shared by several.
+    update_elements : int
+        Gradients that a warp of the backward pass reads at once, of different runs. A program
+        sees whole rows, and wide ones get more warps.
+    update_unroll, piece_unroll : int
+        Lookups of each run, and of each piece of a long run, that are under way at once.
+    rows : int
+        Bags or runs side by side, however narrow: they all wait for the longest.
+    sum_elements : int
+        Elements of the sums of pieces that a program adds up at once.
+    sum_warps : int
+        Warps of such a program.
+    resident_warps : int
+        Warps per multiprocessor where a fixed number of programs shares the work.
+    scan : int
+        Blocks in which such a program looks for long runs at once.
+    block : int
+        Ids of a program that translates them, or moves that it looks through.
+    exchange_programs : int
+        Programs that copy rows over the link. 32 with 16 KiB each way are more than a PCIe 5
+        link's 55 GB/s times 2 µs of latency, and leave the other multiprocessors alone.
+    exchange_bytes : int
+        Bytes of rows that such a program has under way each way.
+    """
+
+    pool_bytes: int = 2048
+    pool_columns: int = 256
+    update_elements: int = 256
+    update_unroll: int = 2
+    piece_unroll: int = 4
+    rows: int = 32
+    sum_elements: int = 8192
+    sum_warps: int = 8
+    resident_warps: int = 32
+    scan: int = 32
+    block: int = 1024
+    exchange_programs: int = 32
+    exchange_bytes: int = 16384
+
+    def tile_rows(self, elements: int, columns: int) -> int:
+        """Rows of a tile of so many elements."""
+        return max(1, min(self.rows, elements // columns))
+
+
+class TritonKernels:
+    """Triton kernels on a GPU; on the CPU in Triton's interpreter.
+
+    All matrices must be contiguous. Rows in host memory must be pinned, or registered with
+    CUDA, where the device is a GPU.
+
+    Parameters
+    ----------
+    device : torch.device
+    launch : Launch, optional
+        Sizes of the programs, for tuning.
+
+    Raises
+    ------
+    BackendError
+        If Triton is missing, or the device is the CPU and the interpreter is off.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, launch: Launch | None = None) -> None:
+        try:
+            import triton
+        except ImportError as error:
+            raise BackendError(
+                "backend 'triton' needs triton: pip install 'embedding-placer[gpu]'"
+            ) from error
+        from placer.executor.backends.triton import lookup_kernels, move_kernels, update_kernels
+
+        compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
+        if device.type == "cpu" and compiled:
+            raise BackendError(
+                "backend 'triton' on device 'cpu' needs Triton's interpreter: "
+                "set TRITON_INTERPRET=1 before Python starts"
+            )
+        self._lookup: ModuleType = lookup_kernels
+        self._update: ModuleType = update_kernels
+        self._exchange: ModuleType = move_kernels
+        self._device = device
+        self._launch = launch or Launch()
+        self._multiprocessors = 0
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self._multiprocessors = properties.multi_processor_count
+
+    def translate(
+        self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
+    ) -> None:
+        """Slots of an arena's lookups; see `TierKernels`."""
+        block = self._launch.block
+        grid = (-(-segments.longest // block), segments.table.shape[0])
+        self._run(
+            self._lookup.translate, grid,
+            ids, segments.table, slot_map, out, fault, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+
+    def pool(
+        self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
+    ) -> None:
+        """Sum of each bag's rows, each times its weight; see `TierKernels`."""
+        bags, width = out.shape
+        columns, tile = self._pool_tile(rows, width)
+        self._run(
+            self._lookup.pool, (-(-bags // tile), -(-width // columns)),
+            *_memories(rows), places, offsets, weights, out, bags,
+            WIDTH=width, COLUMNS=columns, BAGS=tile,
+            num_warps=1,
+        )  # fmt: skip
+
+    def weight_gradients(
+        self, rows: TieredRows, places: Tensor, bags: Tensor, gradients: Tensor, out: Tensor
+    ) -> None:
+        """Row · gradient of its bag, for each lookup; see `TierKernels`."""
+        lookups, width = out.numel(), gradients.shape[1]
+        columns, tile = self._pool_tile(rows, width)
+        self._run(
+            self._lookup.weight_gradients, (-(-lookups // tile),),
+            *_memories(rows), places, bags, gradients, out, lookups,
+            WIDTH=width, COLUMNS=columns, LOOKUPS=tile, num_warps=1,
+        )  # fmt: skip
+
+    def squares(self, reads: RowReads, out: Tensor) -> None:
+        """Σ g² of the summed gradient of each run; see `TierKernels`."""
+        # Neither rows nor a rule are looked at.
+        matrices = (reads.gradients,) * 4 + (0,)
+        constants = (reads.gradients, reads.gradients, 0.0, 0.0, 0.0)
+        self._sum_and_apply(reads, matrices, "squares", False, None, out, constants)
+
+    def update(
+        self,
+        weights: TieredRows,
+        state: TieredRows | None,
+        reads: RowReads,
+        rule: Rule,
+        mean_squares: Tensor | None = None,
+    ) -> None:
+        """Sum the gradients of each row and apply the rule once to it; see `TierKernels`."""
+        hbm, dram, boundary = _memories(weights)
+        state_hbm, state_dram, _ = _memories(weights if state is None else state)
+        constants = (rule.step_size(), rule.updates, rule.eps, 1 - rule.beta1, 1 - rule.beta2)
+        stochastic = rule.stochastic and hbm.dtype != torch.float32
+        matrices = (hbm, dram, state_hbm, state_dram, boundary)
+        self._sum_and_apply(
+            reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
+        )
+
+    def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
+        """Write evicted rows back and read admitted ones; see `TierKernels`."""
+        size = moves.entries.numel()
+        for rows in matrices:
+            if not rows.dram.numel():
+                continue
+            hbm, dram = _words(rows.hbm), _words(rows.dram)
+            words = hbm.shape[1]
+            columns = min(_power_of_two(words), MAX_WORDS)
+            tile = self._launch.exchange_bytes // (columns * hbm.element_size())
+            tile = max(1, min(MAX_MOVES, tile))
+            programs = min(self._launch.exchange_programs, -(-size // tile))
+            self._run(
+                self._exchange.exchange, (programs,),
+                hbm, dram, rows.home,
+                moves.entries, moves.incoming, moves.outgoing, moves.count,
+                WORDS=words, BLOCK=columns, ROWS=tile, num_warps=8,
+            )  # fmt: skip
+
+    def _sum_and_apply(
+        self,
+        reads: RowReads,
+        matrices: tuple[Tensor, Tensor, Tensor, Tensor, int],
+        optimizer: str,
+        stochastic: bool,
+        mean_squares: Tensor | None,
+        squares: Tensor | None,
+        constants: tuple[Tensor, Tensor, float, float, float],
+    ) -> None:
+        """Launch the three kernels that walk through the runs."""
+        runs, launch = reads.runs, self._launch
+        width = reads.gradients.shape[1]
+        block = _power_of_two(width)
+        tile = launch.tile_rows(launch.update_elements, block)
+        warps = min(16, max(1, tile * block // launch.update_elements))
+        shape = {"PIECE": PIECE, "WIDTH": width, "BLOCK": block}
+        by_row = {"ROWS": tile, "num_warps": warps}
+        rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
+        gradients = (reads.sources, reads.scales, reads.gradients)
+        effects = (mean_squares, squares, *constants)
+        self._run(
+            self._update.update_runs, self._shared(-(-runs.lookups // tile), warps),
+            *matrices, runs.starts, runs.count, reads.places,
+            *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
+        )  # fmt: skip
+        if runs.lookups <= PIECE:
+            return
+        partials = torch.empty((2 * runs.blocks, width), device=self._device)
+        self._run(
+            self._update.sum_pieces, self._shared(-(-2 * runs.blocks // tile), warps),
+            partials, runs.starts, runs.run, runs.covering, runs.long_starts, runs.blocks,
+            reads.places, *gradients, **shape, **by_row, UNROLL=launch.piece_unroll,
+        )  # fmt: skip
+        pieces = launch.tile_rows(launch.sum_elements, block)
+        self._run(
+            self._update.update_long_runs, self._shared(runs.blocks, launch.sum_warps),
+            *matrices, runs.starts, runs.run, runs.long_starts, runs.blocks,
+            reads.places, partials, *effects, **shape, **rule,
+            PIECES=pieces, SCAN=launch.scan, num_warps=launch.sum_warps,
+        )  # fmt: skip
+
+    def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
+        """Columns and rows that a warp of the forward pass reads at once."""
+        columns = min(_power_of_two(width), self._launch.pool_columns)
+        elements = self._launch.pool_bytes // rows.hbm.element_size()
+        return columns, self._launch.tile_rows(elements, columns)
+
+    def _shared(self, tiles: int, warps: int) -> tuple[int]:
+        """Programs that share so many tiles: as many as are resident, or one for each tile.
+
+        The interpreter runs one after the other: two are enough to show that they share.
+        """
+        most = self._multiprocessors * max(1, self._launch.resident_warps // warps)
+        return (min(tiles, most or 2),)
+
+    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Launch, unless there is nothing to do."""
+        if math.prod(grid):
+            with self._current_device():
+                # Whether a product and a sum are fused is not left to each kernel's compilation.
+                kernel[grid](*arguments, enable_fp_fusion=False, **options)
+
+    def _current_device(self) -> AbstractContextManager[Any]:
+        """Triton launches on torch's current device, whichever the tensors are on."""
+        if self._device.type == "cuda":
+            return torch.cuda.device(self._device)
+        return nullcontext()
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is at least `number`."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
+    """Both matrices and the boundary; where one is empty, the other stands in for it.
+
+    Nobody reads what is empty, but a kernel is given no null pointer.
+    """
+    hbm = rows.hbm if rows.hbm.numel() else rows.dram
+    dram = rows.dram if rows.dram.numel() else rows.hbm
+    return hbm, dram, rows.boundary
+
+
+def _words(matrix: Tensor) -> Tensor:
+    """The rows' bytes as the widest integers that divide a row: shape (rows, words)."""
+    flat = matrix.reshape(matrix.shape[0], math.prod(matrix.shape[1:]))
+    row_bytes = flat.shape[1] * flat.element_size()
+    word = next(word for word in WORDS if row_bytes % word.itemsize == 0)
+    return flat.view(word)

@@ -1,0 +1,371 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
+"""Triton kernels of the backward pass: gradients summed by row, and the fused update.
+
+`update_runs` takes the runs of at most `PIECE` lookups. Longer ones go through `sum_pieces`,
+which leaves the sum of each piece in a workspace, and `update_long_runs`, which adds those up.
+No run's sum depends on where it lies among the others: short runs and pieces are summed lookup
+by lookup, and the tiles of the pieces' sums are counted from the run's own first piece.
+
+With OPTIMIZER "squares" nothing is updated: Σ g² of each run is written to `squares`.
+"""
+
+import triton
+import triton.language as tl
+
+from placer.executor.backends.triton.lookup_kernels import row_address
+
+_NO_START = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _sum_lookups(
+    gradients,
+    sources,
+    scales,
+    start,
+    length,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Gradients of `length` lookups from `start` on, for each of `ROWS` runs side by side."""
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    longest = tl.max(length, 0)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    step = longest * 0
+    while step < longest:
+        for ahead in tl.static_range(UNROLL):
+            read = step + ahead < length
+            lookup = start + step + ahead
+            source = tl.load(sources + lookup, mask=read, other=0).to(tl.int64)
+            address = (gradients + source * WIDTH)[:, None] + column[None, :]
+            part = tl.load(address, mask=read[:, None] & inside[None, :], other=0.0)
+            if scales is not None:
+                part *= tl.load(scales + lookup, mask=read, other=0.0)[:, None]
+            total += part
+        step += UNROLL
+    return total
+
+
+@triton.jit
+def _mix(x):
+    """See `placer.executor.optimizers.rounding`, whose random bits these are."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _round_stochastically(value, updates, TYPE: tl.constexpr):
+    """`placer.executor.optimizers.rounding.stochastic_round`, bit by bit."""
+    LOST: tl.constexpr = 16 if TYPE.name == "bf16" else 13
+    below: tl.constexpr = (1 << LOST) - 1
+    key = _mix((updates + 1).to(tl.uint32))
+    bits = _mix(value.to(tl.uint32, bitcast=True) ^ key) & below
+    magnitude = tl.abs(value)
+    lift = 0.0
+    if TYPE.name == "fp16":
+        lift = tl.where(magnitude < 6.103515625e-05, 6.103515625e-05, 0.0)
+        magnitude += lift
+    raw = magnitude.to(tl.uint32, bitcast=True) + bits
+    rounded = ((raw >> LOST) << LOST).to(tl.float32, bitcast=True) - lift
+    sign = value.to(tl.uint32, bitcast=True) & 0x80000000
+    rounded = (rounded.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    finite = tl.abs(value) < float("inf")
+    return tl.where(finite, rounded, value).to(TYPE)
+
+
+@triton.jit
+def _round_to_nearest(value, TYPE: tl.constexpr):
+    """`value` in TYPE; done by hand for bfloat16, which Triton's interpreter cuts off."""
+    if TYPE.name == "bf16":
+        raw = value.to(tl.uint32, bitcast=True)
+        even = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
+        # NaN's bits would be carried into another number.
+        value = tl.where(value == value, even.to(tl.float32, bitcast=True), value)
+    return value.to(TYPE)
+
+
+@triton.jit
+def _read(
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    boundary,
+    place,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+):
+    """Weights of the rows at `place`, shape (rows,), and what state the optimizer has of them."""
+    column = tl.arange(0, BLOCK)
+    mask = (place >= 0)[:, None] & (column < WIDTH)[None, :]
+    address = row_address(hbm, dram, boundary, place, column, WIDTH)
+    weights = tl.load(address, mask=mask, other=0.0).to(tl.float32)
+    first, second = weights, weights  # What an optimizer has no use for.
+    if OPTIMIZER == "rowwise_adagrad":
+        address = _element_address(state_hbm, state_dram, boundary, place)
+        first = tl.load(address, mask=place >= 0, other=0.0)
+    elif OPTIMIZER == "adagrad":
+        address = row_address(state_hbm, state_dram, boundary, place, column, WIDTH)
+        first = tl.load(address, mask=mask, other=0.0)
+    elif OPTIMIZER == "adam":
+        address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
+        first = tl.load(address, mask=mask, other=0.0)
+        second = tl.load(address + WIDTH, mask=mask, other=0.0)
+    # Small tiles are held by several warps alike, of which one writes. All must have read before,
+    # and the compiler must not move a read down to where it is used.
+    tl.debug_barrier()
+    return weights, first, second
+
+
+@triton.jit
+def _element_address(hbm, dram, boundary, places):
+    return tl.where(places < boundary, hbm + places, dram + (places - boundary))
+
+
+@triton.jit
+def _apply(
+    weights,
+    first,
+    second,
+    gradient,
+    run,
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    boundary,
+    place,
+    mean_squares,
+    rate,
+    updates,
+    eps,
+    gain1,
+    gain2,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """Apply the rule to what `_read` read, and write it back."""
+    column = tl.arange(0, BLOCK)
+    active = place >= 0
+    mask = active[:, None] & (column < WIDTH)[None, :]
+    step = tl.load(rate)
+    if OPTIMIZER == "rowwise_adagrad":
+        if mean_squares is None:
+            first += tl.sum(gradient * gradient, 1) / WIDTH
+        else:
+            first += tl.load(mean_squares + run, mask=active, other=0.0)
+        tl.store(_element_address(state_hbm, state_dram, boundary, place), first, mask=active)
+        change = gradient * (step / (tl.sqrt(first) + eps))[:, None]
+    elif OPTIMIZER == "adagrad":
+        first += gradient * gradient
+        address = row_address(state_hbm, state_dram, boundary, place, column, WIDTH)
+        tl.store(address, first, mask=mask)
+        change = step * gradient / (tl.sqrt(first) + eps)
+    elif OPTIMIZER == "adam":
+        first += (gradient - first) * gain1
+        second += (gradient * gradient - second) * gain2
+        address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
+        tl.store(address, first, mask=mask)
+        tl.store(address + WIDTH, second, mask=mask)
+        change = step * first / (tl.sqrt(second) + eps)
+    else:
+        change = step * gradient
+    address = row_address(hbm, dram, boundary, place, column, WIDTH)
+    if STOCHASTIC:
+        new = _round_stochastically(weights - change, tl.load(updates), hbm.dtype.element_ty)
+    else:
+        new = _round_to_nearest(weights - change, hbm.dtype.element_ty)
+    tl.store(address, new, mask=mask)
+
+
+@triton.jit(do_not_specialize=["boundary"])
+def update_runs(
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    boundary,
+    starts,
+    count,
+    places,
+    sources,
+    scales,
+    gradients,
+    mean_squares,
+    squares,
+    rate,
+    updates,
+    eps,
+    gain1,
+    gain2,
+    PIECE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """Sum and update runs of at most PIECE lookups, ROWS at a time.
+
+    The number of runs is on the device: a fixed number of programs share them.
+    """
+    runs = tl.load(count)
+    first_run = tl.program_id(0) * ROWS
+    while first_run < runs:
+        run = first_run + tl.arange(0, ROWS)
+        here = run < runs
+        start = tl.load(starts + run, mask=here, other=0)
+        length = tl.load(starts + run + 1, mask=here, other=0) - start
+        place = tl.load(places + run, mask=here, other=-1).to(tl.int64)
+        short = length <= PIECE
+        place = tl.where(short, place, -1)
+        length = tl.where(place >= 0, length, 0)
+        if OPTIMIZER == "squares":
+            total = _sum_lookups(
+                gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL
+            )
+            tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
+        else:
+            # Asked for before the gradients, the rows arrive with them.
+            weights, first, second = _read(
+                hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
+            )
+            total = _sum_lookups(
+                gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL
+            )
+            _apply(
+                weights, first, second, total, run,
+                hbm, dram, state_hbm, state_dram, boundary, place,
+                mean_squares, rate, updates, eps, gain1, gain2,
+                WIDTH, BLOCK, OPTIMIZER, STOCHASTIC,
+            )  # fmt: skip
+        first_run += tl.num_programs(0) * ROWS
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def sum_pieces(
+    partials,
+    starts,
+    run_of,
+    covering,
+    long_starts,
+    blocks,
+    places,
+    sources,
+    scales,
+    gradients,
+    PIECE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum each piece of the long runs into `partials`, shape (2 · blocks, WIDTH).
+
+    Pieces are PIECE lookups long, counted from the run's start, so at most two start within a
+    block of PIECE positions: a further piece of the run that covers the block's first position
+    (row b, for block b) and the first piece of a run that begins in it (row blocks + b).
+    """
+    item_start = tl.program_id(0) * ROWS
+    while item_start < 2 * blocks:
+        item = item_start + tl.arange(0, ROWS)
+        first_piece = item >= blocks
+        block = tl.where(first_piece, item - blocks, item)
+        here = block < blocks
+        begin = tl.load(long_starts + block, mask=here & first_piece, other=-1)
+        cover = tl.load(covering + block, mask=here & (item < blocks), other=-1)
+        head = block * PIECE
+        # Of a run that covers `head` and began before it, the first piece from there on.
+        further = tl.where((cover >= 0) & (cover < head), head + cover % PIECE, -1)
+        start = tl.where(first_piece, begin, further)
+        exists = start >= 0
+        run = tl.load(run_of + tl.where(first_piece, begin, cover), mask=exists, other=0)
+        stop = tl.load(starts + run + 1, mask=exists, other=0)
+        place = tl.load(places + run, mask=exists, other=-1)
+        length = tl.minimum(stop - start, PIECE)
+        length = tl.where(exists & (place >= 0) & (length > 0), length, 0)
+        total = _sum_lookups(gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL)
+        column = tl.arange(0, BLOCK)
+        address = (partials + item.to(tl.int64) * WIDTH)[:, None] + column[None, :]
+        tl.store(address, total, mask=(length > 0)[:, None] & (column < WIDTH)[None, :])
+        item_start += tl.num_programs(0) * ROWS
+
+
+@triton.jit(do_not_specialize=["boundary", "blocks"])
+def update_long_runs(
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    boundary,
+    starts,
+    run_of,
+    long_starts,
+    blocks,
+    places,
+    partials,
+    mean_squares,
+    squares,
+    rate,
+    updates,
+    eps,
+    gain1,
+    gain2,
+    PIECE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+    SCAN: tl.constexpr,
+    OPTIMIZER: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """Add up the pieces of each long run, PIECES at a time, and update its row.
+
+    Hot rows are neighbours: program p looks at blocks p, p + programs, .., SCAN at a time, so
+    that they are shared out.
+    """
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    seen = 0
+    while program + seen * tl.num_programs(0) < blocks:
+        candidate = program + (seen + tl.arange(0, SCAN)) * tl.num_programs(0)
+        begins = tl.load(long_starts + candidate, mask=candidate < blocks, other=-1)
+        begin = tl.min(tl.where(begins >= 0, begins, _NO_START), 0)
+        while begin < _NO_START:
+            run = tl.load(run_of + begin)
+            pieces = (tl.load(starts + run + 1) - begin + PIECE - 1) // PIECE
+            place = tl.zeros((1,), tl.int64) + tl.load(places + run).to(tl.int64)
+            pieces = tl.where(tl.max(place, 0) >= 0, pieces, 0)
+            total = tl.zeros((PIECES, BLOCK), tl.float32)
+            done = pieces * 0
+            while done < pieces:
+                piece = done + tl.arange(0, PIECES)
+                row = begin // PIECE + tl.where(piece == 0, blocks, piece)
+                address = (partials + row.to(tl.int64) * WIDTH)[:, None] + column[None, :]
+                mask = (piece < pieces)[:, None] & inside[None, :]
+                total += tl.load(address, mask=mask, other=0.0)
+                done += PIECES
+            gradient = tl.sum(total, 0)[None, :]
+            if OPTIMIZER == "squares":
+                tl.store(squares + run + tl.arange(0, 1), tl.sum(gradient * gradient, 1))
+            else:
+                weights, first, second = _read(
+                    hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
+                )
+                _apply(
+                    weights, first, second, gradient, run + tl.arange(0, 1),
+                    hbm, dram, state_hbm, state_dram, boundary, place,
+                    mean_squares, rate, updates, eps, gain1, gain2,
+                    WIDTH, BLOCK, OPTIMIZER, STOCHASTIC,
+                )  # fmt: skip
+            begin = tl.min(tl.where(begins > begin, begins, _NO_START), 0)
+        seen += SCAN

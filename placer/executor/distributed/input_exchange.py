@@ -1,0 +1,308 @@
+"""Lookups go to the ranks that hold their rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from placer.errors import DataError, PlacerError
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channel, Channels, Unit
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.sharded_batch import Route, ShardedBatch, UnitStep, spans
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
+    FeatureRead,
+    check_batch,
+    check_ids,
+    drop_padding,
+    feature_bounds,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputExchange:
+    """Sends this rank's lookups away and collects what others ask of it.
+
+    Attributes
+    ----------
+    features : tuple of FeatureRead
+    maps : mapping of table name to TableRoutes
+    channels : Channels
+    comm : Collectives
+    device : torch.device
+    """
+
+    features: tuple[FeatureRead, ...]
+    maps: Mapping[str, TableRoutes]
+    channels: Channels
+    comm: Collectives
+    device: torch.device
+
+    def __call__(self, batch: BagBatch, training: bool) -> ShardedBatch:
+        """Exchange a batch's lookups; every rank must be here with one of its own.
+
+        Raises
+        ------
+        DataError
+            On every rank, if one of them has an id that is no row of its table, or a batch
+            that was made for other features; or if only some of them are training.
+        """
+        fault: PlacerError | None = None
+        try:
+            check_batch(batch, self.features)
+            bounds, kept = feature_bounds(batch, self.features), None
+            if any(feature.padding_idx is not None for feature in self.features):
+                batch, kept = drop_padding(batch, self.features)
+            batch = batch.to(self.device, non_blocking=True)
+            kept = None if kept is None else kept.to(self.device)
+            spread = feature_bounds(batch, self.features)
+            for feature, (start, stop) in zip(self.features, spread, strict=True):
+                check_ids(batch.ids[start:stop], feature)
+        except PlacerError as error:
+            fault = error
+        weights = batch.weights
+        wanted = training and weights is not None and weights.requires_grad
+        header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
+        said = self.comm.gather("header", torch.tensor(header, dtype=torch.int64)).tolist()
+        if fault is not None:
+            raise fault
+        _check_headers(said, training)
+        samples = tuple(int(header[0]) for header in said)
+        weighted, wanted = (any(header[column] for header in said) for column in (2, 3))
+        routed = self._route(batch, spread)
+        return self._send(batch, bounds, kept, samples, weighted, wanted, routed)
+
+    def _route(self, batch: BagBatch, spread: Sequence[tuple[int, int]]) -> "_Routed":
+        """Rows, lengths and places in the batch of each channel's lookups."""
+        size = batch.batch_size
+        lengths = batch.offsets.diff()
+        pieces: dict[tuple[int, int, int], _Piece] = {}
+        routes = []
+        for index, (feature, (start, stop)) in enumerate(zip(self.features, spread, strict=True)):
+            table = self.maps.get(feature.table)
+            bag_lengths = lengths[index * size : (index + 1) * size]
+            ids = batch.ids[start:stop]
+            seen: dict[int, tuple[Route, list[_Piece]]] = {}
+            found = []
+            for number, columns in enumerate(() if table is None else table.column_slices):
+                known = seen.get(id(columns.router))
+                if known is None:
+                    assert table is not None, "it has column slices"
+                    if columns.router is None:
+                        route = Route(None, (stop - start,))
+                        parts = [_Piece(ids.long(), bag_lengths, None, start, stop)]
+                    else:
+                        target, rows = table.route(ids, columns)
+                        count = len(columns.targets)
+                        route, parts = _spread(target, rows, count, bag_lengths, start)
+                    known = seen[id(columns.router)] = route, parts
+                found.append(known[0])
+                pieces.update(
+                    {(index, number, place): piece for place, piece in enumerate(known[1])}
+                )
+            routes.append(tuple(found))
+        return _Routed(tuple(routes), pieces)
+
+    def _send(
+        self,
+        batch: BagBatch,
+        bounds: tuple[tuple[int, int], ...],
+        kept: Tensor | None,
+        samples: tuple[int, ...],
+        weighted: bool,
+        wanted: bool,
+        routed: "_Routed",
+    ) -> ShardedBatch:
+        comm, channels, size = self.comm, self.channels, batch.batch_size
+        pieces = [routed.of(channel) for _, channel in channels.sent]
+        sent_channels = [0] * comm.world
+        sent_lookups = [0] * comm.world
+        for (rank, _), piece in zip(channels.sent, pieces, strict=True):
+            sent_channels[rank] += 1
+            sent_lookups[rank] += piece.rows.numel()
+        lengths = comm.exchange(
+            "lengths",
+            _cat([piece.lengths for piece in pieces], torch.int32, self.device),
+            [count * size for count in sent_channels],
+            [len(here) * theirs for here, theirs in zip(channels.active, samples, strict=True)],
+        )
+        counts = self._lookup_counts(lengths, samples)
+        served_lookups = [sum(theirs) for theirs in counts]
+        rows = comm.exchange(
+            "ids",
+            _cat([piece.rows for piece in pieces], torch.int64, self.device),
+            sent_lookups,
+            served_lookups,
+        )
+        weights = None
+        if weighted:
+            given = batch.weights
+            if given is None:
+                given = torch.ones(batch.ids.numel(), device=self.device)
+            given = _cat([piece.select(given.detach()) for piece in pieces], None, self.device)
+            weights = comm.exchange("weights", given.float(), sent_lookups, served_lookups)
+        positions = [piece.positions(self.device) for piece in pieces] if wanted else []
+        return ShardedBatch(
+            batch,
+            bounds,
+            kept,
+            samples,
+            wanted,
+            routed.routes,
+            tuple(
+                size if channel.pooled else piece.rows.numel()
+                for (_, channel), piece in zip(channels.sent, pieces, strict=True)
+            ),
+            tuple(
+                tuple(
+                    samples[rank] if channels.served[at].pooled else count
+                    for at, count in zip(channels.active[rank], theirs, strict=True)
+                )
+                for rank, theirs in enumerate(counts)
+            ),
+            tuple(sent_lookups),
+            tuple(served_lookups),
+            _cat(positions, torch.int64, self.device),
+            tuple(
+                self._unit_step(unit, samples, lengths, counts, rows, weights, wanted)
+                for unit in channels.units
+            ),
+        )
+
+    def _lookup_counts(self, lengths: Tensor, samples: Sequence[int]) -> list[list[int]]:
+        """Lookups of each active channel of each rank; waits for the device."""
+        ends = [0]
+        for here, theirs in zip(self.channels.active, samples, strict=True):
+            ends += [ends[-1] + theirs * (number + 1) for number in range(len(here))]
+        sums = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+        flat = iter(sums[torch.tensor(ends, device=self.device)].diff().tolist())
+        return [[next(flat) for _ in here] for here in self.channels.active]
+
+    def _unit_step(
+        self,
+        unit: Unit,
+        samples: Sequence[int],
+        lengths: Tensor,
+        counts: Sequence[Sequence[int]],
+        rows: Tensor,
+        weights: Tensor | None,
+        wanted: bool,
+    ) -> UnitStep:
+        """What came for one unit, channel by channel instead of rank by rank."""
+        length_starts, length_sizes, starts, sizes = [], [], [], []
+        active = self.channels.active
+        positions = [{at: place for place, at in enumerate(here)} for here in active]
+        length_bases = _starts(
+            [len(here) * theirs for here, theirs in zip(active, samples, strict=True)]
+        )
+        bases = _starts([sum(theirs) for theirs in counts])
+        within = [_starts(theirs) for theirs in counts]
+        bounds = [0]
+        for at in unit.channels:
+            total = 0
+            for source in unit.sources:
+                place = positions[source][at]
+                length_starts.append(length_bases[source] + place * samples[source])
+                length_sizes.append(samples[source])
+                starts.append(bases[source] + within[source][place])
+                sizes.append(counts[source][place])
+                total += counts[source][place]
+            bounds.append(bounds[-1] + total)
+        size = sum(samples[source] for source in unit.sources)
+        bag_lengths = lengths[spans(length_starts, length_sizes, self.device)].long()
+        places = [place for _, place in unit.entries]
+        if unit.replicated:  # Features by which replicas are updated have empty bags here.
+            own = bag_lengths.view(len(unit.channels), size)
+            empty = bag_lengths.new_zeros(size)
+            parts = [empty if place < 0 else own[place] for place in places]
+            bag_lengths = torch.cat(parts)
+        whole = starts == _starts(sizes) and bounds[-1] == rows.numel()
+        index = None if whole else spans(starts, sizes, self.device)
+        own_rows = rows if index is None else rows[index]
+        own_weights = None
+        if weights is not None:
+            own_weights = weights if index is None else weights[index]
+            own_weights = own_weights.clone().requires_grad_(wanted and not unit.replicated)
+        offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
+        ends = [0]
+        for place in places:
+            ends.append(ends[-1] if place < 0 else bounds[place + 1])
+        batch = BagBatch(own_rows, offsets, size, own_weights, tuple(ends) if size else None)
+        return UnitStep(batch, None, index, tuple(bounds))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A channel's lookups: their rows, the lengths of its bags, and where they are in the batch."""
+
+    rows: Tensor
+    lengths: Tensor
+    order: Tensor | None
+    start: int
+    stop: int
+
+    def select(self, values: Tensor) -> Tensor:
+        """Values of these lookups out of the batch's."""
+        own = values[self.start : self.stop]
+        return own if self.order is None else own[self.order]
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Their positions in the batch."""
+        if self.order is None:
+            return torch.arange(self.start, self.stop, device=device)
+        return self.order + self.start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Routed:
+    routes: tuple[tuple[Route, ...], ...]
+    pieces: Mapping[tuple[int, int, int], _Piece]
+
+    def of(self, channel: Channel) -> _Piece:
+        return self.pieces[channel.feature, channel.columns, channel.position]
+
+
+def _spread(
+    target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
+) -> tuple[Route, list[_Piece]]:
+    """A feature's lookups by target, each target's in the order of the batch."""
+    lookups, size = rows.numel(), lengths.numel()
+    kind = torch.uint8 if count < 256 else torch.int32
+    order = torch.sort(target.to(kind), stable=True).indices
+    rows = rows[order]
+    bags = torch.arange(size, device=rows.device).repeat_interleave(lengths, output_size=lookups)
+    by_bag = torch.bincount(target * size + bags, minlength=count * size).view(count, size)
+    counts = by_bag.sum(1).tolist()
+    pieces, first = [], 0
+    for place, number in enumerate(counts):
+        last = first + number
+        piece = _Piece(rows[first:last], by_bag[place], order[first:last], start, start + lookups)
+        pieces.append(piece)
+        first = last
+    return Route(order, tuple(counts)), pieces
+
+
+def _check_headers(said: Sequence[Sequence[int]], training: bool) -> None:
+    bad = [rank for rank, header in enumerate(said) if header[1]]
+    if bad:
+        raise DataError(f"ranks {bad} refused their batches; see what they say")
+    other = [rank for rank, header in enumerate(said) if bool(header[4]) != training]
+    if other:
+        raise DataError(
+            f"ranks {other} are {'not ' if training else ''}training and this one is "
+            f"{'' if training else 'not'}; all ranks must run with gradients, or none"
+        )
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *accumulate(sizes)][:-1]
+
+
+def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device) -> Tensor:
+    if not parts:
+        return torch.empty(0, dtype=dtype or torch.float32, device=device)
+    joined = torch.cat([*parts])
+    return joined if dtype is None else joined.to(dtype)

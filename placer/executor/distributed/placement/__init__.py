@@ -1,0 +1,1 @@
+"""Who holds which rows of which columns: a plan divided over processes."""

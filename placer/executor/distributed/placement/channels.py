@@ -1,0 +1,142 @@
+"""Who sends which feature's lookups to whom: the same on every rank, from the plan alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.lookups.batch_reads import FeatureRead
+from placer.tables import Pooling
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Lookups of one feature in one target.
+
+    Attributes
+    ----------
+    feature : int
+    columns : int
+        Of the feature's table.
+    position : int
+        Of the target within its column slice.
+    target : Target
+    pooling : {"sum", "max", "none"}
+        What the holder gives back: a row for each bag, or for each lookup.
+    """
+
+    feature: int
+    columns: int
+    position: int
+    target: Target
+    pooling: Pooling
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the holder gives back a row for each bag."""
+        return self.pooling != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Targets that one rank holds together with the same others, or alone.
+
+    Attributes
+    ----------
+    holders : tuple of int
+    targets : tuple of Target
+    channels : tuple of int
+        Positions in `Channels.served`, in the order of targets and features.
+    entries : tuple of (int, int)
+        The features of the unit's tables, in order: the target's position, and the channel's in
+        `channels`, or −1 for the feature by which replicas are updated.
+    sources : tuple of int
+        Ranks whose lookups come here.
+    """
+
+    holders: tuple[int, ...]
+    targets: tuple[Target, ...]
+    channels: tuple[int, ...]
+    entries: tuple[tuple[int, int], ...]
+    sources: tuple[int, ...]
+
+    @property
+    def replicated(self) -> bool:
+        """Whether other ranks hold the same rows."""
+        return len(self.holders) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What a rank sends and serves.
+
+    Attributes
+    ----------
+    sent : tuple of (rank, Channel)
+        In the order of sending: by destination.
+    served : tuple of Channel
+    active : tuple of tuple of int
+        For each rank, positions in `served` of the channels that come from it, in its order.
+    units : tuple of Unit
+        What this rank holds alone comes first; then replicas, in an order that all share.
+    """
+
+    sent: tuple[tuple[int, Channel], ...]
+    served: tuple[Channel, ...]
+    active: tuple[tuple[int, ...], ...]
+    units: tuple[Unit, ...]
+
+
+def all_channels(
+    features: Sequence[FeatureRead], maps: Mapping[str, TableRoutes]
+) -> tuple[Channel, ...]:
+    """Every channel between any ranks: by table, column slice, target and feature."""
+    found = []
+    for name, table in maps.items():
+        reads = [index for index, feature in enumerate(features) if feature.table == name]
+        for number, columns in enumerate(table.column_slices):
+            for position, target in enumerate(columns.targets):
+                for index in reads:
+                    alone = len(columns.targets) == 1 and not target.replicated
+                    pooling = channel_pooling(features[index].pooling, alone)
+                    found.append(Channel(index, number, position, target, pooling))
+    return tuple(found)
+
+
+def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
+    """How a holder pools: means need the whole bag's length, a maximum all rows of it."""
+    if pooling in ("sum", "mean"):
+        return "sum"
+    return "max" if pooling == "max" and alone else "none"
+
+
+def channels_of(
+    rank: int, world: int, targets: Sequence[Target], channels: Sequence[Channel]
+) -> Channels:
+    """What one of the ranks sends and serves."""
+    to = [(channel.target.holder_for(rank), channel) for channel in channels]
+    sent = tuple(sorted(to, key=lambda pair: pair[0]))
+    served = tuple(channel for channel in channels if rank in channel.target.holders)
+    everyones = tuple(range(len(served)))
+    active = (everyones,) * world
+    if any(channel.target.replicated for channel in served):
+        active = tuple(
+            tuple(at for at in everyones if served[at].target.holder_for(source) == rank)
+            for source in range(world)
+        )
+    held = [target for target in targets if rank in target.holders]
+    groups = sorted({target.holders for target in held}, key=lambda ranks: (len(ranks) > 1, ranks))
+    units = []
+    for holders in groups:
+        own = tuple(target for target in held if target.holders == holders)
+        mine = tuple(i for i, channel in enumerate(served) if channel.target.holders == holders)
+        entries: list[tuple[int, int]] = []
+        for number, target in enumerate(own):
+            entries += [
+                (number, place) for place, at in enumerate(mine) if served[at].target == target
+            ]
+            if target.replicated:
+                entries.append((number, -1))
+        sources = tuple(s for s in range(world) if own[0].holder_for(s) == rank)
+        units.append(Unit(holders, own, mine, tuple(entries), sources))
+    return Channels(sent, served, active, tuple(units))

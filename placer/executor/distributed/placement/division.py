@@ -1,0 +1,224 @@
+"""A plan's tables divided over ranks: who holds which rows of which columns."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from placer.errors import PlanMismatchError
+from placer.executor.distributed.placement.devices import holders_of
+from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
+from placer.tables import OptimizerName, Table
+
+_MOST_PARTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Rows of a column slice that the same ranks hold: a table of its own on each of them.
+
+    Attributes
+    ----------
+    name : str
+        Of that table, unique among all targets.
+    table : Table
+        What it is a part of.
+    cols : (start, stop)
+    parts : tuple of RowSlice
+        Its rows, one slice after the other, as row ranks. All rows of a table are one slice,
+        and its own row r is then id r, not rank r.
+    holders : tuple of int
+        Ranks; more than one where the rows are replicated.
+    peers : str
+        Targets with equal names here are the other columns of the same rows, where row-wise
+        Adagrad needs Σ g² of all of them; empty where it does not.
+    """
+
+    name: str
+    table: Table
+    cols: tuple[int, int]
+    parts: tuple[RowSlice, ...]
+    holders: tuple[int, ...]
+    peers: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(part.count for part in self.parts)
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """Row of the target where each part begins."""
+        found, base = [], 0
+        for part in self.parts:
+            found.append(base)
+            base += part.count
+        return tuple(found)
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.cols[1] - self.cols[0]
+
+    @property
+    def by_id(self) -> bool:
+        """Whether its rows are ids: it has all rows of the table."""
+        return self.parts == (RowSlice(0, self.table.rows),)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether several ranks hold it."""
+        return len(self.holders) > 1
+
+    def holder_for(self, rank: int) -> int:
+        """Who serves a rank's samples: itself, if it has a copy."""
+        if rank in self.holders:
+            return rank
+        return self.holders[rank % len(self.holders)]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSlice:
+    """A range of columns of a table, and the targets that hold its rows."""
+
+    cols: tuple[int, int]
+    targets: tuple[Target, ...]
+
+
+def divide(
+    plan: Plan, ranks: dict[str, int], optimizers: Mapping[str, OptimizerName]
+) -> dict[str, tuple[ColumnSlice, ...]]:
+    """The column slices of each table, from left to right. A table without rows has none.
+
+    Raises
+    ------
+    PlanMismatchError
+        If row-wise Adagrad would need gradients of columns that are partly replicated.
+    """
+    return {
+        table.name: tuple(_divide_table(plan, table, ranks, optimizers[table.name]))
+        for table in plan.tables
+        if table.rows
+    }
+
+
+_Held = dict[tuple[int, ...], tuple[RowSlice, ...]]
+
+
+def _divide_table(
+    plan: Plan, table: Table, ranks: dict[str, int], optimizer: OptimizerName
+) -> Iterator[ColumnSlice]:
+    shards = [
+        (shard, RowSlice(*shard.rows), holders_of(shard, ranks))
+        for shard in plan.shards_by_table[table.name]
+        if shard.row_count
+    ]
+    edges = sorted({0, table.dim, *(edge for shard, _, _ in shards for edge in shard.cols)})
+    column_slices: list[tuple[tuple[int, int], _Held]] = []
+    for cols in pairwise(edges):
+        gathered: dict[tuple[int, ...], list[RowSlice]] = defaultdict(list)
+        for shard, rows, holders in shards:
+            if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]:
+                gathered[holders].append(rows)
+        held = {holders: joined(gathered[holders]) for holders in sorted(gathered)}
+        if len(held) == 1:
+            held = dict.fromkeys(held, (RowSlice(0, table.rows),))
+        if column_slices and column_slices[-1][1] == held:  # The same ranks hold these columns too.
+            column_slices[-1] = (column_slices[-1][0][0], cols[1]), held
+        else:
+            column_slices.append((cols, held))
+    if optimizer == "rowwise_adagrad" and len(column_slices) > 1:
+        yield from _aligned(table, column_slices, [shard for shard, _, _ in shards])
+        return
+    for cols, held in column_slices:
+        targets = tuple(
+            Target(_name(table, cols, holders), table, cols, parts, holders)
+            for holders, parts in held.items()
+        )
+        yield ColumnSlice(cols, targets)
+
+
+def _aligned(
+    table: Table, column_slices: list[tuple[tuple[int, int], _Held]], shards: list[Shard]
+) -> Iterator[ColumnSlice]:
+    """Targets that have the same rows in every column slice, so that their rows can be added up."""
+    cuts = [tuple(part for parts in held.values() for part in parts) for _, held in column_slices]
+    atoms = refined(cuts)
+    if not all(_ascending(atom, shards) for atom in atoms):
+        per_column_slice = [
+            tuple(
+                RowSlice(*shard.rows)
+                for shard in shards
+                if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
+            )
+            for cols in pairwise(sorted({edge for shard in shards for edge in shard.cols}))
+        ]
+        atoms = refined([atoms, *per_column_slice])
+    if len(atoms) > _MOST_PARTS:
+        raise PlanMismatchError(
+            f"table {table.name!r}: its columns are cut into rows so differently that "
+            f"{len(atoms)} parts would have to be matched for row-wise Adagrad; cut all columns "
+            "of a table at the same rows"
+        )
+    placed = []
+    for cols, held in column_slices:
+        owners = []
+        for atom in atoms:
+            found = [h for h, parts in held.items() if any(part.meet(atom) for part in parts)]
+            owners.append(found[0])
+        placed.append((cols, owners))
+    for index, atom in enumerate(atoms):
+        owners = [found[index] for _, found in placed]
+        if any(len(holders) > 1 for holders in owners) and len(set(owners)) > 1:
+            raise PlanMismatchError(
+                f"table {table.name!r}: some columns of row ranks {atom.start}..{atom.stop} are "
+                "replicated and others are not; row-wise Adagrad needs the whole row at once, so "
+                "replicate all columns of these rows on the same GPUs, or none"
+            )
+    for cols, owners in placed:
+        targets = tuple(
+            Target(
+                f"{_name(table, cols, holders)} part {index}",
+                table,
+                cols,
+                (atom,),
+                holders,
+                f"{table.name} part {index}",
+            )
+            for index, (atom, holders) in enumerate(zip(atoms, owners, strict=True))
+        )
+        yield ColumnSlice(cols, targets)
+
+
+_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
+
+
+def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
+    """Whether memory that is ordered by how rows are read has these rows in their own order.
+
+    Only then do two ranks that hold different columns find the same rows in the same order.
+    """
+    edges = sorted({edge for shard in shards for edge in shard.cols})
+    for cols in pairwise(edges):
+        met = sorted(
+            (part.start, part.members[-1], _ORDER[shard.lookup])
+            for shard in shards
+            if shard.cols[0] <= cols[0]
+            and cols[1] <= shard.cols[1]
+            and (part := RowSlice(*shard.rows).meet(rows)) is not None
+        )
+        for (_, last, kind), (first, _, other) in pairwise(met):
+            if first < last or other < kind:
+                return False
+    return True
+
+
+def _name(table: Table, cols: tuple[int, int], holders: tuple[int, ...]) -> str:
+    name = table.name
+    if cols != (0, table.dim):
+        name += f" columns {cols[0]}..{cols[1]}"
+    if len(holders) > 1:
+        return f"{name} on ranks {', '.join(map(str, holders))}"
+    return f"{name} on rank {holders[0]}"

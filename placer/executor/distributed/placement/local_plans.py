@@ -1,0 +1,117 @@
+"""What one rank holds, as a plan of its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.row_slices import RowSlice
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.tables import Feature, OptimizerName, Pooling, Table
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
+
+_GPU, _HOST = "gpu:0", "host:0"
+
+
+def local_features(
+    target: Target, poolings: Mapping[tuple[str, str], Pooling]
+) -> tuple[Feature, ...]:
+    """The features that read a target, each by a name of its own.
+
+    Replicated rows are read by one more, whose lookups are the rows to update. `poolings`
+    are by target's and feature's names.
+    """
+    features = [
+        Feature(channel_name(target, feature.name), pooling=poolings[target.name, feature.name])
+        for feature in target.table.features
+    ]
+    if target.replicated:
+        features.append(Feature(update_name(target), pooling="none"))
+    return tuple(features)
+
+
+def channel_name(target: Target, feature: str) -> str:
+    """Name of a feature where it reads a target."""
+    return f"{feature} of {target.name}"
+
+
+def update_name(target: Target) -> str:
+    """Name of the feature by which a replicated target is updated."""
+    return f"update of {target.name}"
+
+
+def local_plan(
+    plan: Plan,
+    targets: Sequence[Target],
+    features: Sequence[tuple[Feature, ...]],
+    shards_of: Mapping[tuple[str, tuple[int, ...]], Sequence[Shard]],
+    optimizers: Mapping[str, OptimizerName],
+    gpus: Sequence[Gpu],
+) -> Plan:
+    """The plan by which a rank holds `targets`: one GPU and one host.
+
+    Row-wise tables are in the order of their parts. Whole ones keep their row order. `shards_of`
+    says what each set of ranks holds of a table; the rank stands for `gpus`.
+    """
+    tables, shards = [], []
+    orders, hot_ids = {}, {}
+    for target, read_by in zip(targets, features, strict=True):
+        whole = target.table
+        optimizer = optimizers[whole.name]
+        table = Table(target.name, target.rows, target.width, whole.dtype, optimizer, read_by)
+        tables.append(table)
+        shards += [
+            piece
+            for shard in shards_of[whole.name, target.holders]
+            for piece in _pieces(shard, target, plan)
+        ]
+        if target.by_id and plan.order_of(whole.name).kind == "profile":
+            orders[target.name] = RowOrder("profile")
+            hot_ids[target.name] = plan.hot_ids[whole.name]
+    topology = _machine(plan.topology, gpus)
+    return Plan(tuple(tables), topology, tuple(shards), orders, hot_ids, plan.batch_size)
+
+
+def _pieces(shard: Shard, target: Target, plan: Plan) -> Iterator[Shard]:
+    """The parts of a shard within a target, in its rows and columns."""
+    first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
+    if first >= last:
+        return
+    cols = first - target.cols[0], last - target.cols[0]
+    device = _HOST if shard.devices[0] in plan.topology.hosts_by_id else _GPU
+    for part, base in zip(target.parts, target.bases, strict=True):
+        met = part.meet(RowSlice(*shard.rows))
+        if met is None:
+            continue
+        rows = part.local(met)
+        share = met.count / shard.row_count
+        yield replace(
+            shard,
+            table=target.name,
+            rows=(base + rows.start, base + rows.stop, rows.step),
+            cols=cols,
+            devices=(device,),
+            cache_rows=_share(shard.cache_rows, share, met.count, int(shard.cache_rows > 0)),
+            staging_rows=_share(shard.staging_rows, share, met.count, 0),
+            buffer_bytes=int(shard.buffer_bytes * share * (last - first) / shard.width),
+        )
+
+
+def _share(rows: int, share: float, most: int, least: int) -> int:
+    return max(least, min(most, int(rows * share)))
+
+
+def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
+    """One GPU with the memory of all that the rank stands for, and one host.
+
+    Ranks of a host share its memory; that all of them fit was checked for the whole plan.
+    """
+    model = gpus[0] if gpus else topology.gpus[0]
+    hbm_bytes = sum(gpu.memory_bytes for gpu in gpus)
+    gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
+    dram_bytes = sum(host.memory_bytes for host in topology.hosts)
+    host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s)
+    link = Link(_GPU, _HOST, "pcie", topology.host_link_bytes_per_s(model.id))
+    return Topology(f"a rank of {topology.name}", (gpu,), (host,), (link,))

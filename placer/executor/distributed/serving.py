@@ -1,0 +1,207 @@
+"""The autograd node between ranks: pooled rows come forward, gradients go back.
+
+All that the ranks exchange in a backward pass happens in this one node, in one order: gradients
+of pooled rows; Σ g² of rows that are cut by columns, within the update of the rows held alone;
+gradients of lookups' weights; gradients of replicated rows. So no order of autograd's own can
+bring two ranks out of step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.placement.channels import Channels, Unit
+from placer.executor.distributed.placement.local_plans import channel_name
+from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
+from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.distributed.whole_rows import RowTotals
+from placer.executor.lookups.batch_reads import FeatureRead
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What a rank holds, and how it gives it out.
+
+    Attributes
+    ----------
+    features : tuple of FeatureRead
+    channels : Channels
+    modules : tuple of PlacedEmbeddings
+        Or what else holds rows. Of `channels.units`.
+    replicas : tuple of ReplicaUpdates or Bystander
+        One for each set of ranks that hold rows together, in an order that all ranks share.
+    totals : RowTotals or None
+        Where tables under row-wise Adagrad are cut by columns, on any rank.
+    comm : Collectives
+    device : torch.device
+    gradient_scale : float
+        What gradients are multiplied by: 1/world where ranks average their losses.
+    """
+
+    features: tuple[FeatureRead, ...]
+    channels: Channels
+    modules: tuple[Held, ...]
+    replicas: tuple[ReplicaUpdates | Bystander, ...]
+    totals: RowTotals | None
+    comm: Collectives
+    device: torch.device
+    gradient_scale: float
+
+    def names(self, unit: Unit) -> tuple[str, ...]:
+        """Features of a unit's module by channel."""
+        served = [self.channels.served[at] for at in unit.channels]
+        return tuple(
+            channel_name(channel.target, self.features[channel.feature].name) for channel in served
+        )
+
+    def sent_sizes(self, step: ShardedBatch) -> list[int]:
+        """Elements that come back from each rank: what it pools of our lookups."""
+        sizes = [0] * self.comm.world
+        for (rank, channel), rows in zip(self.channels.sent, step.sent_rows, strict=True):
+            sizes[rank] += rows * channel.target.width
+        return sizes
+
+    def served_sizes(self, step: ShardedBatch) -> list[int]:
+        """Elements that go back to each rank."""
+        return [
+            sum(
+                rows * self.channels.served[at].target.width
+                for at, rows in zip(here, theirs, strict=True)
+            )
+            for here, theirs in zip(self.channels.active, step.served_rows, strict=True)
+        ]
+
+    def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
+        """Outputs of each unit by channel; those of rows held alone with their graph."""
+        outputs = []
+        for unit, module, asked in zip(self.channels.units, self.modules, step.units, strict=True):
+            with torch.set_grad_enabled(training and not unit.replicated):
+                found = module(asked.prepared or asked.batch)
+            outputs.append([found[name] for name in self.names(unit)])
+        return outputs
+
+    def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:
+        """Outputs of all units as one vector, rank by rank."""
+        by_channel = self._by_channel(outputs)
+        taken = [0] * len(by_channel)
+        parts = []
+        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
+            for at, rows in zip(here, theirs, strict=True):
+                output = by_channel[at]
+                parts.append(output[taken[at] : taken[at] + rows].reshape(-1))
+                taken[at] += rows
+        return torch.cat(parts) if parts else torch.empty(0, device=self.device)
+
+    def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[list[Tensor]]:
+        """The reverse: gradients of each unit's outputs by channel."""
+        found: list[list[Tensor]] = [[] for _ in self.channels.served]
+        first = 0
+        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
+            for at, rows in zip(here, theirs, strict=True):
+                width = self.channels.served[at].target.width
+                last = first + rows * width
+                found[at].append(flat[first:last].view(rows, width))
+                first = last
+        return [[torch.cat(found[at]) for at in unit.channels] for unit in self.channels.units]
+
+    def update(
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        gradients: Sequence[Sequence[Tensor]],
+        step: ShardedBatch,
+    ) -> Tensor | None:
+        """Update all rows; the gradients of the weights of our own lookups."""
+        weight_gradients = torch.zeros(sum(step.served_lookups), device=self.device)
+        entered = False
+        for index, (unit, asked) in enumerate(zip(self.channels.units, step.units, strict=True)):
+            weights = asked.batch.weights
+            if unit.replicated or not outputs[index]:
+                continue
+            entered = True
+            torch.autograd.backward(list(outputs[index]), list(gradients[index]))
+            if step.weight_gradients and weights is not None and weights.grad is not None:
+                _put(weight_gradients, asked, weights.grad)
+        if self.totals is not None and not entered:
+            self.totals.total({})  # The others wait for us there.
+        result = None
+        if step.weight_gradients:
+            for replicas in self.replicas:
+                if isinstance(replicas, ReplicaUpdates):
+                    asked, own = step.units[replicas.position], gradients[replicas.position]
+                    _put(weight_gradients, asked, replicas.weight_gradients(asked, own))
+            result = self._return_weight_gradients(weight_gradients, step)
+        for replicas in self.replicas:
+            if isinstance(replicas, ReplicaUpdates):
+                replicas.update(step.units[replicas.position], gradients[replicas.position])
+            else:
+                replicas.stand_by()
+        return result
+
+    def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
+        sent, asked = step.served_lookups, step.sent_lookups
+        own = self.comm.exchange("weights", served / self.gradient_scale, sent, asked)
+        result = torch.zeros(step.batch.ids.numel(), device=self.device)
+        # Each lookup comes back once a column slice; in the order of the batch, sums are always
+        # alike.
+        order = torch.sort(step.lookups, stable=True).indices
+        return result.index_add_(0, step.lookups[order], own[order])
+
+    def _by_channel(self, by_unit: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        placed = {
+            at: output
+            for unit, outputs in zip(self.channels.units, by_unit, strict=True)
+            for at, output in zip(unit.channels, outputs, strict=True)
+        }
+        return [placed[at] for at in range(len(self.channels.served))]
+
+
+class Serve(torch.autograd.Function):
+    """Rows that this rank's lookups asked for, as one vector in the order of sending.
+
+    Inputs are an anchor that requires a gradient, without which autograd would skip the node,
+    and the weights of the batch's lookups.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        step: ShardedBatch,
+        served: Served,
+        training: bool,
+    ) -> Tensor:
+        outputs = served.look_up(step, training)
+        sent, received = served.served_sizes(step), served.sent_sizes(step)
+        with torch.no_grad():
+            flat = served.to_sources(outputs, step)
+        ctx.step, ctx.served = step, served
+        ctx.outputs = outputs if training else None
+        return served.comm.exchange("outputs", flat, sent, received)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        step: ShardedBatch = ctx.step
+        served: Served = ctx.served
+        sent, received = served.sent_sizes(step), served.served_sizes(step)
+        if served.gradient_scale != 1:
+            gradient = gradient * served.gradient_scale
+        flat = served.comm.exchange("gradients", gradient, sent, received)
+        weight_gradients = served.update(ctx.outputs, served.from_sources(flat, step), step)
+        ctx.outputs = None
+        if not ctx.needs_input_grad[1]:
+            weight_gradients = None
+        return None, weight_gradients, None, None, None
+
+
+def _put(all_lookups: Tensor, asked: UnitStep, values: Tensor) -> None:
+    if asked.source is None:
+        all_lookups.copy_(values)
+    else:
+        all_lookups[asked.source] = values

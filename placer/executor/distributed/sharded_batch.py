@@ -1,0 +1,108 @@
+"""A batch on its way: what was sent, what came, and how to put results together again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import PreparedBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitStep:
+    """What the ranks ask of one unit.
+
+    Attributes
+    ----------
+    batch : BagBatch
+        Of all its sources' samples, channel by channel.
+    prepared : PreparedBatch or None
+        The same, where its rows were looked for ahead.
+    source : int64, shape (lookups,), or None
+        Position of each lookup among those that came here; None where they stand as they came.
+    bounds : tuple of int
+        Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
+    """
+
+    batch: BagBatch
+    prepared: PreparedBatch | None
+    source: Tensor | None
+    bounds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """How a feature's lookups in one column slice were spread over targets.
+
+    Attributes
+    ----------
+    order : int64, shape (lookups,), or None
+        The feature's lookups by target; None where there is one.
+    counts : tuple of int
+        Lookups of each target.
+    """
+
+    order: Tensor | None
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedBatch:
+    """A batch whose lookups are where their rows are.
+
+    Made by `ShardedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    batch : BagBatch
+        This rank's own samples, without padded lookups.
+    bounds : tuple of (start, stop)
+        Each feature's lookups as they were given.
+    kept : int64, or None
+        Which of these lookups are left; None where none was dropped.
+    samples : tuple of int
+        Of each rank.
+    weight_gradients : bool
+        Whether any rank wants gradients of its lookups' weights.
+    routes : tuple of tuple of Route
+        By feature and column slice.
+    sent_rows, served_rows : tuple of int
+        Rows that each channel gives back: by position in `Channels.sent`, and, for each rank,
+        by position in its `Channels.active`.
+    sent_lookups, served_lookups : tuple of int
+        Lookups sent to and received from each rank.
+    lookups : int64
+        Position in the batch of each lookup sent, in the order of sending. Empty unless
+        gradients of weights are wanted.
+    units : tuple of UnitStep
+    """
+
+    batch: BagBatch
+    bounds: tuple[tuple[int, int], ...]
+    kept: Tensor | None
+    samples: tuple[int, ...]
+    weight_gradients: bool
+    routes: tuple[tuple[Route, ...], ...]
+    sent_rows: tuple[int, ...]
+    served_rows: tuple[tuple[int, ...], ...]
+    sent_lookups: tuple[int, ...]
+    served_lookups: tuple[int, ...]
+    lookups: Tensor
+    units: tuple[UnitStep, ...]
+
+    def with_units(self, units: tuple[UnitStep, ...]) -> "ShardedBatch":
+        """The same batch, asked of units otherwise."""
+        return replace(self, units=units)
+
+
+def spans(starts: Sequence[int], sizes: Sequence[int], device: torch.device) -> Tensor:
+    """``starts[i], starts[i] + 1, …`` for `sizes[i]` numbers, one i after the other; int64."""
+    first = torch.tensor(starts, dtype=torch.int64)
+    size = torch.tensor(sizes, dtype=torch.int64)
+    shift = first - (size.cumsum(0) - size)
+    total = sum(sizes)
+    shift, size = shift.to(device), size.to(device)
+    repeated = shift.repeat_interleave(size, output_size=total)
+    return repeated + torch.arange(total, device=device)

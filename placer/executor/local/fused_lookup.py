@@ -1,0 +1,200 @@
+"""The autograd node: rows forward, gradients and the fused update backward."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from placer.executor.backends.base import Backend, SliceReads
+from placer.executor.lookups.batch_reads import ArenaStep
+from placer.executor.memory.arena import Arena
+from placer.executor.optimizers.rule import Rule
+from placer.executor.phases import phase
+
+
+@dataclass(frozen=True, slots=True)
+class RuleConstants:
+    """What stays of an optimizer as it was made; see `Rule`."""
+
+    eps: float
+    betas: tuple[float, float]
+    stochastic: bool
+
+
+class WholeRows(Protocol):
+    """Who knows the other columns of rows that are not held whole, such as other processes.
+
+    Attributes
+    ----------
+    dims : mapping of table name to int
+        Columns of the whole row of each such table.
+    """
+
+    dims: Mapping[str, int]
+
+    def total(self, squares: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Sums of Σ g² over whole rows, from those over the columns held here.
+
+        Called once in each backward pass, whether such a table was read or not. Vectors are
+        float32, in the order of the rows that were read; what is beyond them means nothing.
+        """
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """What a step works on.
+
+    Attributes
+    ----------
+    arenas : tuple of Arena
+    backend : Backend
+    constants : RuleConstants
+    lr : float32, shape (), on the computing device
+    updates : int64, shape (), on the computing device
+        Updates so far.
+    whole_rows : WholeRows or None
+        For tables of whose rows only some columns are here.
+    """
+
+    arenas: tuple[Arena, ...]
+    backend: Backend
+    constants: RuleConstants
+    lr: Tensor
+    updates: Tensor
+    whole_rows: WholeRows | None = None
+
+    def rule(self, arena: Arena) -> Rule:
+        """The optimizer of an arena as it stands."""
+        constants = self.constants
+        return Rule(
+            arena.spec.key.optimizer,
+            self.lr,
+            constants.eps,
+            self.updates,
+            *constants.betas,
+            constants.stochastic,
+        )
+
+
+class FusedLookup(torch.autograd.Function):
+    """Sums of rows of each segment of each arena; backward updates the rows in place.
+
+    Inputs are an anchor that requires a gradient, without which autograd would skip the
+    node (the weights are no inputs of it), and the weights of the batch's lookups. Outputs
+    are one float32 tensor a segment, arena by arena.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        steps: Sequence[ArenaStep],
+        runtime: Runtime,
+    ) -> tuple[Tensor, ...]:
+        ctx.steps, ctx.runtime = steps, runtime
+        ctx.save_for_backward(*(() if weights is None else (weights,)))
+        outputs: list[Tensor] = []
+        with phase("forward"):
+            for arena, step in zip(runtime.arenas, steps, strict=True):
+                pooled = runtime.backend.forward(arena, step, step.reads.spread(weights))
+                segments = step.reads.segments
+                outputs.extend(_own_tensor(pooled, *segment.bags) for segment in segments)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *output_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        runtime: Runtime = ctx.runtime
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+        weights = saved[0] if saved else None
+        weight_gradients = None
+        with phase("backward"):
+            gradients: list[Tensor] = []
+            taken = 0
+            for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
+                parts = output_gradients[taken : taken + len(step.reads.segments)]
+                taken += len(parts)
+                gradients.append(runtime.backend.join(arena, step, parts))
+            if weights is not None and ctx.needs_input_grad[1]:
+                weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
+        with phase("update"):
+            runtime.updates.add_(1)
+            _update(runtime, ctx.steps, gradients, weights)
+        runtime.backend.finish(ctx.steps)
+        return None, weight_gradients, None, None
+
+
+def _own_tensor(pooled: Tensor, start: int, stop: int) -> Tensor:
+    """Rows `start..stop` as a tensor that autograd does not take for a view of its siblings.
+
+    So callers may modify an output in place, as they may any module's.
+    """
+    width = pooled.shape[1]
+    return torch.empty(0, dtype=pooled.dtype, device=pooled.device).set_(
+        pooled.untyped_storage(),
+        pooled.storage_offset() + start * width,
+        (stop - start, width),
+        (width, 1),
+    )
+
+
+def _weight_gradients(
+    runtime: Runtime, steps: Sequence[ArenaStep], gradients: Sequence[Tensor], weights: Tensor
+) -> Tensor:
+    result = torch.zeros_like(weights)
+    for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
+        by_lookup = runtime.backend.weight_gradients(arena, step, gradient)
+        for segment in step.reads.segments:
+            result[slice(*segment.batch)] += by_lookup[slice(*segment.lookups)]
+    return result
+
+
+def _update(
+    runtime: Runtime,
+    steps: Sequence[ArenaStep],
+    gradients: Sequence[Tensor],
+    weights: Tensor | None,
+) -> None:
+    cut: dict[str, dict[tuple[int, int], list[SliceReads]]] = defaultdict(lambda: defaultdict(list))
+    for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
+        if not step.reads.lookups:
+            continue
+        spread = step.reads.spread(weights)
+        rule = runtime.rule(arena)
+        if not arena.spec.key.row_cut:
+            runtime.backend.update(arena, step, gradient, spread, rule)
+            continue
+        sources = step.reads.sources()
+        for segment in step.reads.segments:
+            lookups = slice(*segment.lookups)
+            cut[segment.columns.table][segment.columns.cols].append(
+                SliceReads(
+                    arena,
+                    step,
+                    lookups,
+                    sources[lookups],
+                    gradient,
+                    None if spread is None else spread[lookups],
+                    rule,
+                )
+            )
+    updates = {
+        table: runtime.backend.sliced_update(list(column_slices.values()))
+        for table, column_slices in cut.items()
+    }
+    squares = {table: update.squares for table, update in updates.items()}
+    dims = {
+        table: sum(stop - start for start, stop in column_slices)
+        for table, column_slices in cut.items()
+    }
+    if runtime.whole_rows is not None:
+        squares = {**squares, **runtime.whole_rows.total(squares)}
+        dims = {**dims, **runtime.whole_rows.dims}
+    for table, update in updates.items():
+        update.apply(squares[table] / dims[table])

@@ -1,0 +1,431 @@
+"""The module that trains embedding tables where a plan puts them."""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from placer.errors import PlanMismatchError
+from placer.executor.backends import make_backend
+from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.local.table_rows import TableRows
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import (
+    FeatureRead,
+    PreparedBatch,
+    arena_reads,
+    check_batch,
+    drop_padding,
+    feature_bounds,
+    feature_reads,
+    feature_span,
+    tensors_of,
+)
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.memory.layout import check_plan, lay_out
+from placer.executor.names import Policy
+from placer.executor.optimizers.rule import STATE
+from placer.executor.streams import recorded
+from placer.executor.tensor_names import (
+    UPDATES,
+    check_shapes,
+    check_weights,
+    state_shapes,
+    weights_to_load,
+)
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZERS, OptimizerName
+
+Rounding = Literal["nearest", "stochastic"]
+
+_MOST_AHEAD = 3
+"""Batches that the host may have prepared before the first of them is there."""
+
+
+class PlacedEmbeddings(nn.Module):
+    """Embedding tables laid out by a plan, with the optimizer fused into the backward pass.
+
+    Behaves like one `nn.EmbeddingBag` (or `nn.Embedding`, for pooling ``none``) per feature,
+    whose weights are shared where features read one table. Backward sums the gradients of
+    each row over the whole step and applies the optimizer once to it; so the weights are no
+    `nn.Parameter`, and no other optimizer must see them. Without grad mode nothing is
+    updated. Each backward through one forward is one update; do not run it twice.
+
+    All devices of the plan are emulated by one device of this process, and a replica is held
+    once; what the plan says about capacity is enforced all the same. Backends ``numba`` and
+    ``torch`` keep both tiers in host memory and read every row in place, whatever its lookup.
+    ``triton`` and ``tiered`` keep the tiers apart: rows are read as the plan says, staged rows
+    ahead of their step where batches go through `prefetch`.
+
+    Parameters
+    ----------
+    plan : Plan
+    lr, eps : float
+        Learning rate, and the term added to √state.
+    betas : (float, float)
+        What Adam's averages of g and g² keep of themselves a step.
+    optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"} or None
+        For all tables; None takes each table's own.
+    device : str or torch.device
+        Where rows are pooled: batches and outputs are there.
+    seed : int
+        Weights start uniform in ±1/√rows, drawn by seed and table name, so that they do not
+        depend on the plan.
+    weights : mapping of table name to tensor of shape (rows, dim), or None
+        Initial weights in id order; tables that are not named are drawn.
+    padding_idx : mapping of feature name to id, or None
+        Lookups of this id are dropped: they add nothing, are not counted in a mean and get
+        no gradient. It may lie outside the table, such as −1.
+    backend : {"auto", "numba", "torch", "triton", "tiered"}
+    cache_policy : {"lfu", "rank"}
+        Which rows of cached shards make room for others: those looked up least of late, or
+        those that the plan ranks last.
+    rounding : {"nearest", "stochastic"}
+        How weights of half precision are rounded after an update.
+    whole_rows : WholeRows, optional
+        Of tables of which the plan has some columns only, while other processes have the rest:
+        row-wise Adagrad asks it for Σ g² over whole rows.
+
+    Attributes
+    ----------
+    rows : TableRows
+        Weights and optimizer state by id, for checkpoints some rows at a time.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan is unsound, or `weights` names unknown tables or has other shapes.
+    CapacityError
+        If the plan puts more bytes on a device than it has.
+    BackendError
+        If the backend is not there.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        lr: float = 0.01,
+        eps: float = 1e-8,
+        betas: tuple[float, float] = (0.9, 0.999),
+        optimizer: OptimizerName | None = None,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+        padding_idx: Mapping[str, int] | None = None,
+        backend: str = "auto",
+        cache_policy: Policy = "lfu",
+        rounding: Rounding = "nearest",
+        whole_rows: WholeRows | None = None,
+    ) -> None:
+        super().__init__()
+        check_plan(plan)
+        given = dict(weights or {})
+        check_weights("weights", given, plan.tables)
+        tables = {table.name: table.optimizer for table in plan.tables}
+        if optimizer is not None:
+            if optimizer not in OPTIMIZERS:
+                raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
+            tables = dict.fromkeys(tables, optimizer)
+        if rounding not in get_args(Rounding):
+            raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise PlanMismatchError(f"betas {betas} must lie within 0..1, 1 excluded")
+        self.plan = plan
+        self.device = _indexed(torch.device(device))
+        kernels = make_backend(backend, self.device, cache_policy)
+        self._optimizers = tables
+        self._features = feature_reads(plan.tables, padding_idx or {})
+        cut_elsewhere = () if whole_rows is None else whole_rows.dims
+        self._layout = lay_out(plan, tables, self.device, cut_elsewhere)
+        self._runtime = Runtime(
+            tuple(kernels.allocate(spec) for spec in self._layout.arenas),
+            kernels,
+            RuleConstants(eps, betas, rounding == "stochastic"),
+            torch.tensor(lr, dtype=torch.float32, device=self.device),
+            torch.zeros((), dtype=torch.int64, device=self.device),
+            whole_rows,
+        )
+        self.rows = TableRows(self._layout, self._runtime.arenas, tables, self.device)
+        # Batches are prepared beside the step in training, on a stream of their own.
+        self._stream: torch.cuda.Stream | None = None
+        self._ready: deque[torch.cuda.Event] = deque()
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        for table in plan.tables:
+            if table.name in given:
+                self.rows.write(table, "weight", given[table.name])
+            else:
+                for ids, values in initial_weights(table, seed):
+                    self.rows.write_rows(table, "weight", ids, values)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Features of the plan's tables, in order: what batches must follow."""
+        return tuple(feature.name for feature in self._features)
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend in use."""
+        return self._runtime.backend.name
+
+    @property
+    def optimizers(self) -> Mapping[str, OptimizerName]:
+        """What trains each table, by its name."""
+        return self._optimizers
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
+        constants = self._runtime.constants
+        return constants.stochastic or "adam" in self._optimizers.values()
+
+    def update_count(self) -> int:
+        """Updates so far; waits for the device."""
+        return int(self._runtime.updates)
+
+    def set_update_count(self, updates: int) -> None:
+        """Go on counting updates from here."""
+        self._runtime.updates.fill_(updates)
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate from the next backward pass on."""
+        self._runtime.lr.fill_(lr)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def prefetch(self, batch: BagBatch) -> PreparedBatch:
+        """Find a batch's rows and start to bring them, ahead of its forward pass.
+
+        Call it with the next batch before the forward pass of the current one, as
+        `placer.executor.look_ahead` does: on a GPU the copies then run beside that step.
+        Results are those without it, to the bit. A step is open from here to the end of its
+        backward pass, and rows that an open step reads stay where they are; so one batch
+        ahead is what the plan's staging rows are for, and with more of them rows may have to
+        be read in place.
+
+        Parameters
+        ----------
+        batch : BagBatch
+            On the host, pinned if it shall be copied without waiting, or on the device.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of its table, or the batch is of other features. On a GPU bad
+            ids are told of by a later call, and until then left out.
+        """
+        if self._stream is None:
+            return self._prepare(batch, training=True)
+        # What the device was told so far has to come first: updates, and writing the batch.
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            prepared = self._prepare(batch, training=True)
+            self._ready.append(recorded())
+        # A host that runs further ahead gains nothing, and holds memory for all those batches.
+        if len(self._ready) > _MOST_AHEAD:
+            self._ready.popleft().synchronize()
+        return replace(prepared, ready=self._ready[-1])
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
+        """Pooled rows by feature: float32, shape (batch_size, dim).
+
+        With pooling ``none`` the shape is (lookups, dim), in the order of the feature's
+        lookups; padded ones are zero.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of its table, or the batch is of other features.
+        """
+        training = torch.is_grad_enabled()
+        if isinstance(batch, BagBatch):
+            if self._stream is not None and not torch.cuda.is_current_stream_capturing():
+                # Rows that another batch brings may be this one's.
+                torch.cuda.current_stream(self.device).wait_stream(self._stream)
+            batch = self._prepare(batch, training)
+        elif batch.ready is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(batch.ready)
+            for tensor in tensors_of(batch):  # Their memory must not be given away before.
+                tensor.record_stream(stream)
+        anchor = torch.zeros((), device=self.device, requires_grad=True)
+        outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
+            anchor, batch.batch.weights, batch.steps, self._runtime
+        )
+        if not training:
+            self._runtime.backend.finish(batch.steps)
+        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self._features]
+        segments = (segment for step in batch.steps for segment in step.reads.segments)
+        for segment, output in zip(segments, outputs, strict=True):
+            column_slices[segment.feature].append((segment.columns.cols[0], output))
+        results = {}
+        for index, feature in enumerate(self._features):
+            parts = [
+                part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
+            ]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            results[feature.name] = _pool(feature, index, batch, whole)
+        return results
+
+    def hit_rates(self) -> HitRates | None:
+        """How many lookups were served from HBM; waits for the device.
+
+        None for backends that read all rows where they are.
+        """
+        backend = self._runtime.backend
+        if not isinstance(backend, TieredBackend):
+            return None
+        self.rows.settle()
+        row_caches = [
+            arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
+        ]
+        return backend.counts.read(row_caches)
+
+    def reset_hit_rates(self) -> None:
+        """Count hits from here on."""
+        if isinstance(self._runtime.backend, TieredBackend):
+            self._runtime.backend.counts.reset()
+        for arena in self._runtime.arenas:
+            if arena.row_cache is not None:
+                arena.row_cache.reset_stats()
+
+    def optimizer_state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
+
+        float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
+        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,
+        ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
+        depend on it.
+        """
+        state = {
+            f"{table.name}.{name}": self.rows.read(table, name)
+            for table in self.plan.tables
+            for name in STATE[self._optimizers[table.name]]
+        }
+        if self.counts_updates:
+            state[UPDATES] = torch.tensor(self.update_count())
+        return state
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+
+        Raises
+        ------
+        CheckpointError
+            If a table's state is missing or of another shape; nothing is changed then.
+        """
+        shapes = state_shapes(self.plan.tables, self._optimizers, counted=UPDATES in state)
+        check_shapes("the optimizer state does not fit", state, shapes)
+        for table in self.plan.tables:
+            for name in STATE[self._optimizers[table.name]]:
+                self.rows.write(table, name, state[f"{table.name}.{name}"])
+        if UPDATES in shapes:
+            self.set_update_count(int(state[UPDATES]))
+
+    def memory_use(self) -> dict[tuple[str, str], int]:
+        """Bytes held by (device id, purpose), to compare with what the plan says.
+
+        Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
+        the entries for staged and cached rows with their directory; and ``row_maps``, under
+        the device that serves the table's first shard. A replicated shard counts on its first
+        device alone, where this process holds it.
+        """
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        for arena in self._runtime.arenas:
+            for part in arena.spec.ranges:
+                held[part.device, part.tier] += arena.range_bytes(part)
+            if arena.row_cache is None:
+                continue
+            for shard in arena.spec.cache_shares:
+                entries = shard.part.staging_rows + shard.part.cache_rows
+                share = arena.row_cache.directory_bytes * entries // max(arena.row_cache.entries, 1)
+                held[shard.device, "pool"] += entries * arena.row_bytes + share
+        for name, column_slices in self._layout.column_slices.items():
+            size = sum(
+                columns.slots.nbytes for columns in column_slices if columns.slots is not None
+            )
+            if size:
+                server = self.plan.shards_by_table[name][0].devices[0]
+                held[server, "row_maps"] += size
+        return dict(held)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows of it."""
+        return (
+            f"tables={len(self.plan.tables)}, features={len(self._features)}, "
+            f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"
+        )
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for table in self.plan.tables:
+            destination[f"{prefix}{table.name}.weight"] = self.rows.read(table, "weight")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        given = weights_to_load(
+            state_dict,
+            prefix,
+            self.plan.tables,
+            strict=strict,
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+        )
+        for name, tensor in given.items():
+            self.rows.write(self.plan.tables_by_name[name], "weight", tensor)
+
+    def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
+        """Check a batch and find its rows, on the current stream."""
+        check_batch(batch, self._features)
+        bounds, kept = feature_bounds(batch, self._features), None
+        if any(feature.padding_idx is not None for feature in self._features):
+            batch, kept = drop_padding(batch, self._features)
+        if batch.ids.device != self.device:
+            batch = batch.to(self.device, non_blocking=True)
+            kept = None if kept is None else kept.to(self.device)
+        runtime = self._runtime
+        reads = arena_reads(batch, self._features, self._layout)
+        steps = runtime.backend.prepare(runtime.arenas, batch, self._features, reads, training)
+        return PreparedBatch(batch, bounds, kept, steps)
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
+    if str(device) == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:
+    """A feature's output from the fused sums of its bags, or from its single lookups."""
+    batch, kept = prepared.batch, prepared.kept
+    if feature.pooling == "sum":
+        return whole
+    if feature.pooling == "none":
+        if kept is None or feature.padding_idx is None:
+            return whole
+        (start, stop), (first, last) = prepared.bounds[index], feature_span(batch, index)
+        result = whole.new_zeros((stop - start, whole.shape[1]))
+        return result.index_put((kept[first:last] - start,), whole)
+    size = batch.batch_size
+    offsets = batch.offsets[index * size : (index + 1) * size + 1]
+    if feature.pooling == "mean":
+        return mean_from_sum(whole, offsets)
+    return segment_max(whole, offsets - offsets[0])

@@ -1,0 +1,301 @@
+"""A batch translated to what each arena has to read: slots, bags and where results go."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from placer.errors import DataError, PlanMismatchError
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.memory.layout import ArenaSlice, Layout
+from placer.tables import Pooling, Table
+
+if TYPE_CHECKING:
+    from placer.executor.memory.access import Access
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRead:
+    """A feature, the table that it reads, and how.
+
+    Lookups of id `padding_idx` are dropped; None drops nothing.
+    """
+
+    name: str
+    table: str
+    rows: int
+    pooling: Pooling
+    padding_idx: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One column slice read by one feature: lookups and bags that lie side by side in an arena's
+    step.
+
+    Attributes
+    ----------
+    feature : int
+    columns : ArenaSlice
+    batch : (start, stop)
+        The feature's lookups within the batch.
+    lookups : (start, stop)
+        The same lookups within the arena's step.
+    bags : (start, stop)
+        Bags within the arena's step: the samples', or one for each lookup.
+    """
+
+    feature: int
+    columns: ArenaSlice
+    batch: tuple[int, int]
+    lookups: tuple[int, int]
+    bags: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaReads:
+    """What a batch reads from one arena, before ids are translated.
+
+    Attributes
+    ----------
+    offsets : int64, shape (bags + 1,)
+        Bag i is of the lookups ``offsets[i]..offsets[i + 1]``.
+    lookups : int
+    segments : tuple of Segment
+        Cover all lookups and bags, in order.
+    """
+
+    offsets: Tensor
+    lookups: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def bags(self) -> int:
+        """Number of bags."""
+        return self.offsets.numel() - 1
+
+    def sources(self) -> Tensor:
+        """The bag of each lookup, int64."""
+        bags = torch.arange(self.bags, device=self.offsets.device)
+        return bags.repeat_interleave(self.offsets.diff(), output_size=self.lookups)
+
+    def spread(self, per_lookup: Tensor | None) -> Tensor | None:
+        """Values of the batch's lookups in the order of this arena's lookups."""
+        if per_lookup is None or self._is_whole(per_lookup.numel()):
+            return per_lookup
+        return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
+
+    def _is_whole(self, lookups: int) -> bool:
+        """Whether the arena reads the batch's lookups as they stand."""
+        return self.lookups == lookups and all(
+            segment.batch == segment.lookups for segment in self.segments
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaStep:
+    """What one step reads from one arena.
+
+    Attributes
+    ----------
+    reads : ArenaReads
+    slots : int32 or int64, shape (lookups,)
+        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``.
+    access : Access or None
+        Where these rows are, in backends whose tiers have memory of their own.
+    """
+
+    reads: ArenaReads
+    slots: Tensor
+    access: "Access | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch whose rows are found, and on their way to HBM where they are staged.
+
+    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    batch : BagBatch
+        On the computing device, without padded lookups.
+    bounds : tuple of (start, stop)
+        Each feature's lookups as they were given.
+    kept : int64, or None
+        Which of these lookups are left; None where none was dropped.
+    steps : tuple of ArenaStep
+    ready : torch.cuda.Event or None
+        When all this is there, if it was made on a stream of its own.
+    """
+
+    batch: BagBatch
+    bounds: tuple[tuple[int, int], ...]
+    kept: Tensor | None
+    steps: tuple[ArenaStep, ...]
+    ready: "torch.cuda.Event | None" = None
+
+
+def feature_reads(
+    tables: Sequence[Table], padding_idx: Mapping[str, int]
+) -> tuple[FeatureRead, ...]:
+    """The features of tables, in order.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a feature is read from two tables, or padding is told of an unknown feature.
+    """
+    reads = tuple(
+        FeatureRead(
+            feature.name, table.name, table.rows, feature.pooling, padding_idx.get(feature.name)
+        )
+        for table in tables
+        for feature in table.features
+    )
+    names = [read.name for read in reads]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PlanMismatchError(
+            f"features {twice} are read from more than one table; give each a name of its own"
+        )
+    unknown = sorted(set(padding_idx) - set(names))
+    if unknown:
+        raise PlanMismatchError(
+            f"padding_idx names features {unknown}, which no table has; there are {names}"
+        )
+    return reads
+
+
+def check_batch(batch: BagBatch, features: Sequence[FeatureRead]) -> None:
+    """Raise `DataError` if a batch was not made for these features."""
+    if batch.batch_size:
+        held = (batch.offsets.numel() - 1) // batch.batch_size
+        if held != len(features):
+            raise DataError(
+                f"the batch holds {held} features, the plan {len(features)}; build it with "
+                "order=embeddings.feature_names"
+            )
+
+
+def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagBatch, Tensor]:
+    """The batch without padded lookups, and the positions of those that were kept.
+
+    Waits for the device where the batch is on one: hand batches over while they are the host's.
+    """
+    keep = torch.ones(batch.ids.numel(), dtype=torch.bool, device=batch.ids.device)
+    for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
+        if feature.padding_idx is not None:
+            keep[start:stop] = batch.ids[start:stop] != feature.padding_idx
+    kept_before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    weights = None if batch.weights is None else batch.weights[keep]
+    offsets = kept_before[batch.offsets]
+    kept = BagBatch(batch.ids[keep], offsets, batch.batch_size, weights)
+    return kept, torch.nonzero(keep).squeeze(1)
+
+
+def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tuple[int, int], ...]:
+    """Start and stop of each feature's lookups."""
+    if not batch.batch_size:
+        return ((0, 0),) * len(features)
+    starts = batch.bounds
+    if starts is None:  # A batch that was made on a device: this waits for it.
+        starts = tuple(batch.offsets[:: batch.batch_size].tolist())
+    return tuple(pairwise(starts))
+
+
+def feature_span(batch: BagBatch, index: int) -> tuple[int, int]:
+    """Start and stop of one feature's lookups."""
+    starts = batch.bounds
+    if starts is not None:
+        return starts[index], starts[index + 1]
+    size = batch.batch_size
+    return int(batch.offsets[index * size]), int(batch.offsets[(index + 1) * size])
+
+
+def tensors_of(prepared: object) -> Iterator[Tensor]:
+    """All tensors that a prepared batch, or another tree of dataclasses, holds."""
+    waiting: list[object] = [prepared]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple):
+            waiting.extend(value)
+        elif is_dataclass(value):
+            waiting.extend(getattr(value, field.name) for field in fields(value))
+
+
+def check_ids(ids: Tensor, feature: FeatureRead) -> None:
+    """Raise if an id is no row of its table.
+
+    Raises
+    ------
+    DataError
+        Names the feature, the table, the id and the table's rows.
+    """
+    if ids.numel():
+        low, high = (int(end) for end in torch.aminmax(ids))
+        if low < 0 or high >= feature.rows:
+            bad = low if low < 0 else high
+            raise DataError(
+                f"feature {feature.name!r}: id {bad} is not a row of table {feature.table!r}, "
+                f"which has {feature.rows} rows (ids 0..{feature.rows - 1}); hash or map ids "
+                "to rows first, or name it as padding_idx"
+            )
+
+
+def arena_reads(
+    batch: BagBatch, features: Sequence[FeatureRead], layout: Layout
+) -> tuple[ArenaReads, ...]:
+    """What a checked batch reads, arena by arena."""
+    size = batch.batch_size
+    segments: list[list[Segment]] = [[] for _ in layout.arenas]
+    for index, (feature, (start, stop)) in enumerate(
+        zip(features, feature_bounds(batch, features), strict=True)
+    ):
+        for columns in layout.column_slices[feature.table]:
+            before = segments[columns.arena]
+            first, first_bag = (before[-1].lookups[1], before[-1].bags[1]) if before else (0, 0)
+            bags = size if feature.pooling in ("sum", "mean") else stop - start
+            before.append(
+                Segment(
+                    index,
+                    columns,
+                    (start, stop),
+                    (first, first + stop - start),
+                    (first_bag, first_bag + bags),
+                )
+            )
+    return tuple(
+        ArenaReads(
+            _offsets(batch, features, parts),
+            parts[-1].lookups[1] if parts else 0,
+            tuple(parts),
+        )
+        for parts in segments
+    )
+
+
+def _offsets(
+    batch: BagBatch, features: Sequence[FeatureRead], segments: Sequence[Segment]
+) -> Tensor:
+    """Offsets of an arena's bags."""
+    size = batch.batch_size
+    pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
+    if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):
+        return batch.offsets
+    device = batch.ids.device
+    parts = []
+    for segment, is_pooled in zip(segments, pooled, strict=True):
+        first, last = segment.lookups
+        if is_pooled:
+            start = segment.feature * size
+            parts.append(batch.offsets[start : start + size] + (first - segment.batch[0]))
+        else:
+            parts.append(torch.arange(first, last, device=device))
+    total = segments[-1].lookups[1] if segments else 0
+    return torch.cat([*parts, torch.full((1,), total, device=device)])

@@ -1,0 +1,282 @@
+"""Plan files, and the row orders beside them."""
+
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.numpy import save as serialize
+
+from placer.errors import PlacerError, PlanError
+from placer.files import replacing, sha256_file, write_text
+from placer.plan import schema
+from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
+from placer.plan.shard import Shard
+from placer.tables import Feature, Table
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.topology import Topology
+
+StrPath = str | os.PathLike[str]
+
+
+def write(plan: PlanFields, path: StrPath) -> None:
+    """Write the row order first and the plan that names it last, each atomically.
+
+    The row order's name carries its hash, so a crash in between leaves an older plan and
+    its own row order whole. Row orders that no plan at `path` names any more are removed.
+    """
+    target = Path(path)
+    ordered = [name for name, order in sorted(plan.row_order.items()) if order.kind == "profile"]
+    unlisted = [name for name in ordered if name not in plan.hot_ids]
+    if unlisted:
+        raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
+    text = json.dumps(to_dict(plan), indent=1) + "\n"
+    before = set(_row_orders_of(target))
+    file = None
+    try:
+        if ordered:
+            file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
+            reference = {"kind": "profile", "file": file, "sha256": sha256}
+            text = json.dumps(to_dict(plan, dict.fromkeys(ordered, reference)), indent=1) + "\n"
+        write_text(target, text)
+    except PlacerError:
+        _remove(order for order in _row_orders_of(target) if order not in before)
+        raise
+    _remove(order for order in before if order.name != file)
+
+
+def read(path: StrPath) -> PlanFields:
+    """Read a plan and the row orders beside it; see `Plan.load`."""
+    source = Path(path)
+    model = parse(source)
+    files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
+    hot_ids: dict[str, npt.NDArray[np.int64]] = {}
+    for name, order in model.row_order.items():
+        if order.kind == "id":
+            continue
+        if order.file is None or Path(order.file).name != order.file:
+            raise PlanError(
+                f"{source}: row_order.{name} of kind 'profile' must name a file beside the plan, "
+                f"not {order.file!r}"
+            )
+        key = (order.file, order.sha256)
+        if key not in files:
+            files[key] = _load_row_order(source.parent / order.file, order.sha256)
+        if name not in files[key]:
+            raise PlanError(f"{source}: {order.file} holds no row order of table {name!r}")
+        hot_ids[name] = files[key][name]
+    try:
+        return _from_model(model, hot_ids)
+    except PlanError:
+        raise
+    except PlacerError as error:
+        raise PlanError(f"{source}: {error}") from error
+
+
+def parse(source: Path) -> schema.PlanModel:
+    """Read and check a plan file's form, without the row order beside it.
+
+    Raises
+    ------
+    PlanError
+        If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
+    """
+    try:
+        document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refused)
+    except FileNotFoundError:
+        raise PlanError(f"there is no plan at {source}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read the plan {source}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise PlanError(
+            f"{source} is not JSON ({error}): cut short or edited; make it again with `placer plan`"
+        ) from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise PlanError(f"{source} is not a plan: it has no schema_version that is a number")
+    if version > SCHEMA_VERSION:
+        raise PlanError(
+            f"{source} has schema_version {version}, this placer reads up to "
+            f"{SCHEMA_VERSION}: upgrade placer"
+        )
+    return _validated(document, str(source))
+
+
+def _validated(document: object, source: str) -> schema.PlanModel:
+    try:
+        return schema.PlanModel.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        more = error.error_count() - 1
+        raise PlanError(
+            f"{source}: {where}: {first['msg']} (got {_shortened(first['input'])})"
+            + (f"; and {more} more" if more else "")
+        ) from error
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The plan as the JSON document that `write` writes.
+
+    Raises
+    ------
+    PlanError
+        If a value breaks the format, such as a negative size or a time that is not finite.
+    """
+    topology = plan.topology
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "batch_size": plan.batch_size,
+        "tables": [asdict(table) | {"features": _features(table)} for table in plan.tables],
+        "topology": {
+            "name": topology.name,
+            "emulated": topology.emulated,
+            "devices": [
+                {
+                    "id": gpu.id,
+                    "kind": "gpu",
+                    "memory_bytes": gpu.memory_bytes,
+                    "host": gpu.host,
+                    "bandwidth_bytes_per_s": float(gpu.hbm_bytes_per_s),
+                    "launch_s": gpu.launch_s,
+                }
+                for gpu in topology.gpus
+            ]
+            + [
+                {
+                    "id": host.id,
+                    "kind": "host",
+                    "memory_bytes": host.memory_bytes,
+                    "bandwidth_bytes_per_s": float(host.dram_bytes_per_s),
+                }
+                for host in topology.hosts
+            ],
+            "links": [asdict(link) for link in topology.links],
+        },
+        "shards": [
+            asdict(shard)
+            | {"rows": list(shard.rows), "cols": list(shard.cols), "devices": list(shard.devices)}
+            for shard in plan.shards
+        ],
+        "row_order": row_order
+        if row_order is not None
+        else {name: asdict(order) for name, order in plan.row_order.items()},
+        "solver": asdict(plan.solver),
+        "provenance": asdict(plan.provenance),
+    }
+    _validated(document, "the plan")
+    return document
+
+
+def _features(table: Table) -> list[dict[str, Any]]:
+    return [asdict(feature) for feature in table.features]
+
+
+def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
+    devices = model.topology.devices
+    for device in devices:
+        if device.kind == "gpu" and device.host is None:
+            raise PlanError(f"{device.id} is a gpu but names no host")
+    return PlanFields(
+        tables=tuple(
+            Table(
+                **t.model_dump(exclude={"features"}),
+                features=tuple(Feature(**f.model_dump()) for f in t.features),
+            )
+            for t in model.tables
+        ),
+        topology=Topology(
+            name=model.topology.name,
+            emulated=model.topology.emulated,
+            gpus=tuple(
+                Gpu(
+                    d.id,
+                    d.host or "",
+                    d.memory_bytes,
+                    d.bandwidth_bytes_per_s,
+                    **({} if d.launch_s is None else {"launch_s": d.launch_s}),
+                )
+                for d in devices
+                if d.kind == "gpu"
+            ),
+            hosts=tuple(
+                Host(d.id, d.memory_bytes, d.bandwidth_bytes_per_s)
+                for d in devices
+                if d.kind == "host"
+            ),
+            links=tuple(Link(**link.model_dump()) for link in model.topology.links),
+        ),
+        shards=tuple(
+            Shard(
+                **s.model_dump(exclude={"rows", "cols", "devices"}),
+                rows=(s.rows[0], s.rows[1], s.rows[2]),
+                cols=(s.cols[0], s.cols[1]),
+                devices=tuple(s.devices),
+            )
+            for s in model.shards
+        ),
+        row_order={name: RowOrder(**o.model_dump()) for name, o in model.row_order.items()},
+        hot_ids=hot_ids,
+        batch_size=model.batch_size,
+        solver=SolverRecord(**model.solver.model_dump()),
+        provenance=Provenance(**model.provenance.model_dump()),
+    )
+
+
+def _row_orders_of(target: Path) -> list[Path]:
+    """Row orders beside a plan, by the names that `_save_row_order` gives them."""
+    return list(target.parent.glob(f"{glob.escape(target.name)}.rows-*.safetensors"))
+
+
+def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:
+    """Write the row order of the plan at `target`; returns the file's name and hash."""
+    content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
+    sha256 = hashlib.sha256(content).hexdigest()
+    name = f"{target.name}.rows-{sha256[:12]}.safetensors"
+    with replacing(target.with_name(name)) as temporary:
+        temporary.write_bytes(content)
+    return name, sha256
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.int64]]:
+    if not path.is_file():
+        raise PlanError(f"the plan's row order {path} is missing; it belongs beside the plan")
+    if sha256 is not None and sha256_file(path) != sha256:
+        raise PlanError(
+            f"{path} is not the row order that the plan was made with (its SHA-256 differs): "
+            "cut short or replaced; copy it again, or plan again"
+        )
+    try:
+        row_order = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise PlanError(f"cannot read the row order {path}: {error}") from error
+    for name, ids in row_order.items():
+        if ids.dtype != np.int64 or ids.ndim != 1:
+            raise PlanError(
+                f"the row order {path} has {ids.dtype} of shape {ids.shape} for table {name!r}; "
+                "ids are a list of int64"
+            )
+    return row_order
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

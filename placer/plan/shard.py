@@ -1,0 +1,68 @@
+"""A shard: a rectangle of a table on one tier, the unit that a plan places."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from placer.tables import Table
+
+Memory = Literal["hbm", "dram"]
+Lookup = Literal["device", "uva", "staged", "cached", "host"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rectangle of a table: a slice of ranks × a range of columns, on one tier.
+
+    Attributes
+    ----------
+    table : str
+        Name of the table.
+    rows : (start, stop, step)
+        A Python slice over ranks (over ids where the table's row order is ``id``).
+    cols : (start, stop)
+        Range of columns.
+    devices : tuple of str
+        GPUs that serve the lookups; more than one is a replica on each.
+    memory : {"hbm", "dram"}
+        Where the bytes are; ``dram`` is the memory of the serving GPU's host.
+    lookup : {"device", "uva", "staged", "cached", "host"}
+        How rows are read; see docs/plan-format.md.
+    cache_rows : int
+        Rows of the HBM cache of a ``cached`` shard.
+    staging_rows : int
+        Rows of HBM, on each serving GPU, for those cold rows of a ``staged`` or ``cached``
+        shard that the steps in flight touch. What finds no room is read in place.
+    buffer_bytes : int
+        HBM that reading the shard needs besides its rows, on each serving GPU: the
+        `staging_rows` with their state, the exchange buffers of its pooled output, and the
+        integers that say where each lookup reads.
+    """
+
+    table: str
+    rows: tuple[int, int, int]
+    cols: tuple[int, int]
+    devices: tuple[str, ...]
+    memory: Memory
+    lookup: Lookup
+    cache_rows: int = 0
+    staging_rows: int = 0
+    buffer_bytes: int = 0
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the shard."""
+        return len(range(*self.rows))
+
+    @property
+    def width(self) -> int:
+        """Columns in the shard."""
+        return self.cols[1] - self.cols[0]
+
+
+def whole_table_shard(
+    table: Table, device: str, memory: Memory, lookup: Lookup, rows: Sequence[int] | None = None
+) -> Shard:
+    """A shard of all columns of a table and of all its rows, or of a slice of them."""
+    start, stop, step = rows if rows is not None else (0, table.rows, 1)
+    return Shard(table.name, (start, stop, step), (0, table.dim), (device,), memory, lookup)

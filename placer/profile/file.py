@@ -1,0 +1,312 @@
+"""Profiles on disk: a small JSON, the counts, and the vocabularies where there are some.
+
+A profile is a folder::
+
+    profile.json                        what there is, and the hashes of the other files
+    counts-<hash>.safetensors           counts, or CDFs where nothing was counted
+    vocabulary-<hash>.parquet           raw ids by table and row
+
+Binary files are named by their content and written first, the JSON is replaced last, and
+only then are files removed that it no longer names: a crash leaves the old profile or the
+new one. docs/profile.md describes the files.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.encoding import Encoding
+from placer.data.keys import Keys
+from placer.errors import PlacerError, ProfileError
+from placer.files import replacing, write_text
+from placer.profile.cdf import AccessCdf
+from placer.profile.counts import RowCounts
+from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
+from placer.tables import Feature, Table
+
+SCHEMA_VERSION = 1
+JSON_NAME = "profile.json"
+
+_Arrays = dict[str, npt.NDArray[Any]]
+
+
+def write(profile: ProfileFields, path: str | os.PathLike[str]) -> None:
+    """Write a profile into the folder `path`, replacing one that is there.
+
+    Raises
+    ------
+    PlacerError
+        If the folder cannot be written or the disk is full.
+    """
+    folder = Path(path)
+    before = set(_parts_of(folder))
+    try:
+        named = _write_all(profile, folder)
+    except PlacerError:
+        _remove(part for part in _parts_of(folder) if part not in before)
+        raise
+    _remove(part for part in before if part.name not in named)
+
+
+def _write_all(profile: ProfileFields, folder: Path) -> set[str]:
+    """Write the parts and then the JSON that names them; the names of the parts."""
+    arrays: _Arrays = {}
+    tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile.tables)]
+    files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
+    encoding = profile.encoding
+    if encoding is not None and encoding.vocabularies:
+        content = _vocabulary_to_parquet(encoding.vocabularies)
+        files["vocabulary"] = _write(folder, "vocabulary", "parquet", content)
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "source": profile.source,
+        "samples": profile.samples,
+        "sampling": profile.sampling,
+        "encoding": None if encoding is None else encoding.to_json(),
+        "tables": tables,
+        "files": files,
+    }
+    document["sha256"] = _document_hash(document)
+    write_text(folder / JSON_NAME, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return {file["name"] for file in files.values()}
+
+
+def _parts_of(folder: Path) -> Iterator[Path]:
+    for pattern in ("counts-*.safetensors", "vocabulary-*.parquet"):
+        yield from folder.glob(pattern)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> ProfileFields:
+    """Read a profile from its folder or its JSON.
+
+    Raises
+    ------
+    ProfileError
+        If a file is missing, cut short, altered or of a newer version.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / JSON_NAME
+    document = _read_document(file)
+    try:
+        files = document["files"]
+        arrays = _read_safetensors(_read(file.parent, files["counts"]), files["counts"]["name"])
+        vocabularies: dict[str, Keys] = {}
+        if "vocabulary" in files:
+            vocabularies = _vocabulary_from_parquet(_read(file.parent, files["vocabulary"]))
+        encoding = document["encoding"]
+        return ProfileFields(
+            tables=tuple(
+                _table_from_json(table, f"{i}", arrays)
+                for i, table in enumerate(document["tables"])
+            ),
+            samples=document["samples"],
+            sampling=document["sampling"],
+            source=document["source"],
+            encoding=None if encoding is None else Encoding.from_json(encoding, vocabularies),
+        )
+    except ProfileError:
+        raise
+    except (KeyError, TypeError, ValueError, PlacerError) as error:
+        raise ProfileError(f"{file} is no profile that can be read: {error!r}") from error
+
+
+def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str, Any]:
+    table = profile.table
+    if profile.counts is None:
+        arrays[f"{key}.ranks"], arrays[f"{key}.shares"] = profile.cdf.ranks, profile.cdf.shares
+    else:
+        arrays.update({f"{key}.{name}": array for name, array in _packed(profile.counts).items()})
+    return {
+        "name": table.name,
+        "rows": table.rows,
+        "dim": table.dim,
+        "dtype": table.dtype,
+        "optimizer": table.optimizer,
+        "zipf_exponent": profile.zipf_exponent,
+        "features": [
+            {
+                "name": feature.name,
+                "pooling_factor": feature.pooling_factor,
+                "coverage": feature.coverage,
+                "pooling": feature.pooling,
+            }
+            for feature in table.features
+        ],
+        "counted": {
+            name: {"lookups": counts.lookups, "bags": counts.bags}
+            for name, counts in profile.features.items()
+        },
+    }
+
+
+def _table_from_json(values: Mapping[str, Any], key: str, arrays: _Arrays) -> TableProfile:
+    table = Table(
+        name=values["name"],
+        rows=values["rows"],
+        dim=values["dim"],
+        dtype=values["dtype"],
+        optimizer=values["optimizer"],
+        features=tuple(Feature(**feature) for feature in values["features"]),
+    )
+    if f"{key}.ranks" in arrays:
+        counts, cdf = None, AccessCdf(arrays[f"{key}.ranks"], arrays[f"{key}.shares"])
+    else:
+        counts = _unpacked(table.rows, arrays, key)
+        cdf = AccessCdf.from_counts(counts.counts, table.rows)
+    return TableProfile(
+        table=table,
+        cdf=cdf,
+        counts=counts,
+        features={name: FeatureCounts(**counted) for name, counted in values["counted"].items()},
+        zipf_exponent=values["zipf_exponent"],
+    )
+
+
+def _packed(counts: RowCounts) -> _Arrays:
+    """Counts of all rows, or gaps between the rows read and their counts: what is smaller."""
+    narrow = counts.counts.astype(_narrowest(counts.counts))
+    gaps = np.diff(counts.ids, prepend=counts.ids.dtype.type(0))
+    gaps = gaps.astype(_narrowest(gaps))
+    if counts.rows * narrow.itemsize > gaps.nbytes + narrow.nbytes:
+        return {"gaps": gaps, "counts": narrow}
+    dense = np.zeros(counts.rows, dtype=narrow.dtype)
+    dense[counts.ids] = narrow
+    return {"dense": dense}
+
+
+def _unpacked(rows: int, arrays: _Arrays, key: str) -> RowCounts:
+    if f"{key}.dense" in arrays:
+        return RowCounts.from_dense(arrays[f"{key}.dense"])
+    ids = np.cumsum(arrays[f"{key}.gaps"], dtype=np.int64)
+    return RowCounts(rows, _as_signed(ids), _as_signed(arrays[f"{key}.counts"]))
+
+
+def _as_signed(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger[Any]]:
+    largest = int(values.max(initial=0))
+    return values.astype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
+
+
+def _narrowest(values: npt.NDArray[Any]) -> np.dtype[Any]:
+    return np.min_scalar_type(int(values.max(initial=0)))
+
+
+def _safetensors(arrays: _Arrays) -> bytes:
+    from safetensors.numpy import save as to_bytes
+
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    content: bytes = to_bytes(contiguous)
+    return content
+
+
+def _read_safetensors(content: bytes, name: str) -> _Arrays:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as from_bytes
+
+    try:
+        arrays: _Arrays = from_bytes(content)
+    except SafetensorError as error:
+        raise ProfileError(f"{name} is no safetensors file: {error}") from error
+    return arrays
+
+
+def _vocabulary_to_parquet(vocabularies: Mapping[str, Keys]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(vocabularies)
+    sizes = [vocabularies[name].size for name in names]
+    table = pa.table(
+        {
+            "table": pa.DictionaryArray.from_arrays(
+                np.repeat(np.arange(len(names), dtype=np.int32), sizes), names
+            ),
+            "row": np.concatenate([np.arange(1, size + 1) for size in sizes]),
+            "key": np.concatenate([vocabularies[name] for name in names]),
+        },
+        # A table none of whose ids was frequent enough has no line below.
+        metadata={"tables": json.dumps(names)},
+    )
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _vocabulary_from_parquet(content: bytes) -> dict[str, Keys]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(content))
+    names: list[str] = json.loads(table.schema.metadata[b"tables"])
+    column = table.column("table").combine_chunks().dictionary_encode()
+    written = column.dictionary.to_pylist()
+    index = column.indices.to_numpy(zero_copy_only=False)
+    keys = table.column("key").to_numpy()
+    return {
+        name: keys[index == written.index(name)] if name in written else keys[:0] for name in names
+    }
+
+
+def _write(folder: Path, kind: str, suffix: str, content: bytes) -> dict[str, Any]:
+    sha256 = hashlib.sha256(content).hexdigest()
+    name = f"{kind}-{sha256[:16]}.{suffix}"
+    with replacing(folder / name) as temporary:
+        temporary.write_bytes(content)
+    return {"name": name, "bytes": len(content), "sha256": sha256}
+
+
+def _read(folder: Path, entry: Mapping[str, Any]) -> bytes:
+    name: str = entry["name"]
+    if Path(name).name != name:
+        raise ProfileError(f"a profile's files are beside its JSON, not at {name!r}")
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise ProfileError(
+            f"cannot read {folder / name}: {error.strerror}; it belongs to the profile"
+        ) from error
+    if len(content) != entry["bytes"]:
+        raise ProfileError(
+            f"{folder / name} has {len(content)} bytes instead of {entry['bytes']}; "
+            "it was cut short or replaced, profile the log again"
+        )
+    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+        raise ProfileError(f"{folder / name} was altered; profile the log again")
+    return content
+
+
+def _read_document(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"cannot read profile {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
+    if not isinstance(document, dict) or "schema_version" not in document:
+        raise ProfileError(f"{file} is no profile; it has no schema_version")
+    version = document["schema_version"]
+    if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        raise ProfileError(
+            f"{file} has schema_version {version}, this placer reads up to {SCHEMA_VERSION}; "
+            "upgrade placer or profile the log again"
+        )
+    if document.get("sha256") != _document_hash(document):
+        raise ProfileError(f"{file} was altered since it was written; profile the log again")
+    return document
+
+
+def _document_hash(document: Mapping[str, Any]) -> str:
+    """Hash of all of the document but the hash itself."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

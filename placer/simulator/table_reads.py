@@ -1,0 +1,248 @@
+"""Counts of one table in one batch: lookups and distinct rows of each of its parts."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.log import Bags
+from placer.errors import DataError
+from placer.plan.order import Ranks
+from placer.simulator.counts import Int
+from placer.simulator.distinct_rows import Slices, distinct_counts
+from placer.simulator.parts import Arrangement
+
+AnyInt = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartRead:
+    """What a batch reads of one part.
+
+    Attributes
+    ----------
+    part : int
+    lookups, rows : int
+    slots, counts : int64, shape (rows,), or None
+        Pooled slots, ascending, and lookups of each; None where the part is not pooled.
+    vectors : int
+        Of a part that the host pools: bags, empty ones too, and lookups without pooling.
+    """
+
+    part: int
+    lookups: int
+    rows: int
+    slots: Int | None = None
+    counts: Int | None = None
+    vectors: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distinct:
+    """Distinct rows that some samples read, ascending by rank.
+
+    Attributes
+    ----------
+    ids, ranks, counts : integer arrays, shape (rows,)
+    """
+
+    ids: AnyInt
+    ranks: AnyInt
+    counts: AnyInt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableRead:
+    """What a batch reads of one table.
+
+    Attributes
+    ----------
+    parts : list of PartRead
+    by_source : int64, shape (features, processes)
+        Lookups of each process's samples.
+    all : Distinct or None
+        Rows that all samples read, where some part is not replicated.
+    by_module : dict of module to Distinct
+        Of modules that others hold too: rows that their own sources read.
+    """
+
+    parts: list[PartRead]
+    by_source: Int
+    all: Distinct | None
+    by_module: dict[int, Distinct]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """Parts of the same columns: disjoint slices of ranks."""
+
+    slices: Slices
+    parts: tuple[int, ...]
+
+
+class TableReader:
+    """Counts what batches read of one table.
+
+    Parameters
+    ----------
+    arrangement : Arrangement
+    number : int
+        Of the table.
+    """
+
+    def __init__(self, arrangement: Arrangement, number: int) -> None:
+        plan = arrangement.plan
+        self.table = plan.tables[number]
+        self._arrangement = arrangement
+        self._parts = [at for at, part in enumerate(arrangement.parts) if part.table == number]
+        listed = plan.order_of(self.table.name).kind == "profile"
+        self.order = Ranks.in_plan(plan, self.table.name) if listed else None
+        self._alone = self._groups(None)
+        self._replicated = {
+            module: self._groups(module)
+            for module in sorted({arrangement.parts[at].module for at in self._parts})
+            if arrangement.modules[module].replicated
+        }
+
+    def read(self, bags: Sequence[Bags], samples: int) -> TableRead:
+        """Count the lookups of the table's features in a batch.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of the table.
+        """
+        world = self._arrangement.processes
+        ends = [samples * process // world for process in range(world + 1)]
+        starts = np.array(
+            [ends if one.offsets is None else one.offsets[ends] for one in bags], dtype=np.int64
+        ).reshape(len(bags), world + 1)
+        for one, feature in zip(bags, self.table.features, strict=True):
+            self._check(one.ids, feature.name)
+        found: list[PartRead] = []
+        every = None
+        if self._alone:
+            every = self._distinct([one.ids for one in bags])
+            found += self._with_vectors(
+                self._alone, self._parts_of(self._alone, every), [one.ids for one in bags], samples
+            )
+        by_module = {}
+        for module, groups in self._replicated.items():
+            ids = [
+                one.ids[starts[at, source] : starts[at, source + 1]]
+                for at, one in enumerate(bags)
+                for source in self._arrangement.modules[module].sources
+            ]
+            by_module[module] = self._distinct(ids)
+            sources = self._arrangement.modules[module].sources
+            own = sum(ends[source + 1] - ends[source] for source in sources)
+            read = self._parts_of(groups, by_module[module])
+            # The ids stand feature by feature, source by source.
+            by_feature = [
+                np.concatenate([ids[0][:0], *ids[at * len(sources) : (at + 1) * len(sources)]])
+                for at in range(len(bags))
+            ]
+            found += self._with_vectors(groups, read, by_feature, own)
+        return TableRead(found, np.diff(starts, axis=1), every, by_module)
+
+    def updates(self, read: TableRead) -> list[PartRead]:
+        """Rows of replicated parts that any holder's samples read: each holder updates them."""
+        found: list[PartRead] = []
+        holders: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for module in self._replicated:
+            holders[self._arrangement.modules[module].holders].append(module)
+        for members in holders.values():
+            rows = np.concatenate([read.by_module[module].ranks for module in members])
+            ranks = distinct_counts(rows, self.table.rows)[0]
+            union = Distinct(ranks, ranks, np.ones(ranks.size, dtype=np.int64))
+            for module in members:
+                found += self._parts_of(self._replicated[module], union)
+        return found
+
+    def ranks(self, ids: AnyInt) -> AnyInt:
+        """Ranks of ids, in their order."""
+        return ids if self.order is None else self.order.ranks(ids.astype(np.int64))
+
+    def _groups(self, module: int | None) -> list[_Group]:
+        """The parts of a module, or of all that are not replicated, by their columns."""
+        by_cols: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for at in self._parts:
+            part = self._arrangement.parts[at]
+            if part.module == module if module is not None else not part.replicated:
+                by_cols[part.cols].append(at)
+        shared: dict[tuple[tuple[int, int, int], ...], Slices] = {}
+        groups = []
+        for members in by_cols.values():
+            rows = tuple(self._arrangement.parts[at].rows for at in members)
+            if rows not in shared:
+                shared[rows] = Slices(rows, self.table.rows)
+            groups.append(_Group(shared[rows], tuple(members)))
+        return groups
+
+    def _distinct(self, ids: Sequence[AnyInt]) -> Distinct:
+        joined = ids[0] if len(ids) == 1 else np.concatenate([*ids])
+        found, counts = distinct_counts(joined, self.table.rows)
+        if self.order is None:
+            return Distinct(found, found, counts)
+        ranks = self.order.ranks(found.astype(np.int64))
+        order = np.argsort(ranks)
+        return Distinct(found[order], ranks[order], counts[order])
+
+    def _parts_of(self, groups: Sequence[_Group], rows: Distinct) -> list[PartRead]:
+        found = []
+        running = np.concatenate(([0], np.cumsum(rows.counts, dtype=np.int64)))
+        selected: dict[int, list[slice | npt.NDArray[np.intp]]] = {}
+        for group in groups:
+            if id(group.slices) not in selected:
+                selected[id(group.slices)] = group.slices.select(rows.ranks)
+            for at, here in zip(group.parts, selected[id(group.slices)], strict=True):
+                part = self._arrangement.parts[at]
+                if isinstance(here, slice):
+                    lookups = int(running[here.stop] - running[here.start])
+                    number = here.stop - here.start
+                else:
+                    lookups, number = int(rows.counts[here].sum()), here.size
+                if not part.is_pooled:
+                    found.append(PartRead(at, lookups, number))
+                    continue
+                start, _, step = part.rows
+                slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slot
+                counts = rows.counts[here].astype(np.int64)
+                found.append(PartRead(at, lookups, number, slots, counts))
+        return found
+
+    def _with_vectors(
+        self,
+        groups: Sequence[_Group],
+        reads: list[PartRead],
+        ids: Sequence[AnyInt],
+        samples: int,
+    ) -> list[PartRead]:
+        """The same, with the vectors of what the host pools."""
+        if not any(self._arrangement.parts[one.part].lookup == "host" for one in reads):
+            return reads
+        bags = samples * sum(feature.pooling != "none" for feature in self.table.features)
+        alone: dict[int, int] = defaultdict(int)
+        for feature, own in zip(self.table.features, ids, strict=True):
+            if feature.pooling == "none":
+                for one in self._parts_of(groups, self._distinct([own])):
+                    alone[one.part] += one.lookups
+        return [
+            replace(one, vectors=bags + alone[one.part])
+            if self._arrangement.parts[one.part].lookup == "host"
+            else one
+            for one in reads
+        ]
+
+    def _check(self, ids: AnyInt, feature: str) -> None:
+        if not ids.size:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.table.rows:
+            raise DataError(
+                f"feature {feature!r}: id {low if low < 0 else high} is not a row of table "
+                f"{self.table.name!r}, which has {self.table.rows} rows; open the log with the "
+                "id mapping that the plan was made with"
+            )

@@ -1,0 +1,221 @@
+"""Checkpoints of whole models: their placed tables, and all that is beside them."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from placer.errors import CheckpointError
+from placer.executor import PlacedEmbeddings, ShardedEmbeddings
+from placer.executor.id_order import IdOrder, OwnTables, TableTensor, tensors_of
+from placer.executor.tensor_names import UPDATES
+from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.dcp_writer import write_folder
+from placer.storage.checkpoint.load import check_tensors, fill
+from placer.storage.checkpoint.sink import flush
+from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.tensor_rows import AnyTensor
+
+AnyEmbeddings = PlacedEmbeddings | ShardedEmbeddings
+
+MODEL, STATE = "model", "table_optimizer"
+"""Groups of a checkpoint: what `nn.Module.state_dict` has, and the optimizer state of tables."""
+
+
+def id_order_of(embeddings: AnyEmbeddings) -> IdOrder:
+    """Tables by id, in one process or over many ranks."""
+    if isinstance(embeddings, PlacedEmbeddings):
+        return OwnTables(embeddings)
+    return embeddings.id_order()
+
+
+def save_model(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Save a model with placed tables in the format of `torch.distributed.checkpoint`.
+
+    The tables are saved as the unplaced model has them, whatever the plan. So
+    ``torch.distributed.checkpoint.load({"model": plain_model}, checkpoint_id=folder)`` loads them,
+    and `load_model` does so under any plan, with any number of ranks. Every rank writes its part,
+    a block of rows at a time; none has a table whole. The folder appears when all is written.
+
+    Parameters
+    ----------
+    folder : path
+        One that all ranks see, and that is not there yet.
+    model : nn.Module
+        With `PlacedEmbeddings` or `ShardedEmbeddings` in it or as itself, or after
+        `placer.apply_plan`. Saved as ``model.<key of its state dict>``; the optimizer state of the
+        tables as ``table_optimizer.<key, with the state's name for "weight">``. All ranks must
+        call this with the same model; the first one writes what is no table.
+    tensors : mapping of str to Tensor, optional
+        What else shall be kept, such as the state of the dense layers' optimizer. Names must not
+        begin with ``model.`` or ``table_optimizer.``.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if the folder is there already or cannot be written; if the model has no
+        placed table, or a state that is no plain tensor.
+    BackendError
+        If a rank is lost; there is no such folder then, or a complete one.
+    """
+    target = Path(folder)
+    found = _parts_of(model)
+    kept: dict[Name, AnyTensor] = {
+        (MODEL, key): tensor.detach() for key, tensor in found.dense.items()
+    }
+    for key, tensor in (tensors or {}).items():
+        if key.split(".")[0] in (MODEL, STATE):
+            raise CheckpointError(f"the name {key!r} is one of the model's own; use another")
+        kept[(key,)] = tensor
+    for prefix, tables in found.counted.items():
+        kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
+    partial = target.parent / f".{target.name}.partial"
+
+    def begin() -> None:
+        if target.exists():
+            raise CheckpointError(f"{target} is there already; save to another folder")
+        shutil.rmtree(partial, ignore_errors=True)  # Of a save that was cut short.
+        partial.mkdir(parents=True)
+
+    def finish() -> None:
+        flush(partial)
+        partial.rename(target)
+        flush(target.parent)
+
+    write_folder(partial, found.named, kept, target=target, begin=begin, finish=finish)
+
+
+def load_model(
+    folder: str | os.PathLike[str], model: nn.Module, *, optimizer_state: bool = True
+) -> dict[str, Tensor]:
+    """Load what `save_model` saved, into a model under any plan, with any number of ranks.
+
+    A model that was saved by ``torch.distributed.checkpoint.save({"model": plain_model})`` loads
+    too, without optimizer state. Each rank reads the rows that it holds; ranks need not do so
+    together, except that no one may train before all have loaded.
+
+    Parameters
+    ----------
+    folder : path
+    model : nn.Module
+    optimizer_state : bool
+        Whether the tables' optimizer state is loaded too; else it stays as it is.
+
+    Returns
+    -------
+    mapping of str to Tensor
+        The other tensors that were saved.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder is damaged, or tensors of the model are missing or have another shape or
+        type. Names, shapes and types are checked before anything is changed.
+    """
+    stored, found = read_tensors(Path(folder)), _parts_of(model)
+    groups = (MODEL, STATE) if optimizer_state else (MODEL,)
+    named = [
+        NamedTables(each.tables, {n: t for n, t in each.tensors.items() if n[0] in groups})
+        for each in found.named
+    ]
+    wanted = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
+    shapes = {key: tensor.shape for key, tensor in wanted.items()}
+    dtypes = {key: tensor.dtype for key, tensor in wanted.items()}
+    for key, tensor in found.dense.items():
+        shapes[f"{MODEL}.{key}"] = tuple(tensor.shape)
+        dtypes[f"{MODEL}.{key}"] = tensor.dtype
+    counts = {f"{STATE}.{prefix}{UPDATES}": tables for prefix, tables in found.counted.items()}
+    if optimizer_state:
+        shapes |= dict.fromkeys(counts, ())
+    rest = {key for key in stored if key.split(".")[0] not in (MODEL, STATE)}
+    known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
+    check_tensors(f"{folder} does not fit the model", known, shapes, dtypes)
+    with torch.no_grad():
+        for key, tensor in found.dense.items():
+            tensor.copy_(stored[f"{MODEL}.{key}"].whole())
+    fill(named, known)
+    if optimizer_state:
+        for key, tables in counts.items():
+            tables.set_update_count(int(stored[key].whole()))
+    return {key: stored[key].whole() for key in sorted(rest)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """What a model is made of.
+
+    Attributes
+    ----------
+    named : list of NamedTables
+    counted : mapping of prefix to IdOrder
+        Where it matters how many updates there have been.
+    dense : mapping of key to Tensor
+        Parameters and buffers themselves, by their key in the state dict.
+    """
+
+    named: list[NamedTables]
+    counted: Mapping[str, IdOrder]
+    dense: Mapping[str, Tensor]
+
+
+def _parts_of(model: nn.Module) -> _Parts:
+    named: list[NamedTables] = []
+    counted: dict[str, IdOrder] = {}
+    dense: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        tables = _tables_in(module)
+        if tables is None:
+            dense.update(_own_tensors(module, prefix))
+            continue
+        embeddings, weight_key = tables
+        order = id_order_of(embeddings)
+        tensors: dict[Name, TableTensor] = {}
+        for tensor in tensors_of(order):
+            key = f"{prefix}{weight_key(tensor.table.name)}"
+            if tensor.name == "weight":
+                tensors[MODEL, key] = tensor
+            elif id(embeddings) not in seen:  # The state of tied modules is kept once.
+                tensors[STATE, f"{key.removesuffix('weight')}{tensor.name}"] = tensor
+        named.append(NamedTables(order, tensors))
+        if order.counts_updates and id(embeddings) not in seen:
+            counted[prefix] = order
+        seen.add(id(embeddings))
+    if not named:
+        raise CheckpointError(
+            "the model has no placed tables; save it with torch.distributed.checkpoint itself"
+        )
+    return _Parts(named, counted, dense)
+
+
+def _tables_in(module: nn.Module) -> tuple[AnyEmbeddings, Callable[[str], str]] | None:
+    """The tables that a module stands for, and how its state dict calls their weights."""
+    from placer.adapters.pytorch.stand_in import StandIn
+
+    if isinstance(module, StandIn):
+        return module.table.embeddings, lambda _: "weight"
+    if isinstance(module, PlacedEmbeddings | ShardedEmbeddings):
+        return module, lambda table: f"{table}.weight"
+    return None
+
+
+def _own_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """What a module itself adds to a state dict."""
+    own: dict[str, object] = {}
+    module._save_to_state_dict(own, prefix, keep_vars=True)
+    for key, value in own.items():
+        if not isinstance(value, Tensor) or hasattr(value, "__get_tensor_shard__"):
+            raise CheckpointError(
+                f"{key} is a {type(value).__name__}, which is not saved here; save the tables' "
+                "module alone, and the rest with torch.distributed.checkpoint"
+            )
+        yield key, value

@@ -1,0 +1,198 @@
+"""From the shards of one plan to those of the next: what has not changed is kept."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from placer.files import sha256_file
+from placer.plan.diff import diff
+from placer.plan.order import Ranks
+from placer.plan.plan import Plan
+from placer.plan.verify import verify
+from placer.storage.shards.gather import gather
+from placer.storage.shards.shard_file import ShardForm, ShardWriter, chunk_rows
+from placer.storage.shards.shard_folder import (
+    NewFolder,
+    ShardFile,
+    ShardFolder,
+    files_by_table,
+    new_folder,
+    open_shards,
+    refuse_other_plan,
+)
+from placer.storage.shards.shard_rows import ids_at, same_ids
+from placer.storage.shards.transfers import Tally, Transfers, check_tables, transfers_of
+
+
+@dataclass(frozen=True, slots=True)
+class Resharded:
+    """What was done.
+
+    Attributes
+    ----------
+    transfers : Transfers
+        Rows by device, counted as they were taken.
+    kept_files, written_files : int
+        Files that are those of the older folder (or of a replica), and those with rows of several.
+    kept_file_bytes, written_file_bytes : int
+        Of these, what was not and what was written to disk; on a file system without hard links
+        kept files are written too.
+    """
+
+    transfers: Transfers
+    kept_files: int
+    written_files: int
+    kept_file_bytes: int
+    written_file_bytes: int
+
+
+def reshard(
+    shards: ShardFolder | str | os.PathLike[str],
+    new: Plan,
+    path: str | os.PathLike[str],
+    *,
+    old: Plan | None = None,
+    verify_files: bool = True,
+) -> Resharded:
+    """Make the folder of a plan from that of another one, byte for byte as from a checkpoint.
+
+    Files whose rows and columns are those of an older file become hard links to it. The others
+    are written from the pieces that hold their rows, a bounded number at a time; rows are known
+    by their ids, whatever the row orders. Optimizer state goes with its rows.
+
+    Parameters
+    ----------
+    shards : ShardFolder or path
+        Stays as it is. The new folder shares files with it: write none of them in place.
+    new : Plan
+    path : str or path
+        The folder to make; it appears when it is complete.
+    old : Plan, optional
+        The plan that `shards` is believed to be of; by default the one that it has in it. Bytes
+        are counted between its devices and those of `new`.
+    verify_files : bool
+        Whether the SHA-256 of every file that is kept or read is compared first. Without it
+        kept files are not read, and of others only the rows that are needed.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the folder is not of `old`, or `new` has tables that `old` lacks or has otherwise.
+    PlanError
+        If the newer plan is unsound.
+    CheckpointError
+        If a file is missing or damaged.
+    PlacerError
+        If there is something at `path`, or it cannot be written; nothing is left there then.
+    """
+    if not isinstance(shards, ShardFolder):
+        shards = open_shards(shards, verify=verify_files)
+    if old is None:
+        old = shards.plan
+    refuse_other_plan(shards, old)
+    verify(new)
+    dropped = check_tables(diff(old, new))
+    with new_folder(path, new) as made:
+        work = _Resharding(made, old, shards)
+        for copies in (copies for parts in files_by_table(new).values() for copies in parts):
+            work.make(copies)
+        made.finish(shards.manifest.checkpoint.model_dump(), shards.updates)
+    return work.result(dropped)
+
+
+class _Resharding:
+    """Makes one shard's files after the other, and counts."""
+
+    def __init__(self, made: NewFolder, old: Plan, shards: ShardFolder) -> None:
+        self._made, self._old, self._shards = made, old, shards
+        self._tally = Tally(old, made.plan)
+        self._orders: dict[str, tuple[Ranks, bool]] = {}
+        self._files = {"kept": 0, "written": 0}
+        self._bytes = {"kept": 0, "written": 0}
+
+    def make(self, copies: tuple[ShardFile, ...]) -> None:
+        """Make the files of a shard: the first one of what there is, the others of the first."""
+        first, *others = copies
+        kept = self._unchanged(first.form)
+        if kept is None:
+            self._write(first)
+            sha256 = sha256_file(self._made.target(first))
+            self._made.add(first, sha256)
+            self._count("written", first, written=True)
+        else:
+            source = self._nearest(kept, first)
+            self._shards.check(source)
+            sha256 = self._shards.manifest.files[source.name].sha256
+            copied = self._made.take(self._shards.path / source.name, first, sha256)
+            self._count("kept", first, written=copied)
+            shard = first.form.shard
+            self._tally.add(source.form.shard, shard, shard.row_count)
+        for other in others:
+            copied = self._made.take(self._made.target(first), other, sha256)
+            self._count("kept", other, written=copied)
+
+    def result(self, dropped_tables: tuple[str, ...]) -> Resharded:
+        """What was done so far."""
+        return Resharded(
+            self._tally.total(dropped_tables),
+            self._files["kept"],
+            self._files["written"],
+            self._bytes["kept"],
+            self._bytes["written"],
+        )
+
+    def _count(self, kind: str, file: ShardFile, *, written: bool) -> None:
+        self._files[kind] += 1
+        self._bytes["written" if written else "kept"] += file.form.size_bytes
+
+    def _order(self, table: str) -> tuple[Ranks, bool]:
+        """The newer row order of a table, and whether it is the older one."""
+        if table not in self._orders:
+            order = Ranks.in_plan(self._made.plan, table)
+            same = np.array_equal(order.listed, self._shards.order_of(table).listed)
+            self._orders[table] = order, same
+        return self._orders[table]
+
+    def _unchanged(self, form: ShardForm) -> tuple[ShardFile, ...] | None:
+        """Files of an older shard with the same rows in the same order."""
+        table, shard = form.table.name, form.shard
+        (order, same), older_order = self._order(table), self._shards.order_of(table)
+        for files in self._shards.files[table]:
+            older = files[0].form.shard
+            if older.cols != shard.cols or older.row_count != shard.row_count:
+                continue
+            if same:
+                equal = range(*older.rows) == range(*shard.rows)
+            else:
+                equal = same_ids((older_order, older), (order, shard))
+            if equal:
+                return files
+        return None
+
+    def _write(self, file: ShardFile) -> None:
+        """Write a shard's file from the pieces that hold its rows."""
+        form, shard = file.form, file.form.shard
+        order, _ = self._order(form.table.name)
+        step = chunk_rows(form.row_bytes)
+        with ShardWriter(self._made.target(file), form) as writer:
+            for start in range(0, shard.row_count, step):
+                stop = min(start + step, shard.row_count)
+                chunk = gather(
+                    self._shards,
+                    form,
+                    form.tensors,
+                    ids_at(order, shard, start, stop),
+                    lambda sources: self._nearest(sources, file),
+                    lambda source, rows: self._tally.add(source, shard, rows),
+                )
+                positions = np.arange(start, stop, dtype=np.int64)
+                for name, rows in chunk.items():
+                    writer.write(form.tensors[name], positions, rows)
+
+    def _nearest(self, sources: tuple[ShardFile, ...], file: ShardFile) -> ShardFile:
+        """The replica that a device has its rows from."""
+        older, newer = sources[0].form.shard, file.form.shard
+        steps = transfers_of(self._old, self._made.plan, older, newer)
+        home = next(was for _, was, now in steps if now == file.home)
+        return next(source for source in sources if source.home == home)

@@ -1,0 +1,75 @@
+"""GPUs, hosts and links: the parts of a machine, below `placer.Topology`, which checks them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+LinkKind = Literal["pcie", "nvlink", "network", "socket"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM.
+
+    Attributes
+    ----------
+    id, host : str
+        ``gpu:3`` and the host that it is attached to, ``host:0``.
+    memory_bytes : int
+        HBM that embeddings may take, after whatever is reserved for the rest of the model.
+    hbm_bytes_per_s : float
+        Effective (measured or derated) bandwidth of random row reads and writes.
+    launch_s : float
+        Time of one kernel launch.
+    """
+
+    id: str
+    host: str
+    memory_bytes: int
+    hbm_bytes_per_s: float
+    launch_s: float = 5e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host: memory that its GPUs share, and CPUs that can pool rows.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        DRAM that embeddings may take, for all GPUs of the host together.
+    dram_bytes_per_s : float
+        Effective bandwidth of random row reads and writes, for all GPUs together.
+    """
+
+    id: str
+    memory_bytes: int
+    dram_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A full-duplex link between two ends: bytes per second each way.
+
+    ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
+    end is the host, whose switch it stands for), ``network`` a host to the network that
+    joins all hosts (its other end is the literal ``network``). `a` is the GPU or host that
+    the link belongs to.
+    """
+
+    a: str
+    b: str
+    kind: LinkKind
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class TopologyFields:
+    """What presets, files and this machine's measurement give; see `placer.Topology`."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    hosts: tuple[Host, ...]
+    links: tuple[Link, ...]
+    emulated: bool = False
+    sources: dict[str, str] = field(default_factory=dict)

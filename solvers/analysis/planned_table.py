@@ -1,0 +1,126 @@
+"""One table of a plan, and the plan with that table placed otherwise."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cost_models import CostModel, CostReport, TableShard
+from placer.errors import PlacerError, PlanMismatchError
+from placer.plan.memory import device_memory
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from solvers.analysis.explanation import Alternative
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
+from solvers.model.knapsack import BYTES, solve_knapsack
+from solvers.model.read_plan import placements_of
+
+_MOST_ATTEMPTS = 12
+"""How often a placement that does not fit gets fewer rows in HBM."""
+
+
+class PlannedTable:
+    """A table's placement in a plan, and what the other tables leave for it.
+
+    Raises
+    ------
+    PlacerError
+        If no `ShardingOption` describes the placement of the table.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> None:
+        self.problem, self.plan, self.table, self.cost_model = problem, plan, table, cost_model
+        self.instance = Instance(problem, cost_model)
+        self.number = problem.profile.table_names.index(table)
+        placement = placements_of(self.instance, plan, table)
+        if placement is None:
+            raise PlacerError(
+                f"table {table!r} is placed in a way that solvers do not search, so there is "
+                "nothing to compare it with; --explain knows tables that are whole or in row "
+                "slices (strided, or even blocks), column slices or both, each shard on a GPU "
+                "of its own and read in one way, with all or the hottest rows on every GPU or none"
+            )
+        self.option, self.placements = placement.option, placement.placements
+        self.replica = placement.replica
+        self.in_group = self.instance.in_group(self.number)
+        self.cost = cost_model.evaluate(problem, plan)
+        self.own = replace(plan, shards=plan.shards_by_table[table])
+        self.own_cost = cost_model.evaluate(problem, self.own)
+        self._others = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
+        self.others_cost = cost_model.evaluate(problem, self._others)
+        gpus = problem.topology.gpus
+        self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
+        self.current = self._alternative("as planned", plan, self.own, self.own_cost)
+        # Options that differ only in how cold rows are read may be the same placement.
+        self._seen = {frozenset(self.own.shards)}
+
+    def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
+        """A plan of this table alone, placed in another way."""
+        return build_plan(self.instance, placements, () if replica is None else (replica,))
+
+    def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
+        """The whole plan with the table placed as in `own`.
+
+        Yields nothing if that placement was costed before, or the cost model does not know it.
+        """
+        shards = frozenset(own.shards)
+        if shards in self._seen:
+            return
+        self._seen.add(shards)
+        row_order = {k: v for k, v in self.plan.row_order.items() if k != self.table}
+        hot_ids = {k: v for k, v in self.plan.hot_ids.items() if k != self.table}
+        plan = replace(
+            self._others,
+            shards=(*self._others.shards, *own.shards),
+            row_order={**row_order, **own.row_order},
+            hot_ids={**hot_ids, **own.hot_ids},
+        )
+        try:
+            cost = self.cost_model.evaluate(self.problem, own)
+        except PlanMismatchError:
+            return
+        yield self._alternative(name, plan, own, cost)
+
+    def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
+        """An alternative whose table costs `cost`; the costs of tables add up."""
+        others = self.others_cost
+        gpus = [a.total_s + b.total_s for a, b in zip(cost.gpus, others.gpus, strict=True)]
+        hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
+        table_s = sum(gpu.total_s for gpu in cost.gpus)
+        return Alternative(name, max(*gpus, *hosts), table_s, self.short_bytes(own), plan)
+
+    def short_bytes(self, own: Plan) -> dict[str, int]:
+        """What each device lacks that has too little memory for `own` beside the other tables."""
+        free = {name: use.free_bytes for name, use in self.others_cost.memory.items()}
+        used = {name: use.total_bytes for name, use in device_memory(own).items()}
+        return {name: used[name] - free[name] for name in used if used[name] > free[name]}
+
+    def filled(
+        self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
+    ) -> Plan:
+        """The table's shards on these GPUs, with as many rows in HBM as save time and fit."""
+        free = list(self.free_hbm)
+        if replica is not None:
+            for gpu in range(self.instance.gpus):
+                free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
+        spare = [0] * self.instance.gpus
+        for attempt in range(_MOST_ATTEMPTS):
+            placements = [
+                Placement(shard, gpu, self._hot_rows(shard, gpu, free[gpu] - spare[gpu]))
+                for shard, gpu in shards
+            ]
+            own = self.placed(placements, replica)
+            short = self.short_bytes(own)
+            excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.gpus]
+            if not any(excess[p.gpu] and p.hot_rows for p in placements):
+                break
+            # Bytes of a plan may exceed those of the curves, so that room is left for them.
+            spare = [s + (e << attempt) for s, e in zip(spare, excess, strict=True)]
+        return own
+
+    def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
+        """Rows of a shard in HBM that save most within `room_bytes`; the fewest if none fit."""
+        curve = self.instance.curve(shard, gpu)
+        knapsack = solve_knapsack(
+            [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve
+        )
+        return int(curve.hot_rows[0]) if knapsack is None else knapsack.hot_rows[0]

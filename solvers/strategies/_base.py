@@ -1,0 +1,193 @@
+"""What all strategies share: clock, instance, proof of infeasibility, bound and result."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import ClassVar, NamedTuple
+
+import placer
+from cost_models import CostModel
+from placer.constraints.unmet import unmet
+from placer.plan.fields import Provenance, SolverRecord
+from placer.plan.plan import Plan
+from placer.plan.verify import violations
+from placer.problem import Problem
+from solvers.bounds.binding import binding
+from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import fitted_plan
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance
+from solvers.result import Limits, SolveResult, Termination
+
+
+@dataclass
+class Search:
+    """A search under way: its problem, its limits, and what is known so far.
+
+    Attributes
+    ----------
+    lagrangian : LagrangianBound
+        The bound that every strategy starts with.
+    bound_s : float
+        The largest step time that is proven to be a lower limit.
+    best : Assignment or None
+    stats : dict
+        What the strategy counts, for `SolveResult.stats`.
+    """
+
+    instance: Instance
+    clock: Clock
+    lagrangian: LagrangianBound
+    bound_s: float
+    best: Assignment | None = None
+    stats: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random."""
+        return self.clock.limits.seed
+
+    @property
+    def target_s(self) -> float:
+        """The step time at which the search ends."""
+        return self.bound_s * (1 + self.clock.limits.gap)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to gain, and time to do so."""
+        return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an assignment exists, and is good enough or has to be."""
+        return self.best is not None and not self.is_open
+
+    def keep(self, assignment: Assignment | None) -> None:
+        """Remember an assignment if it is the fastest so far."""
+        if assignment is not None and (
+            self.best is None or assignment.step_time_s < self.best.step_time_s
+        ):
+            self.best = assignment
+
+
+class Strategy(ABC):
+    """A solver: subclasses say how they place tables, the rest is here."""
+
+    name: str
+    no_plan: ClassVar[str] = (
+        "no placement was found: every GPU needs room for the buffers of its shards, every host "
+        "for their cold rows; raise --hbm or the time limit, or lower --batch-size"
+    )
+    """What a result without a plan says."""
+
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Search to the gap or a limit. See `Solver.solve`."""
+        clock = Clock.start(limits)
+        instance = Instance(problem, cost_model)
+        failure = impossible(instance)
+        if failure:
+            return SolveResult(None, failure)
+        lagrangian = lagrangian_bound(instance)
+        search = Search(instance, clock, lagrangian, lagrangian.step_time_s)
+        outcome = self.place(search)
+        if isinstance(outcome, Termination):
+            return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
+        return _result(self.name, search, outcome)
+
+    def place(self, search: Search) -> Plan | Termination:
+        """The plan of the first of `assignments` that fits, or why there is none."""
+        for assignment in self.assignments(search):
+            plan = fitted_plan(assignment)
+            if plan is not None:
+                return plan
+        return Termination("no_plan", search.clock.limit_hit, self.no_plan)
+
+    @abstractmethod
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Search for assignments; what is found, fastest first."""
+
+
+class Stage(NamedTuple):
+    """One step of a strategy: a function that may find an assignment, and whether to run it."""
+
+    name: str
+    run: Callable[[Search], Assignment | None]
+    wanted: bool = True
+
+
+class StagedStrategy(Strategy):
+    """A strategy that is a list of stages; the best assignment goes from one to the next."""
+
+    @abstractmethod
+    def stages(self, instance: Instance) -> list[Stage]:
+        """The stages in order: the first is always run, others while there is something to gain."""
+
+    def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:
+        """An assignment as it may become a plan."""
+        return assignment
+
+    def assignments(self, search: Search) -> Iterable[Assignment]:
+        """Run the stages."""
+        for number, stage in enumerate(self.stages(search.instance)):
+            if not stage.wanted or (number and not search.is_open):
+                continue
+            found = stage.run(search)
+            found = None if found is None else self.admitted(found, search)
+            if found is not None:
+                search.stats[f"{stage.name}_s"] = found.step_time_s
+                search.keep(found)
+        if search.best is not None:
+            search.stats["moves"] = search.best.moves
+            yield search.best
+
+
+def _result(name: str, search: Search, plan: Plan) -> SolveResult:
+    """The result of a search that ended with `plan`; everything is recomputed from the plan.
+
+    Raises
+    ------
+    AssertionError
+        If the plan breaks a rule or beats the bound: a bug in the solver.
+    """
+    instance, limits, bound_s = search.instance, search.clock.limits, search.bound_s
+    broken = violations(plan) + unmet(plan, instance.problem.constraints)
+    assert not broken, f"{name} made an unsound plan: {broken[0].message}"
+    report = instance.cost_model.evaluate(instance.problem, plan)
+    step_time_s = report.step_time_s
+    assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
+    bound_s = min(bound_s, step_time_s)
+    optimal = step_time_s <= bound_s * (1 + limits.gap)
+    seconds = limits.time_limit_s - search.clock.left_s
+    record = SolverRecord(
+        name=name,
+        status="optimal" if optimal else "feasible",
+        step_time_s=step_time_s,
+        bound_s=bound_s,
+        seconds=round(seconds, 3),
+        seed=limits.seed,
+        cost_model=instance.cost_model.name,
+        search_space=instance.search_space,
+    )
+    return SolveResult(
+        replace(plan, solver=record, provenance=_provenance(instance.problem)),
+        Termination(
+            record.status,
+            None if optimal else search.clock.limit_hit,
+            binding(instance, search.lagrangian, report).words,
+        ),
+        step_time_s,
+        bound_s,
+        {"seconds": seconds, "search_space": record.search_space, **search.stats},
+    )
+
+
+def _provenance(problem: Problem) -> Provenance:
+    return Provenance(
+        problem_sha256=problem.sha256,
+        placer_version=placer.__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        profile=problem.profile.source,
+    )

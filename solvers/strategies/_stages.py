@@ -1,0 +1,104 @@
+"""Stages that strategies are made of: each takes a search and may find an assignment."""
+
+import math
+
+from solvers.bounds.linear_program import lp_bound
+from solvers.model.assignment import Assignment
+from solvers.search.annealing import AnnealingParams, anneal
+from solvers.search.construction import construct
+from solvers.search.integer_program import Program
+from solvers.search.iterated import IteratedParams, iterated_search
+from solvers.search.moves import improve
+from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
+from solvers.strategies._base import Search
+
+TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
+"""Step times, as shares of the bound, for which the cost greedy cuts tables."""
+
+_CLOSE_ENOUGH = 1e-3
+
+
+def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
+    """The best of `TARGETS` in a share of the time; at least one is constructed and improved."""
+    clock, bound = search.clock.part(share), search.lagrangian
+    best: Assignment | None = None
+    for target in TARGETS:
+        assignment = construct(search.instance, bound, target * bound.step_time_s)
+        if assignment is not None:
+            improve(assignment, clock)
+            if best is None or assignment.step_time_s < best.step_time_s:
+                best = assignment
+        if best is not None and (
+            clock.spent or best.step_time_s <= bound.step_time_s * (1 + _CLOSE_ENOUGH)
+        ):
+            return best
+    return best
+
+
+def annealing(search: Search, share: float, params: AnnealingParams) -> Assignment | None:
+    """Annealing from the best assignment."""
+    if search.best is None:
+        return None
+    clock = search.clock.part(share)
+    return anneal(
+        search.best, target_s=search.target_s, seed=search.seed, clock=clock, params=params
+    )
+
+
+def iterated(search: Search, share: float, params: IteratedParams) -> Assignment | None:
+    """Iterated local search from the best assignment."""
+    if search.best is None:
+        return None
+    clock = search.clock.part(share)
+    return iterated_search(
+        search.best, target_s=search.target_s, seed=search.seed, clock=clock, params=params
+    )
+
+
+def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) -> Assignment | None:
+    """Large neighbourhoods around the best assignment."""
+    if search.best is None:
+        return None
+    found, search.stats["rounds"] = neighbourhood_search(
+        search.best,
+        search.lagrangian,
+        target_s=search.target_s,
+        seed=search.seed,
+        clock=search.clock.part(share),
+        params=params,
+    )
+    return found
+
+
+def linear_program(search: Search, share: float) -> Assignment | None:
+    """Lift the bound by linear programming; it places nothing."""
+    if search.best is None:
+        return None
+    lifted = lp_bound(
+        search.instance,
+        search.best.step_time_s,
+        lagrangian=search.lagrangian,
+        time_limit_s=search.clock.part(share).left_s,
+        stop=search.clock.limits.stop,
+    )
+    if lifted is not None:
+        search.bound_s = max(search.bound_s, lifted.step_time_s)
+        search.stats["lp_bound_s"] = lifted.step_time_s
+    return None
+
+
+def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:
+    """The whole problem by CP-SAT, and its bound, if it has few enough shards × GPUs."""
+    upper_s = search.best.step_time_s if search.best else math.inf
+    program = Program.build(
+        search.instance, search.lagrangian, search.best, upper_s, most_places=most_places
+    )
+    if program is None:
+        search.stats["cp_sat_status"] = "not run: too many shards"
+        return None
+    answer = program.run(search.clock.limits, search.clock.left_s * share)
+    search.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
+    search.bound_s = max(search.bound_s, min(answer.bound_s, upper_s))
+    if answer.pairs is None:
+        return None
+    return Assignment.of(search.instance, answer.pairs, answer.replicas)

@@ -1,0 +1,63 @@
+"""Which cases of a test `make test` runs, and which are left to `make test-full`.
+
+`make test` leaves out what is marked `slow` and takes hypothesis's profile "fast"; pytest without
+options runs everything.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
+
+import pytest
+from hypothesis import settings
+
+FEWEST = 5
+"""Examples that hypothesis tries at least."""
+
+
+def is_fast() -> bool:
+    """Whether hypothesis's profile is that of the fast tests."""
+    return settings.get_current_profile_name() == "fast"
+
+
+def examples(number: int) -> settings:
+    """Settings of a test of that many examples; a tenth of them in the fast profile."""
+    return settings(max_examples=fewer(number, min(number, max(FEWEST, number // 10))))
+
+
+def fewer(number: int, fast: int) -> int:
+    """A number of cases, or of steps, and how many of them are enough for the fast tests."""
+    return fast if is_fast() else number
+
+
+def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
+    """Values of one parameter, all of them slow but those named after them."""
+    assert set(fast) <= set(values)
+    return [value if value in fast else _slow(value) for value in values]
+
+
+def covering(cases: Iterable[Sequence[object]]) -> list[object]:
+    """Cases of several parameters, all of them slow but a few in which every value occurs.
+
+    >>> cases = covering([(1, "a"), (1, "b"), (2, "a"), (2, "b")])
+    >>> [case.values for case in cases if not case.marks]
+    [(1, 'a'), (2, 'b')]
+    """
+    cases = [tuple(case) for case in cases]
+    unseen = {pair for case in cases for pair in enumerate(case)}
+    fast = set()
+    while unseen:
+        most = max(cases, key=lambda case: len(unseen.intersection(enumerate(case))))
+        fast.add(most)
+        unseen.difference_update(enumerate(most))
+    return [pytest.param(*case) if case in fast else _slow(case) for case in cases]
+
+
+def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
+    """Parametrize by all combinations of values, all of them slow but a few with every value."""
+    return pytest.mark.parametrize(names, covering(product(*values)))
+
+
+def _slow(case: object) -> object:
+    """A value, or a tuple of one value for each of several parameters."""
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.slow)

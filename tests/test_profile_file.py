@@ -1,0 +1,170 @@
+"""Profiles on disk: what is saved is loaded, and damage is told."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fast_and_full import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_cases import assert_same_profile, profile_of, profiles
+
+from placer import AccessCdf, Feature, Profile, Table, TableProfile
+from placer.data.encoding import Encoding
+from placer.data.mapping import Hash, Identity, Vocabulary
+from placer.errors import PlacerError, ProfileError
+from placer.profile.counts import RowCounts
+
+
+@examples(40)
+@given(profiles())
+def test_what_is_saved_is_loaded(
+    tmp_path_factory: pytest.TempPathFactory, profile: Profile
+) -> None:
+    folder = tmp_path_factory.mktemp("profile")
+    profile.save(folder)
+    assert_same_profile(Profile.load(folder), profile)
+    assert_same_profile(Profile.load(folder / "profile.json"), profile)
+    names = sorted(path.name.split("-")[0] for path in folder.iterdir())
+    assert names == ["counts", "profile.json"]
+
+
+@examples(40)
+@given(
+    st.dictionaries(st.integers(0, 10**9 - 1), st.integers(1, 2**40), max_size=30),
+    st.sampled_from([30, 1000, 10**9]),
+)
+def test_sparse_and_dense_counts_survive(
+    tmp_path_factory: pytest.TempPathFactory, counts: dict[int, int], rows: int
+) -> None:
+    kept = {row % rows: count for row, count in counts.items()}
+    ids = np.array(sorted(kept), dtype=np.int64)
+    row_counts = RowCounts(rows, ids, np.array([kept[row] for row in sorted(kept)], dtype=np.int64))
+    profile = profile_of({"t": row_counts})
+    folder = tmp_path_factory.mktemp("profile")
+    profile.save(folder)
+    assert_same_profile(Profile.load(folder), profile)
+
+
+def test_counts_take_little_space(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    dense = RowCounts.from_dense(rng.integers(0, 200, 100_000))
+    few = RowCounts(40_000_000, np.arange(10_000) * 200, np.full(10_000, 7))
+    profile_of({"dense": dense, "few": few}).save(tmp_path)
+    (binary,) = tmp_path.glob("counts-*")
+    # A byte a row where most rows were read; a byte for the gap and one for the count elsewhere.
+    assert binary.stat().st_size < 100_000 + 2 * 10_000 + 1000
+
+
+def test_a_published_workload_keeps_its_cdf(tmp_path: Path) -> None:
+    table = Table("t", 10**7, 128, features=(Feature("a", 20.0, 0.5, "mean"),))
+    published = Profile(
+        (TableProfile(table, AccessCdf.zipf(10**7, 1.05), zipf_exponent=1.05),), source="a paper"
+    )
+    published.save(tmp_path / "new" / "folder")
+    loaded = Profile.load(tmp_path / "new" / "folder")
+    assert_same_profile(loaded, published)
+    assert loaded["t"].counts is None
+
+
+def test_vocabularies_are_saved_beside(tmp_path: Path) -> None:
+    encoding = Encoding(
+        feature_tables={"a": "t", "b": "u", "c": "v", "d": "w"},
+        mappings={
+            "t": Vocabulary(np.array([2**64 - 1, 0, 7], dtype=np.uint64)),
+            "u": Hash(5),
+            "v": Identity(2),
+            "w": Vocabulary(np.zeros(0, dtype=np.uint64)),
+        },
+    )
+    counts = {name: RowCounts.from_dense(np.ones(rows)) for name, rows in encoding.tables.items()}
+    profile = profile_of(counts, encoding=encoding)
+    profile.save(tmp_path)
+    assert Profile.load(tmp_path).encoding == encoding
+    (vocabulary,) = tmp_path.glob("vocabulary-*.parquet")
+    vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
+    with pytest.raises(ProfileError, match=r"vocabulary-.* was cut short or replaced"):
+        Profile.load(tmp_path)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    profile_of({"t": RowCounts.from_dense(np.arange(100))}).save(tmp_path)
+    return tmp_path
+
+
+def test_saving_again_replaces_and_cleans_up(saved: Path) -> None:
+    other = profile_of({"t": RowCounts.from_dense(np.arange(50))})
+    other.save(saved)
+    assert_same_profile(Profile.load(saved), other)
+    assert len(list(saved.iterdir())) == 2
+
+
+def test_a_crash_before_the_json_leaves_the_old_profile(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, text: str) -> None:
+        raise KeyboardInterrupt
+
+    old = Profile.load(saved)
+    monkeypatch.setattr("placer.profile.file.write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        profile_of({"t": RowCounts.from_dense(np.arange(50))}).save(saved)
+    assert_same_profile(Profile.load(saved), old)
+
+
+def test_damage_is_told(saved: Path) -> None:
+    (binary,) = saved.glob("counts-*")
+    document = saved / "profile.json"
+    content, text = binary.read_bytes(), document.read_text()
+
+    binary.write_bytes(content[:-5])
+    with pytest.raises(ProfileError, match=rf"{binary.name} has \d+ bytes instead of \d+"):
+        Profile.load(saved)
+    binary.write_bytes(content[:-1] + b"\xff")
+    with pytest.raises(ProfileError, match=f"{binary.name} was altered"):
+        Profile.load(saved)
+    binary.unlink()
+    with pytest.raises(ProfileError, match=f"cannot read .*{binary.name}: No such file"):
+        Profile.load(saved)
+    binary.write_bytes(content)
+
+    document.write_text(text[:-20])
+    with pytest.raises(ProfileError, match=r"profile\.json is cut short or no JSON"):
+        Profile.load(saved)
+    document.write_text(text.replace('"dim": 64', '"dim": 32'))
+    with pytest.raises(ProfileError, match=r"profile\.json was altered"):
+        Profile.load(saved)
+    document.write_text(text.replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(ProfileError, match="schema_version 2, this placer reads up to 1"):
+        Profile.load(saved)
+    document.write_text("[]")
+    with pytest.raises(ProfileError, match="is no profile"):
+        Profile.load(saved)
+    document.unlink()
+    with pytest.raises(ProfileError, match=r"cannot read profile .*profile\.json: No such file"):
+        Profile.load(saved)
+
+
+def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
+    from placer.profile.file import _document_hash
+
+    def rewrite(**changes: object) -> None:
+        document = json.loads((saved / "profile.json").read_text()) | changes
+        document["sha256"] = _document_hash(document)
+        (saved / "profile.json").write_text(json.dumps(document))
+
+    files = json.loads((saved / "profile.json").read_text())["files"]
+    rewrite(samples=None, tables=[{"name": "t"}])
+    with pytest.raises(ProfileError, match="no profile that can be read: KeyError"):
+        Profile.load(saved)
+    rewrite(files={"counts": files["counts"] | {"name": "../" + files["counts"]["name"]}})
+    with pytest.raises(ProfileError, match="beside its JSON"):
+        Profile.load(saved)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(PlacerError, match="cannot write"):
+        profile_of({"t": RowCounts.from_dense(np.arange(9))}).save(tmp_path / "file")
