@@ -1064,7 +1064,6 @@ def demo(
     placer demo --data train.tsv --steps 100
     placer demo --data avazu.parquet --ignore id
     """
-    from placer.workloads.demo import DIM
     from solvers.report import demo as steps_of
 
     report.print_title("1. A click log")
@@ -1075,7 +1074,7 @@ def demo(
 
     report.print_title("\n2. Profile: how often is each row of each table read?")
     mapping = {"id_mapping": "vocabulary"}
-    log, profiled = _counted(logs, data_format, label, ignore, mapping, dim=DIM)
+    log, profiled = _counted(logs, data_format, label, ignore, mapping, dim=steps_of.DIM)
     profiled.save(folder / "profile")
     report.print_report(report.profile_report(profiled), "table")
 

@@ -6,20 +6,50 @@ from pathlib import Path
 from cost_models import cost_model
 from placer.data.encoded import EncodedLog
 from placer.errors import BackendError
+from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.report import parity_lines, print_report, print_stderr, print_title, progress_bar
+from placer.topology.topology import Topology
 from placer.training import TrainConfig, compare_training
 from placer.units import format_bytes
-from placer.workloads.demo import MACHINE, demo_problem
 from solvers.analysis.compare import compare
 from solvers.registry import solver
 from solvers.report.compare import compare_report
 from solvers.report.compare_plot import plot_compare
 from solvers.report.outcome import verdict
 from solvers.result import Limits, SolveResult
+
+MACHINE, BATCH_SIZE, DIM = "4xt4", 128, 64
+_HBM_SHARE = 0.25
+# A tenth of a pass's batches is held out, and a model that sees a few batches again and again
+# knows them by heart before the last step.
+_LEAST_BATCHES = 60
+
+
+def demo_problem(profile: Profile) -> Problem:
+    """A log's tables on four small GPUs that hold a quarter of them, besides a step's buffers.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> problem = demo_problem(named_workload("criteo-kaggle"))
+    >>> hbm_bytes = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
+    >>> 0.25 < hbm_bytes / problem.profile.total_bytes < 0.26
+    True
+    """
+    gpus = len(Topology.parse(MACHINE).gpus)
+    batch_size = max(1, min(BATCH_SIZE, profile.samples // (_LEAST_BATCHES * gpus)))
+    samples = batch_size * gpus
+    buffers = 0.0
+    for table in (one.table for one in profile):
+        lookups = samples * table.lookups_per_sample
+        buffers += exchange_buffer_bytes(table, samples, lookups, DIM)
+        buffers += index_buffer_bytes(lookups)
+    hbm_bytes = int((profile.total_bytes * _HBM_SHARE + 1.5 * buffers) / gpus)
+    return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
 
 
 def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
