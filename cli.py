@@ -1094,7 +1094,7 @@ def demo(
 
 
 def _generated_log(path: Path, samples: int, scale: float) -> Path:
-    from placer.data.synthetic import write_synthetic_log
+    from placer.workloads.synthetic_log import write_synthetic_log
 
     with report.progress_bar("samples") as update:
         made = write_synthetic_log(

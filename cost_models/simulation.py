@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cost_models.base import CostModel, Float
-from cost_models.step_equation.replay import (
+from cost_models.replay import (
     Replayed,
     StepTimer,
     TimeSummary,
@@ -20,7 +20,7 @@ from placer.profile.profile import Profile
 from placer.simulator.counts import Totals
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import DeviceTotals, Served, device_totals, served
-from placer.simulator.windows import Drifted, StepRecord, Window, cut, drifted
+from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and what reads its batches from the beginning."""
@@ -112,7 +112,7 @@ def simulate(
         parts: list[Window] = []
         for name, read in streams:
             replays.append(replayed(simulator, timer, read(), partial(on_step, name)))
-            parts += cut(name, replays[-1].records, windows)
+            parts += equal_windows(name, replays[-1].records, windows)
         return simulator, Replayed.joined(replays), parts
 
     simulator, own, parts = run(plan)

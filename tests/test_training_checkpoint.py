@@ -14,7 +14,7 @@ from fast_and_full import combinations
 from training_cases import QUICK, Placement, plan_for, small_log
 
 from placer.errors import CheckpointError
-from placer.training import checkpoint
+from placer.files import sha256_json
 from placer.training.checkpoint import Checkpoint, Position, latest, load, save
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
@@ -204,7 +204,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     content = json.loads((path / "checkpoint.json").read_text())
     content.pop("sha256")
     content["files"] = {"../other.safetensors": content["files"]["__0_0.distcp"]}
-    edited(path, files=content["files"], sha256=checkpoint._hash_of(content))
+    edited(path, files=content["files"], sha256=sha256_json(content))
     with pytest.raises(CheckpointError, match="names a file outside its folder"):
         load(path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from placer.measurement.dataset import collect
 from placer.measurement.designed import designed_cases
 from placer.measurement.draw import random_cases
-from placer.measurement.measure import Setting, resolved
+from placer.measurement.times import Setting, resolved
 
 PASSES = 2
 """How often each case is measured, if there is time."""
