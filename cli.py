@@ -1020,7 +1020,7 @@ def sweep(
     placer sweep --model m3 --platform big-basin,16xcpu --vary rows --set pooling=20
     placer sweep --vary pooling --vary rows=1e5,1e6,1e7 --grid --format csv
     """
-    from cost_models.sweep import run
+    from cost_models import sweep as run
 
     machines = [run.platform(name, hbm=hbm, dram=dram) for name in names.split(",") if name.strip()]
     with report.stoppable() as stop, report.progress_bar("models") as update:

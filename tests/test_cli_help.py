@@ -9,7 +9,7 @@ from cli_cases import COMMANDS, succeed
 import cost_models
 import solvers
 from cli import main
-from cost_models.sweep.run import AXES, MODELS, PARAMETER_SERVERS, PLACEMENTS
+from cost_models.sweep import AXES, MODELS, PARAMETER_SERVERS, PLACEMENTS
 from placer.topology.presets import preset_help
 from solvers.analysis.compare import CLASSIC
 from solvers.analysis.replan import HORIZON_STEPS
