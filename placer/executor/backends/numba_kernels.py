@@ -178,7 +178,6 @@ def _sort(keys, bits):
     return keys
 
 
-# One function: a call for each row, or one that is not inlined, would cost more than its work.
 @numba.njit(cache=True, nogil=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
 def update(rows, state, slots, offsets, gradients, weights, optimizer, constants, thread, threads):
     """Sum the gradients of each row's lookups and apply the optimizer once to the row.
