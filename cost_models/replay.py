@@ -285,7 +285,7 @@ class _PartTimer:
             key: len({shard.lookup for shard in group if shard.row_count}) > 1
             for key, group in groups_of(plan).items()
         }
-        self._pooled = np.array([part.is_pooled for part in parts], dtype=bool)
+        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         self._gpu_shares = np.zeros((len(gpus), len(parts)))
         self._hosts = np.zeros((len(hosts), len(parts)))

@@ -87,6 +87,7 @@ def outcomes(folder: Path) -> Outcomes:
     return run(4, jobs)
 
 
+@pytest.mark.slow
 def test_ranks_of_any_number_and_plan_load_what_others_saved(
     folder: Path, outcomes: Outcomes
 ) -> None:
@@ -101,10 +102,12 @@ def test_ranks_of_any_number_and_plan_load_what_others_saved(
             assert torch.equal(weight, expected[key])
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_its_bits(outcomes: Outcomes) -> None:
     outcomes.of("half precision")
 
 
+@pytest.mark.slow
 def test_a_model_spread_by_apply_plan_loads_into_the_plain_one(
     folder: Path, outcomes: Outcomes
 ) -> None:
@@ -114,6 +117,7 @@ def test_a_model_spread_by_apply_plan_loads_into_the_plain_one(
     same(plain.state_dict(), {key: expected[key] for key in plain.state_dict()})
 
 
+@pytest.mark.slow
 def test_no_rank_has_more_than_a_block_of_others_rows(folder: Path, outcomes: Outcomes) -> None:
     found = outcomes.of("bounded")
     held = outcomes.of("files")[0].values()
@@ -131,6 +135,7 @@ def test_no_rank_has_more_than_a_block_of_others_rows(folder: Path, outcomes: Ou
     assert all(path.stat().st_size for path in files)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_one_rank_is_told_by_all(folder: Path, outcomes: Outcomes) -> None:
     said = outcomes.of("full disk")
     assert len(set(said)) == 1
@@ -138,6 +143,7 @@ def test_a_full_disk_of_one_rank_is_told_by_all(folder: Path, outcomes: Outcomes
     assert not [path for path in folder.iterdir() if path.name.startswith(".full")]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_hangs_nobody(outcomes: Outcomes) -> None:
     assert outcomes.of("failing rows") == ["no memory"] * 4
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from placer.executor import (
     BagBatch,
+    Embeddings,
     PlacedEmbeddings,
     ShardedEmbeddings,
     keep_freed_memory,
@@ -43,7 +44,7 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
     """This process's times."""
     plan, effort = job.plan, job.effort
     weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
-    model: PlacedEmbeddings | ShardedEmbeddings
+    model: Embeddings
     if setting.ranks == 1:
         model = PlacedEmbeddings(
             plan, weights=weights, backend=setting.backend, device=setting.device
@@ -63,8 +64,7 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
     try:
         return _timed(model, batches, effort, setting)
     finally:
-        if isinstance(model, ShardedEmbeddings):
-            model.close()
+        model.close()
 
 
 def _touch_state(model: PlacedEmbeddings) -> None:
@@ -79,7 +79,7 @@ def _touch_state(model: PlacedEmbeddings) -> None:
 
 
 def _timed(
-    model: PlacedEmbeddings | ShardedEmbeddings,
+    model: Embeddings,
     batches: Sequence[BagBatch],
     effort: Effort,
     setting: Setting,

@@ -15,10 +15,10 @@ from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.whole_model import AnyEmbeddings
 from placer.storage.run_state import STATES, Checkpoint, Position
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
@@ -71,7 +71,7 @@ class Run:
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
-        self._embeddings: AnyEmbeddings = kind(
+        self._embeddings: Embeddings = kind(
             plan,
             lr=config.embedding_rate,
             eps=config.eps,
@@ -111,8 +111,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of the connections to other ranks."""
-        if isinstance(self._embeddings, ShardedEmbeddings):
-            self._embeddings.close()
+        self._embeddings.close()
 
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""

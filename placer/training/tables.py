@@ -5,19 +5,18 @@ from dataclasses import astuple
 
 import torch
 
-from placer.executor import PlacedEmbeddings
+from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
-from placer.storage.checkpoint.whole_model import AnyEmbeddings
 from placer.storage.run_state import STATES, WEIGHTS
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.ranks import Ranks
 
 
-def named_tables(embeddings: AnyEmbeddings) -> NamedTables:
+def named_tables(embeddings: Embeddings) -> NamedTables:
     """Tables and their names in a checkpoint."""
     tables = embeddings.id_order()
     return NamedTables(tables, {_name(tensor): tensor for tensor in tables.tensors()})
@@ -30,7 +29,7 @@ def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
     return {UPDATES: torch.tensor(named.tables.update_count())}
 
 
-def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
+def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
     """Overwrite weights and optimizer state; each process reads the rows that it holds.
 
     Raises
@@ -53,13 +52,13 @@ def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, Any
         named.tables.set_update_count(int(stored[name].whole()))
 
 
-def hit_rates(embeddings: AnyEmbeddings, ranks: Ranks) -> HitRates | None:
+def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
     """Lookups that HBM served, on all ranks, which must ask together; waits for the device.
 
     None for backends that read all rows where they are.
     """
     found = embeddings.hit_rates()
-    if isinstance(embeddings, PlacedEmbeddings):
+    if embeddings.world == 1:
         return found
     if not ranks.any(found is not None):
         return None

@@ -120,7 +120,7 @@ def test_the_plans_of_the_ranks_are_sound_and_hold_all(
         poolings = {(t.name, f.name): f.pooling for t in own for f in t.table.features}
         features = [local_features(target, poolings) for target in own]
         gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == rank]
-        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus)
+        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus).plan
         assert violations(local) == []
         held += [
             (shard.memory, shard.lookup, shard.row_count * shard.width, rank)

@@ -91,6 +91,7 @@ def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     assert measured == pytest.approx(exchanged_by_model(problem, plan), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_hot_rows_everywhere_and_every_cut_over_128_gpus() -> None:
     plan = large_plan(GPUS)
     _, steps = executed(plan, [a_batch(plan, 1, rank, most=3) for rank in range(GPUS)])

@@ -16,9 +16,14 @@ from ranks_cases import (
 )
 from ranks_launcher import Job, Outcomes, run
 
-from placer.errors import DataError, PlanMismatchError
-from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings, look_ahead
-from placer.executor.distributed import ShardedEmbeddings
+from placer.errors import BackendError, DataError, PlanMismatchError
+from placer.executor import (
+    BagBatch,
+    PlacedEmbeddings,
+    UnplacedEmbeddings,
+    look_ahead,
+    make_embeddings,
+)
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
@@ -346,8 +351,11 @@ def test_a_part_of_the_ranks_can_share_a_plan(outcomes: Outcomes) -> None:
 
 def test_one_rank_is_one_process() -> None:
     plan = every_placement("rowwise_adagrad")
-    model, alone = sharded(plan), PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
-    assert isinstance(model, ShardedEmbeddings)
+    model = make_embeddings(plan, lr=LR, eps=EPS, seed=3)
+    alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
+    assert isinstance(model, PlacedEmbeddings)
+    with pytest.raises(BackendError, match="not initialized"):
+        sharded(plan)
     assert model.feature_names == alone.feature_names
     for batch in look_ahead([random_batch(plan.tables, seed=seed) for seed in range(3)], model):
         torch.autograd.backward([output.sum() for output in model(batch).values()])

@@ -2,6 +2,6 @@
 
 from placer.executor.distributed.collectives import Volume
 from placer.executor.distributed.sharded_batch import ShardedBatch
-from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings
+from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings, make_embeddings
 
-__all__ = ["ShardedBatch", "ShardedEmbeddings", "Volume"]
+__all__ = ["ShardedBatch", "ShardedEmbeddings", "Volume", "make_embeddings"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from placer.errors import CheckpointError
-from placer.executor import PlacedEmbeddings, ShardedEmbeddings
+from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
 from placer.files import HiddenFolder
@@ -22,8 +22,6 @@ from placer.storage.checkpoint.table_blocks import (
     load_blocks,
 )
 from placer.storage.tensor_rows import AnyTensor
-
-AnyEmbeddings = PlacedEmbeddings | ShardedEmbeddings
 
 MODEL, STATE = "model", "table_optimizer"
 """Groups of a checkpoint: what `nn.Module.state_dict` has, and the optimizer state of tables."""
@@ -61,6 +59,20 @@ def save_model(
         placed table, or a state that is no plain tensor.
     BackendError
         If a rank is lost; there is no such folder then, or a complete one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("t", 6, 2),), Topology.parse("1xh100"), (shard,))
+    >>> model, other = (PlacedEmbeddings(plan, seed=seed, backend="torch") for seed in (0, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(f"{folder}/model", model, {"epoch": torch.tensor(3)})
+    ...     load_model(f"{folder}/model", other)
+    {'epoch': tensor(3)}
+    >>> torch.equal(other.state_dict()["t.weight"], model.state_dict()["t.weight"])
+    True
     """
     hidden = HiddenFolder(Path(folder))
     parts = _parts_of(model)
@@ -184,13 +196,13 @@ def _parts_of(model: nn.Module) -> _Parts:
     return _Parts(named, counted, dense)
 
 
-def _tables_in(module: nn.Module) -> tuple[AnyEmbeddings, Callable[[str], str]] | None:
+def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:
     """The tables that a module stands for, and how its state dict calls their weights."""
     from placer.adapters.pytorch.stand_in import StandIn
 
     if isinstance(module, StandIn):
         return module.table.embeddings, lambda _: "weight"
-    if isinstance(module, PlacedEmbeddings | ShardedEmbeddings):
+    if isinstance(module, Embeddings):
         return module, lambda table: f"{table}.weight"
     return None
 

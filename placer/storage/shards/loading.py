@@ -15,12 +15,12 @@ from placer.storage.shards.shard_rows import gather, held_rows
 from placer.tables import OptimizerName
 
 if TYPE_CHECKING:
-    from placer.executor import PlacedEmbeddings, ShardedEmbeddings
+    from placer.executor import Embeddings
     from placer.executor.id_order import IdOrder, LocalShard
 
 
 def load_shards(
-    embeddings: "PlacedEmbeddings | ShardedEmbeddings",
+    embeddings: "Embeddings",
     shards: ShardFolder | StrPath,
     *,
     verify_files: bool = True,
