@@ -939,7 +939,7 @@ def calibrate(
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
     """
-    from cost_models.calibrated.fit import calibrate as fit_constants
+    from cost_models.calibrated import calibrate as fit_constants
     from placer.measurement import Dataset, Setting
     from placer.measurement.run import measure_machine
 
@@ -975,8 +975,8 @@ def _learn(
     measured: Paths, calibration: Path | None, clock: Any, seed: int, output: str, file: Path
 ) -> None:
     """Train a learned cost model on files of measurements, and write it."""
-    from cost_models.calibrated.calibration import Calibration
-    from cost_models.learned.fit import learn
+    from cost_models.calibrated import Calibration
+    from cost_models.learned import learn
     from placer.measurement import Dataset
 
     with report.progress_bar("epochs") as update:
