@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 
 from placer.errors import BackendError
-from solvers.bounds.lagrangian import LagrangianBound, least
+from solvers.bounds.lagrangian import LagrangianBound
+from solvers.bounds.least_cost import least
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S

@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, time_with, total
 from solvers.model.clock import Clock
-from solvers.model.instance import ShardingOption, TableShard
+from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import GPU_S, Float, Knapsack, least_times
 
 _CANDIDATE_GPUS = 8
@@ -155,7 +155,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
             for option in instance.options_of(table)
             if option != now
             and option.shard_count <= _MOST_SHARDS
-            and (work_s := _work_s(assignment, table, option)) - before < slack_s
+            and (work_s := _work_s(instance, table, option)) - before < slack_s
         ]
         for _, option in sorted(rated)[:_CHEAPEST_OPTIONS]:
             if clock.spent:
@@ -230,7 +230,7 @@ class _Without:
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip
-        return sum(_work_s(self.assignment, self.table, option) for option in shards)
+        return sum(_work_s(self.assignment.instance, self.table, option) for option in shards)
 
     def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
         """The table's shards on the GPUs that are done first: about the slowest one's time.
@@ -281,20 +281,9 @@ class _Without:
         return float(worst), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
 
-def _work_s(assignment: Assignment, table: int, option: ShardingOption) -> float:
-    """GPU seconds of a table cut in this way, with all rows in HBM that are worth any."""
-    instance = assignment.instance
-    gpu = instance.kinds[0]
-    shards = instance.shards(table, option)
-    replica = instance.replica(table, option)
-    work = 0.0
-    if shards:
-        # The first and the last slice are the extremes of what lies between.
-        ends = [float(instance.priced_costs(p, gpu)[GPU_S, -1]) for p in (shards[0], shards[-1])]
-        work += len(shards) * sum(ends) / 2
-    if replica is not None:
-        work += instance.gpus * float(instance.priced_costs(replica, gpu)[GPU_S, -1])
-    return work
+def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
+    """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
+    return float(instance.option_costs(table, option)[GPU_S, -1])
 
 
 def _make(

@@ -219,7 +219,7 @@ class _Items:
 
     def __init__(self, instance: Instance, price: float) -> None:
         self.instance = instance
-        self.price_index = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+        self.price_index = instance.price_index(price)
         self.price = price
         kinds, prices = len(instance.kinds), instance.prices.size
         self.blocks: list[Block] = []
@@ -249,11 +249,7 @@ class _Items:
         at_price = values[..., self.price_index]
         cost = at_price[:, :, GPU_S] + self.price * at_price[:, :, BYTES]
         columns = [sum(b - a for a, b in map(instance.columns, block)) for block in fresh]
-        allowed = np.ones((len(fresh), instance.gpus), dtype=bool)
-        for row, block in zip(allowed, fresh, strict=True):
-            mask = instance.allowed(block[0].table)
-            if mask is not None:
-                row &= mask
+        allowed = np.array([instance.open_gpus(block) for block in fresh])
         size = values[:, 0, BYTES, -1] + values[:, 0, DRAM_BYTES, -1]
         self.cost = np.concatenate((self.cost, cost))
         self.priced = np.concatenate((self.priced, values[:, :, : GPU_S + 1]))

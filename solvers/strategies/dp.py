@@ -162,19 +162,16 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
     gpu, prices = instance.kinds[0], instance.prices.size
     values = np.zeros((3, len(options), prices))
     for at, option in enumerate(options):
+        values[: GPU_S + 1, at] = instance.option_costs(table, option)
         shards, replica = instance.shards(table, option), instance.replica(table, option)
         if shards:
-            # The first and the last slice are the extremes of what lies between.
-            ends = [instance.priced_costs(p, gpu)[: GPU_S + 1] for p in (shards[0], shards[-1])]
-            values[: GPU_S + 1, at] += len(shards) * (ends[0] + ends[1]) / 2
+            ends = [instance.priced_costs(s, gpu)[: GPU_S + 1] for s in (shards[0], shards[-1])]
             # What no GPU has room for is as bad as one that takes forever.
             small = ends[0][BYTES] <= instance.hbm_bytes.max()
             slower = np.maximum(ends[0][GPU_S], ends[1][GPU_S])
             values[2, at] = np.where(small, slower, _NEVER_S)
         if replica is not None:
-            everywhere = instance.priced_costs(replica, gpu)[: GPU_S + 1]
-            values[: GPU_S + 1, at] += instance.gpus * everywhere
-            values[2, at] += everywhere[GPU_S]
+            values[2, at] += instance.priced_costs(replica, gpu)[GPU_S]
     return _Choices(
         [option for option in options for _ in range(prices)],
         np.tile(np.arange(prices), len(options)),
@@ -268,16 +265,11 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
     kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
     load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
     dram = instance.dram_bytes.copy()
-    shards: list[TableShard] = []
-    replicas: list[TableShard] = []
-    for table, option in enumerate(proposal.options):
-        shards += instance.shards(table, option)
-        replica = instance.replica(table, option)
-        if replica is not None:
-            replicas.append(replica)
-            each = np.array([instance.priced_costs(replica, g)[:, 0] for g in instance.kinds])
-            load += each[kinds, GPU_S]
-            hbm -= each[kinds, BYTES]
+    shards, replicas = instance.sharded(proposal.options)
+    for replica in replicas:
+        each = np.array([instance.priced_costs(replica, g)[:, 0] for g in instance.kinds])
+        load += each[kinds, GPU_S]
+        hbm -= each[kinds, BYTES]
     costs = {
         block: np.array(
             [
@@ -291,14 +283,10 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
     pairs: list[tuple[TableShard, int]] = []
     for block in sorted(costs, key=lambda b: (-costs[b][0, GPU_S], b)):
         cost = costs[block][kinds]
-        open_ = (cost[:, BYTES] <= hbm) & (cost[:, DRAM_BYTES] <= dram[hosts])
+        open_ = instance.open_gpus(block)
+        open_ &= (cost[:, BYTES] <= hbm) & (cost[:, DRAM_BYTES] <= dram[hosts])
         for shard in block:
             open_[apart.get(shard.table, [])] = False
-            mask = instance.allowed(shard.table)
-            if mask is not None:
-                open_ &= mask
-            if shard.option.blocked:
-                open_ &= np.arange(instance.gpus) == shard.row_slice
         after = np.where(open_, load + cost[:, GPU_S], np.inf)
         gpu = int(after.argmin())
         if not np.isfinite(after[gpu]):

@@ -200,16 +200,8 @@ class _State:
         kinds = np.array(instance.kind_of_gpu)
         price_indices, usual = _rungs(instance, price)
         prices = instance.prices[price_indices]
-        replicas = [
-            r for table, option in enumerate(options) if (r := instance.replica(table, option))
-        ]
-        shards = [p for table, option in enumerate(options) for p in instance.shards(table, option)]
-        base = np.array(
-            [
-                sum((instance.priced_costs(r, gpu)[:, 0] for r in replicas), np.zeros(5))
-                for gpu in instance.kinds
-            ]
-        )[kinds]
+        shards, replicas = instance.sharded(options)
+        base = np.array([instance.replica_costs(replicas, gpu) for gpu in instance.kinds])[kinds]
         hbm = instance.hbm_bytes - base[:, BYTES]
         blocks = instance.blocks(shards)
         cost, size_s, cold_bytes, all_bytes, least_bytes = {}, {}, {}, {}, {}
@@ -258,11 +250,8 @@ class _State:
 
     def allowed(self, block: Block) -> npt.NDArray[np.bool_]:
         """The GPUs that may serve a block, room aside."""
-        mask = self.instance.allowed(block[0].table)
-        open_ = np.ones(self.instance.gpus, dtype=bool) if mask is None else mask.copy()
+        open_ = self.instance.open_gpus(block)
         open_[list(self.holders.get(block[0].table, ()))] = False
-        if block[0].option.blocked:
-            open_ &= np.arange(self.instance.gpus) == block[0].row_slice
         return open_
 
     def colder_by(self, block: Block) -> Float:
@@ -392,7 +381,7 @@ def _flow(state: _State, members: Sequence[Block]) -> dict[Block, int] | None:
 def _rungs(instance: Instance, price: float) -> tuple[npt.NDArray[np.int64], int]:
     """Numbers of the instance's prices that are looked at, and of the one next to `price`."""
     last = instance.prices.size - 1
-    usual = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
+    usual = instance.price_index(price)
     usual = max(usual, min(1, last))
     return np.unique([*range(min(1, last), last, _EVERY), usual, last]), usual
 
