@@ -173,11 +173,9 @@ def lp_bound(
     if space is None:
         return None
     if isinstance(space, int):
-        nothing = _even(groups, 0.0)
-        return LpBound(
-            upper, *_by_group(groups, nothing), space, upper, "converged", 0,
-            time.monotonic() - started,
-        )  # fmt: skip
+        prices = _by_group(groups, _even(groups, 0.0))
+        seconds = time.monotonic() - started
+        return LpBound(upper, *prices, space, upper, "converged", 0, seconds)
     search = _Search(space, min(upper, lagrangian.step_time_s), upper)
     status, rounds = search.run(lagrangian.price_s_per_byte / instance.gpus, deadline, stop)
     longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
@@ -222,11 +220,7 @@ def _even(groups: DeviceGroups, hbm: float, dram_share: float = 0.0) -> Prices:
 class _Search:
     """Column generation: the best bound so far, and the program that looks for better prices.
 
-    Attributes
-    ----------
-    bound_s : float
-    best : Prices
-        Those that prove it.
+    The prices `best` prove `bound_s`.
     """
 
     def __init__(self, space: Space, bound_s: float, upper_s: float) -> None:
@@ -341,8 +335,7 @@ class _Program:
     ) -> int:
         """Add the cheapest placement of each table in its sharding option; how many were new.
 
-        Left out are those that cost no less than `wanted_s`, shape (tables,), at the prices
-        of the last program.
+        Left out are those that cost no less than `wanted_s`, shape (tables,), at `prices`.
         """
         added = 0
         for table, option in enumerate(options.tolist()):

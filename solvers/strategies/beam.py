@@ -35,19 +35,35 @@ from solvers.strategies._base import Search, Strategy
 Int = npt.NDArray[np.int64]
 Block = tuple[TableShard, ...]
 Options = tuple[tuple[int, ShardingOption], ...]
-"""The tables that are cut, with their sharding options, in order."""
+"""The tables that are sharded, with their sharding options, in order."""
 
-_BEAM = 3
-_CANDIDATES = 10
-_STEPS = 10
-_GRID = np.linspace(1.0, 1.5, 11)
-"""K, N, L and the M limits, as the paper's experiments have them."""
 
-_FINALISTS = 8
-"""Assignments whose HBM is filled exactly at the end, for the best of them."""
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Knobs of `Beam`; the defaults of the first four are those of the paper's experiments.
 
-_BATCH = 20_000
-"""Beam states × limits × GPUs that are assigned at once."""
+    Attributes
+    ----------
+    width : int
+        K, the ways to cut tables that a step keeps.
+    candidates : int
+        N, the most costly and the largest shards that are halved.
+    steps : int
+        L, unless something finds no place.
+    column_limits : tuple of float
+        M limits of a GPU's columns, as shares of the mean.
+    finalists : int
+        Assignments whose HBM is filled exactly at the end, for the best of them.
+    batch : int
+        Beam states × limits × GPUs that are assigned at once.
+    """
+
+    width: int = 3
+    candidates: int = 10
+    steps: int = 10
+    column_limits: tuple[float, ...] = tuple(np.linspace(1.0, 1.5, 11).tolist())
+    finalists: int = 8
+    batch: int = 20_000
 
 
 class Beam(Strategy):
@@ -60,9 +76,12 @@ class Beam(Strategy):
         "rows too"
     )
 
+    def __init__(self, params: BeamParams = BeamParams()) -> None:
+        self.params = params
+
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Halve shards, assign, keep the best few."""
-        beam = _BeamSearch(search.instance, search.lagrangian)
+        beam = _BeamSearch(search.instance, search.lagrangian, self.params)
         beam.run(search.clock)
         search.stats |= {"beam_steps": beam.steps, "assignments": beam.rated}
         return beam.assignments()
@@ -89,8 +108,8 @@ class _Rated:
 class _BeamSearch:
     """The beam and what is known of the shards that it has come across."""
 
-    def __init__(self, instance: Instance, bound: LagrangianBound) -> None:
-        self.instance = instance
+    def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
+        self.instance, self.params = instance, params
         self.items = _Items(instance, bound.price_s_per_byte)
         self.whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
         self.finalists: list[_Rated] = []
@@ -99,14 +118,14 @@ class _BeamSearch:
         shards = [TableShard(table, option) for table, option in enumerate(self.whole)]
         self.base = self.items.of(instance.blocks(shards))
         dims = float(self.items.columns[self.base].sum())
-        self.limits = np.append(_GRID, np.inf) * dims / instance.gpus
+        self.limits = np.append(params.column_limits, np.inf) * dims / instance.gpus
 
     def run(self, clock: Clock) -> None:
         """Search until the beam's steps are done, no shard can be halved, or the clock is spent."""
         beam = self._assign([()])
         done: set[Options] = {()}
         # As long as something finds no place, cutting goes on: it is not for speed.
-        while self.steps < _STEPS or beam[0].unplaced_bytes:
+        while self.steps < self.params.steps or beam[0].unplaced_bytes:
             if clock.spent:
                 return
             clock.step()
@@ -115,14 +134,14 @@ class _BeamSearch:
             fresh = [options for options in wanted if options not in done]
             done.update(fresh)
             found: list[_Rated] = []
-            size = max(1, _BATCH // (self.limits.size * self.instance.gpus))
+            size = max(1, self.params.batch // (self.limits.size * self.instance.gpus))
             for first in range(0, len(fresh), size):
                 if found and clock.left_s < 0:
                     break
                 found += self._assign(fresh[first : first + size])
             if not found:
                 return
-            beam = sorted(found, key=lambda rated: rated.key)[:_BEAM]
+            beam = sorted(found, key=lambda rated: rated.key)[: self.params.width]
 
     def assignments(self) -> Iterable[Assignment]:
         """The best assignments with their HBM filled exactly, fastest first."""
@@ -144,10 +163,10 @@ class _BeamSearch:
         tried = [
             item
             for by in (self.items.cost[items, 0], self.items.size_bytes[items])
-            for item in items[np.argsort(-by, kind="stable")[:_CANDIDATES]].tolist()
+            for item in items[np.argsort(-by, kind="stable")[: self.params.candidates]].tolist()
         ]
         if rated.unplaced_bytes:
-            tried += items[rated.gpus < 0][:_CANDIDATES].tolist()
+            tried += items[rated.gpus < 0][: self.params.candidates].tolist()
         for item in dict.fromkeys(tried):
             block = self.items.blocks[item]
             if len(block) > 1:
@@ -164,10 +183,10 @@ class _BeamSearch:
         for options in states:
             changed = dict(options)
             kept = [i for i in self.base.tolist() if items.blocks[i][0].table not in changed]
-            strips = [
+            sliced = [
                 (shard,) for table, option in options for shard in instance.shards(table, option)
             ]
-            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(strips)))
+            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(sliced)))
             mine = mine[np.argsort(-items.cost[mine, 0], kind="stable")]
             orders.append(mine)
             place = {table: at for at, table in enumerate(changed)}
@@ -185,7 +204,9 @@ class _BeamSearch:
             within = min(rated[:-1], key=lambda one: one.key)
             best.append(min(rated, key=lambda one: one.key) if within.unplaced_bytes else within)
         fitting = [one for one in best if not one.unplaced_bytes and np.isfinite(one.step_time_s)]
-        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[:_FINALISTS]
+        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[
+            : self.params.finalists
+        ]
         return best
 
     def _times(self, mine: Int, assigned: Int) -> Float:
@@ -287,12 +308,9 @@ def _greedy(
     kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
     longest = max(map(len, orders))
     found = np.full((states, grid, longest), -1)
-    order = np.zeros((states, longest), dtype=np.int64)
-    real = np.zeros((states, longest), dtype=bool)
-    table = np.full((states, longest), -1)
-    for state, (mine, its) in enumerate(zip(orders, tables, strict=True)):
-        order[state, : len(mine)], real[state, : len(mine)] = mine, True
-        table[state, : len(mine)] = its
+    # Of items that a state does not have, the order and the table are -1.
+    order, table = _padded(orders, longest), _padded(tables, longest)
+    real = order >= 0
     # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
     room_s = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
     load = np.broadcast_to(room_s, (states, grid, gpus)).copy()
@@ -330,6 +348,14 @@ def _greedy(
     return [found[state, :, : len(mine)] for state, mine in enumerate(orders)]
 
 
+def _padded(rows: Sequence[Sequence[int] | Int], length: int) -> Int:
+    """Rows of numbers, -1 after the end of each."""
+    padded = np.full((len(rows), length), -1)
+    for at, row in enumerate(rows):
+        padded[at, : len(row)] = row
+    return padded
+
+
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
     """The whole table, its cold rows read in the way that is cheapest at the bound's price."""
     whole = [
@@ -355,13 +381,13 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
     first, last = instance.columns(shard)
     width = last - first
     column_widths = shard.option.column_widths or (width,)
-    strips = [
+    sliced = [
         c
         for c in instance.options_of(shard.table)
         if c.column_widths and c.row_slices == 1 and not c.replicated_rows
     ]
-    strips.sort(key=lambda option: (option.cold != shard.option.cold, option))
-    found = {option.column_widths: option for option in reversed(strips)}
+    sliced.sort(key=lambda option: (option.cold != shard.option.cold, option))
+    found = {option.column_widths: option for option in reversed(sliced)}
     for half in (width // 2, -(-width // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE):
         halves = (half, width - half)
         rest = list(column_widths)
@@ -371,5 +397,5 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
             key = tuple(sorted(wanted, reverse=True))
             if min(halves) > 0 and key in found:
                 return found[key]
-    finer = [option for option in strips if len(option.column_widths) > len(column_widths)]
+    finer = [option for option in sliced if len(option.column_widths) > len(column_widths)]
     return min(finer, key=lambda option: len(option.column_widths), default=None)
