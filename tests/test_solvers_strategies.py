@@ -23,6 +23,7 @@ from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.search.flow_classes import FlowState, cheapest_flow
+from solvers.search.grid_greedy import assign_many
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies import flow as flow_module
@@ -274,9 +275,7 @@ def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     # And the first few as if they were pieces of one table, more than there are GPUs.
     few = mine[: instance.gpus + 1]
     states = [(mine, table), (few, [0] * few.size)]
-    both = beam_module._greedy(
-        instance, items, *map(list, zip(*states, strict=True)), search.limits
-    )
+    both = assign_many(instance, items, *map(list, zip(*states, strict=True)), search.limits)
     for (order, of_table), found in zip(states, both, strict=True):
         for limit, gpus in zip(search.limits, found, strict=True):
             load = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)

@@ -30,13 +30,13 @@ from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
 _FINE_SPAN = 8.0
-"""Prices are dense between the pooled price over this and times this."""
+"""Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
 
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
 _CURVES = 4096
-"""Curves kept at a time; priced, which are far smaller, are kept for good."""
+"""Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +140,11 @@ class Instance:
         return TableShard(table, self.options_of(table)[0])
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
-        """The shards of a table that is cut in this way, replicas aside."""
+        """The shards of a table with this option, replicas aside."""
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """What every GPU holds of a table that is cut in this way."""
+        """What every GPU holds of a table with this option."""
         return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:

@@ -1,6 +1,6 @@
-"""Local search: what the slowest GPU serves is moved, swapped or cut anew while that helps.
+"""Local search: what the slowest GPU serves is moved, swapped or sharded anew while that helps.
 
-Every candidate is rated by the sums of priced (`solvers.model.knapsack.least_times`), many at
+Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.least_times`), many at
 once; only the best few have their HBM filled exactly.
 """
 
@@ -18,10 +18,10 @@ _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
 
 _LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
-"""Tables of the slowest GPU that are cut anew, and sharding options of each that are tried."""
+"""Tables of the slowest GPU that are sharded anew, and sharding options of each that are tried."""
 
 _MOST_SHARDS = 8
-"""Finer cuts than this are left to the construction."""
+"""Finer sharding options than this are left to the construction."""
 
 _LEAST_GAIN = 1e-7
 
@@ -29,7 +29,7 @@ _LEAST_GAIN = 1e-7
 def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
     """Change an assignment, in place, until no move makes the slowest GPU faster.
 
-    Without `reshard_tables`, tables stay cut as they are: ten times as fast.
+    Without `reshard_tables`, tables keep their sharding options: ten times as fast.
     """
     if assignment.instance.gpus == 1:
         return
@@ -192,7 +192,7 @@ def _recut_to(
 
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
-    """An assignment with a table cut anew, for better or worse; None if it does not fit."""
+    """An assignment with a table sharded anew, for better or worse; None if it does not fit."""
     worst, change, replicas = _Without(assignment, table).spread(option)
     if not np.isfinite(worst):
         return None

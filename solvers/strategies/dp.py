@@ -200,7 +200,8 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
 
 
 def _few_options(instance: Instance, table: int, params: DpParams) -> list[ShardingOption]:
-    """About twenty of a table's cuts, for the others differ too little from them in total.
+    """About twenty of a table's sharding options, for the others differ too little from them in
+    total.
 
     Row slices: powers of two, and all GPUs. Column slices: as even as can be. Replicated rows: all
     rows, or one of a few shares, the other rows whole or on all GPUs.
