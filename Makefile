@@ -49,7 +49,7 @@ test-full: setup
 
 # What docs/testing.md says of them: a few cases of every matrix, a few examples of hypothesis.
 tests-fast: setup
-	$(PYTEST) -m "not slow" --hypothesis-profile fast
+	$(PYTEST) -m "not slow and not real" --hypothesis-profile fast
 
 tests-full: setup
 	$(PYTEST)

@@ -1096,7 +1096,7 @@ def simulate(
     placer simulate plan.json --data monday.tsv --then tuesday.tsv --against tuesday.json
     placer simulate plan.json --profile profile --batches 100
     """
-    from cost_models.step_equation.replay import (
+    from cost_models.replay import (
         Replayed,
         StepTimer,
         TimeSummary,
@@ -1108,7 +1108,7 @@ def simulate(
     from placer.simulator.logs import log_batches
     from placer.simulator.replay import ReplayOptions, Simulator
     from placer.simulator.summary import device_totals, served
-    from placer.simulator.windows import Window, cut, drifted
+    from placer.simulator.windows import Window, drifted, equal_windows
 
     if not logs and (later or batches is None):
         raise click.UsageError("give --data, or --batches to draw so many from a profile")
@@ -1145,7 +1145,7 @@ def simulate(
                 done.append(
                     replayed(simulator, timer, stream(), lambda n: update(n, limit, name))  # noqa: B023
                 )
-            found += cut(name, done[-1].records, windows)
+            found += equal_windows(name, done[-1].records, windows)
         simulators.append(simulator)
         runs.append(Replayed.joined(done))
         over_time.append(found)
@@ -1254,7 +1254,7 @@ def calibrate(
     from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset, Setting, collect, random_cases
     from placer.measurement.designed import designed_cases
-    from placer.measurement.measure import resolved
+    from placer.measurement.times import resolved
 
     setting = resolved(Setting(backend, device, ranks, threads))
     measured = file.with_suffix(".measurements.jsonl")
@@ -1781,7 +1781,7 @@ def demo(
 
 
 def _generated_log(path: Path, samples: int, scale: float) -> Path:
-    from placer.data.synthetic import write_synthetic_log
+    from placer.workloads.synthetic_log import write_synthetic_log
 
     with _bar("samples") as update:
         made = write_synthetic_log(

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from _access_caches import LfuCache, LruCache
 from _markdown import markdown
 from _replays import Batch, Step, cache_step, pool_step
 from _runs import print_table
 
-from placer.data.synthetic import CATEGORICAL
-from placer.data.zipf import ZipfMandelbrot
 from placer.profile.cdf import AccessCdf
-from placer.simulator.caches import FACTORIES, LfuCache, LruCache
+from placer.profile.zipf import ZipfMandelbrot
+from placer.simulator.caches import FACTORIES
 from placer.workloads import named_workload
+from placer.workloads.synthetic_log import CATEGORICAL
 
 Int = npt.NDArray[np.int64]
 
@@ -56,7 +57,7 @@ def laws(skew: str, scale: float) -> list[ZipfMandelbrot]:
     """The law of each table's lookups.
 
     ``fitted``: exponents and shifts that were fitted to the columns of the Criteo Kaggle sample
-    (`placer.data.synthetic`), the largest column's for the largest table, and so on: which
+    (`placer.workloads.synthetic_log`), the largest column's for the largest table, and so on: which
     column of the one log is which of the other is not published. ``assumed``: the workload's.
     """
     tables = named_workload(WORKLOAD).tables

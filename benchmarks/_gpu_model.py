@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.data.synthetic import CATEGORICAL
 from placer.executor import BagBatch
 from placer.plan.buffers import with_buffers
 from placer.plan.plan import Plan
@@ -24,6 +23,7 @@ from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 from placer.workloads import named_workload
+from placer.workloads.synthetic_log import CATEGORICAL
 
 Skew = Literal["zipf-1.05", "criteo"]
 SKEWS: tuple[Skew, ...] = ("zipf-1.05", "criteo")

@@ -17,8 +17,8 @@ from cost_models import cost_model
 from cost_models.step_equation.slice_load import slice_load
 from placer import Plan, Problem
 from placer.data.log import Bags, Chunk
-from placer.data.zipf import ZipfMandelbrot
 from placer.plan.shard import Shard
+from placer.profile.zipf import ZipfMandelbrot
 from placer.simulator.replay import ReplayOptions, replay
 from placer.units import format_bytes
 

@@ -43,7 +43,7 @@ from placer.files import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated
 from placer.measurement.dataset import case_sha256
 from placer.measurement.designed import designed_cases
-from placer.measurement.measure import resolved, step_s
+from placer.measurement.times import resolved, step_s
 from placer.topology.topology import Topology
 from placer.units import parse_seconds
 

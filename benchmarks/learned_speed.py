@@ -1,4 +1,4 @@
-"""How fast the learned cost model answers: batches of shards, and solvers beside the roofline.
+"""How fast the learned cost model answers: cost curves, and solvers beside the roofline.
 
     python benchmarks/learned_speed.py [MODEL]
 
@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,19 +19,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from _machine import RESULTS, machine, slug, versions
 
-from cost_models import CostModel, Roofline
+from cost_models import CostModel, Roofline, TableShard, shards_of
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.model import Learned
 from cost_models.learned.network import NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
-from cost_models.step_equation.unit_costs import READ_KINDS
 from placer import Problem, Topology
 from placer.workloads import named_workload
 from solvers import solve
 
-SHARDS = 200_000
+SHARDS = 2_000
 REPEATS = 5
 SOLVERS = (("greedy-cost", None), ("auto", 10.0))
 
@@ -48,25 +45,19 @@ def at_random() -> Learned:
     return Learned(LearnedFile(networks, Calibration(constants), 0.1, 0.1))
 
 
-def random_shards(problem: Problem, strided: bool, seed: int = 0) -> ShardBatch:
-    """Shards of random tables, slices, widths and kinds of read."""
+def random_shards(problem: Problem, model: CostModel, seed: int = 0) -> list[TableShard]:
+    """Shards of random tables and sharding options."""
     rng = np.random.default_rng(seed)
-    table = rng.integers(len(problem.profile), size=SHARDS)
-    rows = np.array([p.table.rows for p in problem.profile])[table]
-    dims = np.array([p.table.dim for p in problem.profile])[table]
-    strips = rng.choice([1, 1, 2, 4], size=SHARDS)
-    if strided:
-        step = rng.integers(2, 9, size=SHARDS)
-        start, stop = rng.integers(step), rows
-    else:
-        step = np.ones(SHARDS, dtype=np.int64)
-        edge = (rows * rng.random(SHARDS)).astype(np.int64)
-        cold = rng.random(SHARDS) < 0.5
-        start, stop = np.where(cold, edge, 0), np.where(cold, rows, edge)
-    kinds = [READ_KINDS.index(kind) for kind in ("device", "staged", "uva", "host", "hit")]
-    kind = rng.choice(kinds, size=SHARDS)
-    cache = np.where(kind == READ_KINDS.index("hit"), (stop - start) // 20, 0)
-    return ShardBatch(table, start, stop, step, dims // strips, strips, kind, cache)
+    profiles = problem.profile.tables
+    options = [model.sharding_options(problem, table) for table in range(len(profiles))]
+    shards = []
+    while len(shards) < SHARDS:
+        table = int(rng.integers(len(profiles)))
+        option = options[table][rng.integers(len(options[table]))]
+        of_table = shards_of(table, option, profiles[table].table.rows)
+        if of_table:
+            shards.append(of_table[rng.integers(len(of_table))])
+    return shards
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -93,17 +84,18 @@ def main() -> None:
         named_workload("recshard-rm1"), Topology.parse("2x8xa100-40"), batch_size=4096
     )
     begun = time.perf_counter()
-    batched = BatchedCosts(model, problem)
+    for table in range(len(problem.profile)):
+        model.unit_costs(problem, table, 0)
     prepared_s = time.perf_counter() - begun
-    shards = {"blocks": random_shards(problem, False), "strided": random_shards(problem, True)}
-    batch_s = {name: seconds(partial(batched.seconds, some)) for name, some in shards.items()}
+    shards = random_shards(problem, model)
+    curves_s = seconds(lambda: [model.cost_curve(problem, shard, 0) for shard in shards])
     results = {
         "machine": machine(),
         "versions": versions("numpy"),
         "model": sys.argv[1] if len(sys.argv) > 1 else "random networks",
         "tables": len(problem.profile),
         "prepared_s": prepared_s,
-        "shards_per_s": {name: SHARDS / took for name, took in batch_s.items()},
+        "curves_per_s": SHARDS / curves_s,
         "solvers": {
             solver: {
                 cost_model.name.partition(":")[0]: solving(problem, cost_model, solver, limit_s)

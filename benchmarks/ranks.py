@@ -33,7 +33,13 @@ from _machine import RESULTS, machine, slug, versions
 from cpu import EPS, LR, SETTLING, TURN, Task, make_plan, make_task
 from torch import Tensor
 
-from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, look_ahead
+from placer.executor import (
+    BagBatch,
+    PlacedEmbeddings,
+    ShardedEmbeddings,
+    look_ahead,
+    make_embeddings,
+)
 from placer.files import write_text
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard, whole_table_shard
@@ -116,7 +122,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
     plan = make_plan(task)
     models = {
         "PlacedEmbeddings": PlacedEmbeddings(plan, lr=LR, eps=EPS, weights=task.weights),
-        "ShardedEmbeddings": ShardedEmbeddings(plan, lr=LR, eps=EPS, weights=task.weights),
+        "ShardedEmbeddings": make_embeddings(plan, lr=LR, eps=EPS, weights=task.weights),
     }
     times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(0, options.steps, TURN):

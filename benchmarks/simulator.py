@@ -23,7 +23,7 @@ from typing import Any
 from _machine import RESULTS, cpu_model, machine, versions
 
 from cost_models import Roofline
-from cost_models.step_equation.replay import StepTimer, TimeSummary, replayed
+from cost_models.replay import StepTimer, TimeSummary, replayed
 from placer import Plan, Problem, Topology
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Shard

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from placer import Plan, Problem, Profile, Topology
 from placer.data import open_log
-from placer.data.synthetic import write_synthetic_log
+from placer.workloads.synthetic_log import write_synthetic_log
 from solvers import solve
 
 BATCH_SIZE = 64

@@ -36,6 +36,14 @@ class Problem:
     ProblemError
         If there is no table, the batch is not positive, or the constraints name what does not
         exist or contradict one another.
+
+    Examples
+    --------
+    >>> from placer import Topology
+    >>> from placer.workloads import named_workload
+    >>> problem = Problem(named_workload("random-3@7"), Topology.parse("8xh100"), batch_size=64)
+    >>> problem.global_batch_size
+    512
     """
 
     profile: Profile

@@ -20,6 +20,11 @@ def parse_bytes(text: str | int | float) -> int:
     ------
     PlacerError
         If the text is not a non-negative size.
+
+    Examples
+    --------
+    >>> parse_bytes("8GiB"), parse_bytes("8GB")
+    (8589934592, 8000000000)
     """
     if isinstance(text, int | float):
         if text < 0:
@@ -33,7 +38,13 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """A size for people, in binary units: ``format_bytes(1536) == "1.5 KiB"``."""
+    """A size for people, in binary units.
+
+    Examples
+    --------
+    >>> format_bytes(1536)
+    '1.5 KiB'
+    """
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1023.5:  # What rounds to 1024 is one of the next unit.
@@ -54,6 +65,11 @@ def parse_seconds(text: str) -> float:
     ------
     PlacerError
         If the text is not such a duration.
+
+    Examples
+    --------
+    >>> parse_seconds("1.5h")
+    5400.0
     """
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -62,7 +78,13 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: ``"1.23 ms"``, ``"45.6 us"``, ``"12.0 s"``."""
+    """A duration for people.
+
+    Examples
+    --------
+    >>> format_seconds(0.00123)
+    '1.23 ms'
+    """
     if seconds == 0:
         return "0 s"
     if abs(seconds) >= 999.5:

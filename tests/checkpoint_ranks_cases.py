@@ -21,9 +21,10 @@ from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.executor.distributed import canonical
+from placer.executor.distributed import distributed_id_order
 from placer.plan.plan import Plan
-from placer.storage.checkpoint import load_model, save_model, table_blocks
+from placer.storage import row_blocks
+from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS, Feature, Table
 
 BLOCK_BYTES = 600
@@ -37,7 +38,7 @@ PLACEMENTS = (
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    with patch.object(table_blocks, "BLOCK_BYTES", BLOCK_BYTES):
+    with patch.object(row_blocks, "BLOCK_BYTES", BLOCK_BYTES):
         yield
 
 
@@ -151,13 +152,14 @@ def bounded(rank: int, world: int, folder: Path) -> dict[str, int]:
     """No rank has more than a block of a table beside its own rows, and little is sent."""
     plan = every_optimizer(0)
     model, whole = sharded(plan), sharded(plan_of(plan.tables))
-    brought: list[int] = []
+    fetched: list[int] = []
     read: list[int] = []
-    bring, read_rows = canonical.Canonical.bring, canonical.read_rows
+    id_order = distributed_id_order.DistributedIdOrder
+    fetch, read_rows = id_order.fetch, distributed_id_order.read_rows
 
-    def counted_bring(self, asked):  # type: ignore[no-untyped-def]
-        found = bring(self, asked)
-        brought.append(0 if found is None else found.nbytes)
+    def counted_fetch(self, requests):  # type: ignore[no-untyped-def]
+        found = fetch(self, requests)
+        fetched.append(0 if found is None else found.nbytes)
         return found
 
     def counted_read(*arguments):  # type: ignore[no-untyped-def]
@@ -167,8 +169,8 @@ def bounded(rank: int, world: int, folder: Path) -> dict[str, int]:
 
     with (
         small_blocks(),
-        patch.object(canonical.Canonical, "bring", counted_bring),
-        patch.object(canonical, "read_rows", counted_read),
+        patch.object(id_order, "fetch", counted_fetch),
+        patch.object(distributed_id_order, "read_rows", counted_read),
     ):
         model.reset_comm_stats()
         save_model(folder / "cut", model)
@@ -177,9 +179,9 @@ def bounded(rank: int, world: int, folder: Path) -> dict[str, int]:
         save_model(folder / "whole", whole)
         stays = whole.comm_stats()["state"].to_others_bytes
     return {
-        "largest block": max(brought),
+        "largest block": max(fetched),
         "largest read": max(read),
-        "blocks": sum(size > 0 for size in brought),
+        "blocks": sum(size > 0 for size in fetched),
         "sent": sent,
         "sent of whole tables": stays,
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from cli import main
-from placer.data.synthetic import write_synthetic_log
+from placer.workloads.synthetic_log import write_synthetic_log
 
 COMMANDS = sorted(main.commands)
 

@@ -38,8 +38,9 @@ def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
 def covering(cases: Iterable[Sequence[object]]) -> list[object]:
     """Cases of several parameters, all of them slow but a few in which every value occurs.
 
-    >>> [case.values for case in covering([(1, "a"), (1, "b"), (2, "a")]) if not case.marks]
-    [(1, 'a'), (1, 'b'), (2, 'a')]
+    >>> cases = covering([(1, "a"), (1, "b"), (2, "a"), (2, "b")])
+    >>> [case.values for case in cases if not case.marks]
+    [(1, 'a'), (2, 'b')]
     """
     cases = [tuple(case) for case in cases]
     unseen = {pair for case in cases for pair in enumerate(case)}

@@ -65,7 +65,7 @@ def simulated_rates(found: Arrangement, totals: Totals, process: int | None = No
     counts, parts = totals.parts, found.parts
     mine = np.array([process is None or part.process == process for part in parts], dtype=bool)
     home = mine & np.array([part.lookup == "device" for part in parts], dtype=bool)
-    pooled = mine & np.array([part.is_pooled for part in parts], dtype=bool)
+    pooled = mine & np.array([part.uses_row_cache for part in parts], dtype=bool)
     both = counts.lookups + counts.update_rows
     return HitRates(
         int(both[mine].sum()),

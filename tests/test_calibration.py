@@ -368,6 +368,7 @@ def test_reports_say_how_sure_a_calibrated_time_is() -> None:
     assert Roofline().evaluate(case.problem(), case.plan()).relative_error is None
 
 
+@pytest.mark.slow
 def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On so few cases and steps that nothing but the way through is tested."""
     monkeypatch.chdir(tmp_path)

@@ -40,10 +40,11 @@ from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.executor.id_order import tensors_of
+from placer.storage import row_blocks
 from placer.storage.checkpoint import load_model, save_model, table_blocks
 from placer.storage.checkpoint.dcp_metadata import read_metadata
 from placer.storage.checkpoint.dcp_reader import read_tensors
-from placer.storage.checkpoint.table_blocks import block_rows, rounds_of
+from placer.storage.checkpoint.table_blocks import rounds_of
 from placer.tables import Feature, Table
 
 
@@ -86,6 +87,7 @@ def outcomes(folder: Path) -> Outcomes:
     return run(4, jobs)
 
 
+@pytest.mark.slow
 def test_ranks_of_any_number_and_plan_load_what_others_saved(
     folder: Path, outcomes: Outcomes
 ) -> None:
@@ -100,10 +102,12 @@ def test_ranks_of_any_number_and_plan_load_what_others_saved(
             assert torch.equal(weight, expected[key])
 
 
+@pytest.mark.slow
 def test_half_precision_keeps_its_bits(outcomes: Outcomes) -> None:
     outcomes.of("half precision")
 
 
+@pytest.mark.slow
 def test_a_model_spread_by_apply_plan_loads_into_the_plain_one(
     folder: Path, outcomes: Outcomes
 ) -> None:
@@ -113,6 +117,7 @@ def test_a_model_spread_by_apply_plan_loads_into_the_plain_one(
     same(plain.state_dict(), {key: expected[key] for key in plain.state_dict()})
 
 
+@pytest.mark.slow
 def test_no_rank_has_more_than_a_block_of_others_rows(folder: Path, outcomes: Outcomes) -> None:
     found = outcomes.of("bounded")
     held = outcomes.of("files")[0].values()
@@ -130,6 +135,7 @@ def test_no_rank_has_more_than_a_block_of_others_rows(folder: Path, outcomes: Ou
     assert all(path.stat().st_size for path in files)
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_one_rank_is_told_by_all(folder: Path, outcomes: Outcomes) -> None:
     said = outcomes.of("full disk")
     assert len(set(said)) == 1
@@ -137,6 +143,7 @@ def test_a_full_disk_of_one_rank_is_told_by_all(folder: Path, outcomes: Outcomes
     assert not [path for path in folder.iterdir() if path.name.startswith(".full")]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_hangs_nobody(outcomes: Outcomes) -> None:
     assert outcomes.of("failing rows") == ["no memory"] * 4
 
@@ -321,11 +328,11 @@ def test_every_row_is_dealt_once_to_a_rank_that_holds_some(
             return self.held
 
     held = Held()
-    named = [table_blocks.NamedTables(held, {(t.name,): t for t in tensors_of(held)})]
+    named = [table_blocks.NamedTables(held, {(t.name,): t for t in tensors_of(table, "adam")})]
     spans = [
         (rank, span)
         for each in rounds_of(named)
-        for rank, span in enumerate(each.asked)
+        for rank, span in enumerate(each.requests)
         if span is not None
     ]
     for name in ("weight", "exp_avg", "exp_avg_sq"):
@@ -340,9 +347,9 @@ def test_every_row_is_dealt_once_to_a_rank_that_holds_some(
 
 @given(st.integers(1, 1 << 30))
 def test_blocks_are_small_and_divide_the_chunks_of_readers(row_bytes: int) -> None:
-    rows = block_rows(row_bytes)
-    assert table_blocks.CHUNK_ROWS % rows == 0
-    assert rows == 1 or rows * row_bytes <= table_blocks.BLOCK_BYTES
+    rows = row_blocks.block_rows(row_bytes)
+    assert row_blocks.READ_ROWS % rows == 0
+    assert rows == 1 or rows * row_bytes <= row_blocks.BLOCK_BYTES
 
 
 # Files that are not what they should be ---------------------------------------------------------

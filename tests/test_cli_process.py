@@ -69,6 +69,7 @@ def test_a_full_disk_leaves_the_old_profile(workbench: Workbench, tmp_path: Path
     assert placer.Profile.load(tmp_path / "profile").samples == 1500
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     command = ("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)

@@ -471,14 +471,17 @@ def halves(table: Table, *devices: str) -> list[Shard]:
         ([whole(A), whole(B)], []),
         ([in_hbm("A", (0, 3, 1), (0, 4)), in_dram("A", (3, 10, 1), (0, 4)), whole(B)], []),
         ([whole(A), whole(B, "gpu:1")], ["served by several: 'A' by gpu:0, 'B' by gpu:1"]),
-        ([*halves(A, "gpu:0", "gpu:0"), whole(B)], ["'A' is cut into 2 row slices, but has to be"]),
+        (
+            [*halves(A, "gpu:0", "gpu:0"), whole(B)],
+            ["'A' is sharded into 2 row slices, but has to be"],
+        ),
         (
             [*halves(A, "gpu:0", "gpu:1"), whole(B)],
-            ["'A' is cut into 2 row slices", "'A' by gpu:0, gpu:1, 'B' by gpu:0"],
+            ["'A' is sharded into 2 row slices", "'A' by gpu:0, gpu:1, 'B' by gpu:0"],
         ),
         (
             [whole(A), in_hbm("B", (0, 10, 1), (0, 1)), in_hbm("B", (0, 10, 1), (1, 4))],
-            ["'B' is cut into 2 strips of columns, but has to be whole, together with A"],
+            ["'B' is sharded into 2 column slices, but has to be whole, together with A"],
         ),
         (
             [whole(A, "gpu:0", "gpu:1"), whole(B, "gpu:0", "gpu:1")],
@@ -532,7 +535,7 @@ def test_verify_with_constraints(tmp_path: Path) -> None:
     result = invoke("verify", path, "--constraints", broken)
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "constraint: table 'B' is cut into 2 row slices, but row-wise is forbidden",
+        "constraint: table 'B' is sharded into 2 row slices, but row-wise is forbidden",
         "constraint: table 'C' is served by gpu:2, but pinned to gpu:3",
     ]
     result = invoke("verify", path, "--constraints", broken, "--format", "json")

@@ -13,7 +13,7 @@ from cost_models.learned.shipped import shipped, shipped_name
 from placer import Topology
 from placer.measurement import Case, Dataset
 from placer.measurement.dataset import repeated
-from placer.measurement.measure import step_s
+from placer.measurement.times import step_s
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 MEASURED = "amd-epyc-2-cores-tiered"

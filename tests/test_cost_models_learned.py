@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,19 @@ from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import shipped_name
 from cost_models.learned.training import Example, Fit, train
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
-from cost_models.step_equation.unit_cost_arrays import OTHERS, as_array, from_array
-from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    Rates,
+    ReadCosts,
+    UnitCosts,
+    as_array,
+    from_array,
+)
 from placer import Problem
 from placer.errors import DataError, PlacerError
 from placer.measurement import Case, Measured, Setting, random_cases
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, Measurement, machine
-from placer.measurement.measure import resolved
+from placer.measurement.times import resolved
 from placer.plan.verify import violations
 from solvers import solve
 from solvers.model.instance import Instance
@@ -102,7 +107,7 @@ def test_without_factors_it_is_what_it_started_from() -> None:
 # Parts of unit costs
 
 
-rates = st.builds(Rates, *(st.floats(0, 1e-6) for _ in fields(Rates)))
+rates = st.builds(Rates, *(st.floats(0, 1e-6) for _ in Rates._fields))
 
 
 @st.composite
@@ -113,7 +118,7 @@ def unit_costs(draw: st.DrawFn) -> UnitCosts:
     staged, uva = (ReadCosts(device.hbm, device.link + draw(rates), draw(rates)) for _ in "ab")
     miss = ReadCosts(hit.hbm, hit.link + draw(rates), draw(rates))
     host = ReadCosts(draw(rates), draw(rates), draw(rates))
-    others = [draw(st.floats(0, 1e-6)) for _ in OTHERS]
+    others = [draw(st.floats(0, 1e-6)) for _ in UnitCosts._fields[len(READ_KINDS) :]]
     return UnitCosts(device, staged, uva, host, hit, miss, *others)
 
 
@@ -134,7 +139,7 @@ def test_cold_rows_are_never_cheaper_than_hot_ones(costs: UnitCosts, factors: li
     def together(kind: str) -> np.ndarray:
         read = changed.read(kind)  # type: ignore[arg-type]
         both = read.hbm + read.link
-        return np.array([getattr(both, field.name) for field in fields(Rates)])
+        return np.array([getattr(both, name) for name in Rates._fields])
 
     slack = 1 + 1e-12
     for kind, floor in (
@@ -326,42 +331,6 @@ def test_it_is_less_sure_of_tables_unlike_those_it_knows(
     wider = model.predict(wide, plan)
     assert larger > 1.5 * max(known)
     assert wider.std_s / wider.mean_s > 1.5 * max(known)
-
-
-# Batches of shards
-
-
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_batched_costs_are_those_of_single_shards(gpus: int) -> None:
-    model = learned(random_networks(4))
-    kinds = set()
-    for case in random_cases(21, 12, gpus=gpus):
-        problem = case.problem()
-        for table in problem.profile.table_names:
-            shards = [shard for shard in case.shards if shard.table == table]
-            # A second shard with the same columns on a GPU is charged for less.
-            places = {(shard.devices, shard.cols) for shard in shards}
-            if len(places) < len(shards) or len(shards[0].devices) > 1:
-                continue
-            kinds |= {(shard.lookup, shard.rows[2] > 1) for shard in shards}
-            seconds = BatchedCosts(model, problem).seconds(ShardBatch.of(problem, shards))
-            report = model.evaluate(problem, replace(case.plan(), shards=tuple(shards)))
-            for gpu in report.gpus:
-                mine = [n for n, shard in enumerate(shards) if shard.devices == (gpu.device,)]
-                assert seconds[mine].sum() == pytest.approx(gpu.total_s, rel=1e-9)
-    assert {kind for kind, _ in kinds} == {"device", "staged", "uva", "host", "cached"}
-    assert {strided for _, strided in kinds} == ({False, True} if gpus > 1 else {False})
-
-
-def test_batches_join() -> None:
-    case = next(random_cases(22, 1))
-    problem = case.problem()
-    model = BatchedCosts(Roofline(), problem)
-    batch = ShardBatch.of(problem, case.shards)
-    joined = ShardBatch.concatenate([batch, batch])
-    assert len(joined) == 2 * len(case.shards)
-    np.testing.assert_array_equal(model.seconds(joined), np.tile(model.seconds(batch), 2))
-    assert model.seconds(ShardBatch.of(problem, [])).shape == (0,)
 
 
 # Solvers

@@ -29,7 +29,7 @@ from placer.plan.buffers import (
     staged_rows,
     with_buffers,
 )
-from placer.plan.memory import POOL_ENTRY_BYTES
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 
@@ -51,7 +51,7 @@ IN_FLIGHT = 4 * (1 - (3 / 4) ** 32)
 """Distinct rows of two steps."""
 
 INDEX = 2 * LOOKED_UP * INDEX_BYTES_PER_LOOKUP
-ENTRY = ROW + POOL_ENTRY_BYTES
+ENTRY = ROW + ROW_CACHE_ENTRY_BYTES
 """A row in HBM with what says which row it is."""
 
 
@@ -281,7 +281,7 @@ def test_buffers_hold_the_rows_that_are_staged(
     cold = start + cache_rows
     expected = min(rows - cold, float(staged_rows(cdf.unique(in_flight, cold))))
     assert expected - 1 - 1e-6 <= found.staging_rows <= expected + 1e-6
-    entries = found.staging_rows * (table.bytes_per_row(16) + POOL_ENTRY_BYTES)
+    entries = found.staging_rows * (table.bytes_per_row(16) + ROW_CACHE_ENTRY_BYTES)
     index = in_flight * INDEX_BYTES_PER_LOOKUP * (1 - float(cdf.share(start)))
     assert found.buffer_bytes >= entries + index - 1e-6
     plan = plan_for(problem_of(profile), found)

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from placer import Plan
 from placer.files import sha256_file
 from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
-from placer.plan.memory import POOL_ENTRY_BYTES, device_memory
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.schema import json_schema
 from placer.plan.verify import verify
 
@@ -43,10 +43,10 @@ def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
 def test_its_figures_are_those_that_plans_are_made_with() -> None:
     assert STEPS_IN_FLIGHT == 2
     assert f"{INDEX_BYTES_PER_LOOKUP} bytes for each lookup of two steps" in TEXT
-    assert f"(weights + state of a row + {POOL_ENTRY_BYTES})" in TEXT
-    assert f"with their state and {POOL_ENTRY_BYTES} bytes of bookkeeping each" in TEXT
+    assert f"(weights + state of a row + {ROW_CACHE_ENTRY_BYTES})" in TEXT
+    assert f"with their state and {ROW_CACHE_ENTRY_BYTES} bytes of bookkeeping each" in TEXT
     costs = (REPOSITORY / "docs" / "cost-model.md").read_text(encoding="utf-8")
-    assert f"each cached row takes {POOL_ENTRY_BYTES} bytes" in costs
+    assert f"each cached row takes {ROW_CACHE_ENTRY_BYTES} bytes" in costs
 
 
 def test_every_key_of_the_format_is_explained() -> None:

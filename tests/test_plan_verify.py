@@ -14,7 +14,7 @@ from plan_cases import covers, in_dram, in_hbm, machine, plan_of, plans, tables
 from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
 from placer.plan.fields import RowOrder
-from placer.plan.memory import POOL_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
 from placer.plan.verify import verify, violations
 
 TABLE = Table("t", 10, 4, optimizer="rowwise_adagrad")
@@ -237,7 +237,7 @@ def test_memory_by_hand() -> None:
     gpu0, gpu1, host = device_memory(plan).values()
     assert (gpu0.weight_bytes, gpu0.state_bytes, gpu0.buffer_bytes) == (3 * 16, 3 * 4, 100)
     assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, 107)
-    assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + POOL_ENTRY_BYTES))
+    assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + ROW_CACHE_ENTRY_BYTES))
     # Strips of columns have their own copy of row-wise state.
     assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8 + 4 * 8, 3 * 4 + 4 * 4 + 4 * 4)
     assert host.buffer_bytes == 9

@@ -23,6 +23,8 @@ from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.fields import RowOrder
 from placer.plan.migration import migration
+from placer.storage import row_blocks
+from placer.storage.safetensors_layout import StoredTensor
 from placer.storage.shards import (
     Transfers,
     open_shards,
@@ -245,7 +247,7 @@ def test_only_rows_that_are_needed_are_read(
 ) -> None:
     read: Counter[tuple[str, str, int]] = Counter()
 
-    def counted(path: Path, tensor: shard_file.ShardTensor, positions: np.ndarray) -> np.ndarray:
+    def counted(path: Path, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
         read[path.parent.name, tensor.name, positions.size] += 1
         return shard_file.read_rows(path, tensor, positions)
 
@@ -342,7 +344,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
 def test_memory_is_bounded_by_chunks_not_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 1 << 16)
     table = Table("t", 60_000, 32, optimizer="adagrad")
     hot = np.random.default_rng(0).permutation(table.rows)[:2000]
     orders = {"row_order": {"t": RowOrder("profile")}, "hot_ids": {"t": hot}}

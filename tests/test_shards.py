@@ -22,6 +22,7 @@ from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchE
 from placer.executor import PlacedEmbeddings
 from placer.executor.optimizers.rule import STATE
 from placer.plan.fields import RowOrder
+from placer.storage import row_blocks
 from placer.storage.shards import (
     load_shards,
     open_shards,
@@ -95,7 +96,7 @@ def test_names_of_tables_and_devices_stay_within_the_folder(tmp_path: Path) -> N
 def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shard_file, "CHUNK_BYTES", 8 * 4 * 16)
+    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 8 * 4 * 16)
     asked: dict[str, list[tuple[int, int]]] = {}
 
     def recorded(name: str, tensor: torch.Tensor) -> TensorRows:
@@ -117,7 +118,7 @@ def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     steps = [(start, min(start + 16, 100)) for start in range(0, 100, 16)]
     assert asked == dict.fromkeys(["t.weight", "t.exp_avg", "t.exp_avg_sq"], steps)
     for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].form.shard)
+        expected = expected_tensors(PLAN, given, files[0].layout.shard)
         check_file(tmp_path / "shards" / files[0].name, expected)
 
 
@@ -128,7 +129,7 @@ def test_tables_of_more_shards_than_may_be_open(
     given = checkpoint_of(PLAN)
     opened = write_shards(PLAN, given, tmp_path / "shards")
     for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].form.shard)
+        expected = expected_tensors(PLAN, given, files[0].layout.shard)
         check_file(tmp_path / "shards" / files[0].name, expected)
 
 
@@ -158,7 +159,7 @@ def test_rows_are_read_by_themselves_or_with_their_neighbours(
         (np.array([], dtype=np.int64), []),
     ):
         sizes.clear()
-        rows = opened.rows(file, file.form.tensors["weight"], positions)
+        rows = opened.rows(file, file.layout.tensors["weight"], positions)
         assert np.array_equal(rows.view(np.float32), weights[positions])
         assert sizes == [min(100, size - at) for size in windows for at in range(0, size, 100)]
 
@@ -241,7 +242,7 @@ FILE = "gpu%3A1.dram/00002-t.safetensors"
         (lambda folder: (folder / "shards.json").write_text("{"), "is not JSON"),
         (edited(lambda content: content.update(updates=8)), "not what its SHA-256 says"),
         (edited(lambda content: content.update(step=8)), "shards.json was altered: step"),
-        (edited(lambda content: content.update(format_version=2)), "reads up to 1; update placer"),
+        (edited(lambda content: content.update(format_version=2)), "reads 1; update placer"),
         (other_plan, "plan.json is not the plan that the shards in .* were written with"),
     ],
 )

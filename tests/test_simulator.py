@@ -41,7 +41,7 @@ def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
         key = plan.tables[part.table].name, part.shard, part.cols
         counted.add(key)
         words = ["lookups", "rows"]
-        if part.is_pooled:
+        if part.uses_row_cache:
             words += ["hit_lookups", "hit_rows", "staged_rows", "written_back_rows"]
             words += ["in_place_lookups", "in_place_rows"]
         for word in words:

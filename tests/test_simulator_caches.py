@@ -1,109 +1,30 @@
 """The caches against an independent library, against brute force, and against their rules."""
 
-import sys
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 
 import numpy as np
 import pytest
-from cachetools import Cache, LFUCache, LRUCache
 from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import DataError, PlanError
-from placer.simulator import caches
 from placer.simulator.caches import (
     FACTORIES,
     WAYS,
-    LfuCache,
     LruBatchCache,
-    LruCache,
     SetAssociativeCache,
     cache_sets,
     set_of,
 )
 from placer.simulator.policy import BatchCache
 
-keys = st.lists(st.integers(-3, 12), max_size=120)
 steps = st.lists(
     st.lists(
         st.tuples(st.integers(0, 39), st.integers(1, 4)), max_size=12, unique_by=lambda x: x[0]
     ),
     max_size=12,
 )
-
-
-def library_hits(cache: Cache, accesses: list[int]) -> list[bool]:
-    """Which accesses the library's cache has."""
-    hits = []
-    for key in accesses:
-        try:
-            cache[key]
-            hits.append(True)
-        except KeyError:
-            cache[key] = True
-            hits.append(False)
-    return hits
-
-
-# Accesses one by one.
-
-
-@given(keys, st.integers(1, 10))
-def test_lru_agrees_with_the_library(accesses: list[int], capacity: int) -> None:
-    hits = LruCache(capacity).replay(accesses)
-    assert hits.tolist() == library_hits(LRUCache(capacity), accesses)
-
-
-@given(keys, st.integers(1, 10))
-def test_lfu_agrees_with_the_library(accesses: list[int], capacity: int) -> None:
-    hits = LfuCache(capacity).replay(accesses)
-    assert hits.tolist() == library_hits(LFUCache(capacity), accesses)
-
-
-@given(keys, st.integers(1, 10))
-def test_lfu_evicts_the_least_frequent_then_the_least_recent(
-    accesses: list[int], capacity: int
-) -> None:
-    held: dict[int, tuple[int, int]] = {}
-    hits = []
-    for now, key in enumerate(accesses):
-        hits.append(key in held)
-        if key not in held and len(held) == capacity:
-            del held[min(held, key=lambda other: held[other])]
-        held[key] = (held.get(key, (0, 0))[0] + 1, now)
-    assert LfuCache(capacity).replay(accesses).tolist() == hits
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("trace", ["scarab-recs", "orm-busy"])
-@pytest.mark.parametrize(("ours", "theirs"), [(LruCache, LRUCache), (LfuCache, LFUCache)])
-def test_real_traces_hit_as_in_the_library(
-    real_data: Path, trace: str, ours: type[LruCache], theirs: type[Cache]
-) -> None:
-    with np.load(real_data / f"{trace}.npz") as file:
-        accesses = file["id"][:300_000]
-    distinct = np.unique(accesses).size
-    for share in (0.01, 0.1, 0.4):
-        capacity = int(share * distinct)
-        hits = ours(capacity).replay(accesses)
-        assert hits.sum() == sum(library_hits(theirs(capacity), accesses.tolist()))
-        assert 0 < hits.sum() < accesses.size - distinct
-
-
-@pytest.mark.parametrize("kind", [LruCache, LfuCache])
-def test_hits_are_the_same_without_numba(kind: type[LruCache], monkeypatch) -> None:
-    accesses = np.random.default_rng(0).zipf(1.2, 5000)
-    compiled = kind(40).replay(accesses)
-    monkeypatch.setattr(caches, "find_spec", lambda name: None)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    assert (kind(40).replay(accesses) == compiled).all()
-    assert compiled.any()
-
-
-def test_no_accesses_have_no_hits() -> None:
-    assert LruCache(1).replay([]).size == LfuCache(1).replay([]).size == 0
 
 
 # A step at a time.
@@ -300,7 +221,7 @@ def test_caches_are_sized_as_torchrec_sizes_them(rows: int, load_factor: float, 
 
 @pytest.mark.parametrize(
     "make",
-    [LruCache, LfuCache, lambda n: LruBatchCache(n, 5), lambda n: SetAssociativeCache(n, 5)],
+    [lambda n: LruBatchCache(n, 5), lambda n: SetAssociativeCache(n, 5)],
 )
 def test_a_cache_without_room_is_refused(make: Callable[[int], object]) -> None:
     with pytest.raises(PlanError, match="cache of 0 rows"):

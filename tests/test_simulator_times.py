@@ -14,7 +14,7 @@ from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
 from cost_models.calibrated.calibration import TERMS
-from cost_models.step_equation.replay import (
+from cost_models.replay import (
     Replayed,
     StepTimer,
     StepTimes,
@@ -31,7 +31,7 @@ from placer.plan.shard import Lookup
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import device_totals, served
-from placer.simulator.windows import StepRecord, Window, cut, drifted
+from placer.simulator.windows import StepRecord, Window, drifted, equal_windows
 
 BATCHES = 12
 
@@ -295,7 +295,7 @@ def test_windows_tell_what_was_lost_and_when_another_plan_pays() -> None:
         return StepRecord(100, hits, 100 - hits, 0, 0, step_s, step_s)
 
     day = [record(90, 1.0)] * 3 + [record(60, 3.0)] * 4
-    first, second = cut("day", day, 2)
+    first, second = equal_windows("day", day, 2)
     assert (first.steps, second.steps) == (3, 4)
     assert (first.hbm_share, second.hbm_share) == (0.9, 0.6)
     assert second.slow_lookups == second.slow_rows == 40
@@ -307,7 +307,7 @@ def test_windows_tell_what_was_lost_and_when_another_plan_pays() -> None:
     assert drifted((second,), other, 0.0)[0].break_even_steps == 0
     assert drifted((second,), None, None)[0].break_even_steps is None
     with pytest.raises(DataError, match="7 steps, which do not make 8 windows"):
-        cut("day", day, 8)
+        equal_windows("day", day, 8)
 
 
 def test_what_cannot_be_timed_is_refused() -> None:

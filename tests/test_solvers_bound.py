@@ -207,7 +207,7 @@ class Enumerated:
 _ENUMERATED = {kind: Enumerated(kind) for kind in KINDS}
 
 
-@pytest.fixture(params=mostly_slow(KINDS, "four", "crossed"))
+@pytest.fixture(params=mostly_slow(KINDS, "four"))
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

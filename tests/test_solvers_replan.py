@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fast_and_full import examples
+from fast_and_full import examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
@@ -232,7 +232,10 @@ def test_a_gpu_that_is_gone() -> None:
     assert "gpu:3, which" in " ".join(replan_report(found).headline)
 
 
-@pytest.mark.parametrize(("gpus", "hbm_bytes"), [(3, HBM), (2, HBM * 2), (2, HBM * 7 // 8)])
+@pytest.mark.parametrize(
+    ("gpus", "hbm_bytes"),
+    mostly_slow([(3, HBM), (2, HBM * 2), (2, HBM * 7 // 8)], (2, HBM * 7 // 8)),
+)
 def test_a_machine_that_grew_or_shrank(gpus: int, hbm_bytes: int) -> None:
     problem, old = before()
     topology = machine(gpus, 2, hbm_bytes=hbm_bytes, launch_s=1e-9)

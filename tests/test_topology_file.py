@@ -159,7 +159,7 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),
-        ((SMALL, ""), "holds a NoneType"),
+        ((SMALL, ""), "gpus: Field required"),
     ],
 )
 def test_bad_files_say_where_and_what(tmp_path: Path, change: tuple[str, str], says: str) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import combinations
 from training_cases import QUICK, Placement, plan_for, small_log
 
 from placer.errors import CheckpointError
-from placer.training import checkpoint
+from placer.files import sha256_json
 from placer.training.checkpoint import Checkpoint, Position, latest, load, save
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
@@ -69,8 +70,11 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("table_optimizer", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
-@pytest.mark.parametrize("other", ["hbm", "dram", "strided"])
+@combinations(
+    "other, table_optimizer",
+    ["hbm", "dram", "strided"],
+    ["rowwise_adagrad", "adagrad", "adam", "sgd"],
+)
 def test_a_run_goes_on_under_another_plan(
     tmp_path: Path, other: Placement, table_optimizer
 ) -> None:
@@ -200,7 +204,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     content = json.loads((path / "checkpoint.json").read_text())
     content.pop("sha256")
     content["files"] = {"../other.safetensors": content["files"]["__0_0.distcp"]}
-    edited(path, files=content["files"], sha256=checkpoint._hash_of(content))
+    edited(path, files=content["files"], sha256=sha256_json(content))
     with pytest.raises(CheckpointError, match="names a file outside its folder"):
         load(path)
 

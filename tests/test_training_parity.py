@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fast_and_full import combinations
 from training_cases import QUICK, plan_for, small_log
 
 import placer.training.parity as parity
@@ -15,8 +16,9 @@ from placer.training.parity import ParityResult, compare_training
 LOG = small_log(960)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "adam", "sgd"])
-@pytest.mark.parametrize("placement", ["split", "strided"])
+@combinations(
+    "placement, optimizer", ["split", "strided"], ["rowwise_adagrad", "adagrad", "adam", "sgd"]
+)
 def test_losses_are_equal_step_for_step(placement, optimizer: OptimizerName) -> None:
     plan = plan_for(LOG, placement, optimizer=optimizer)
     result = compare_training(plan, LOG, QUICK)

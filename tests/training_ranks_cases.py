@@ -147,7 +147,7 @@ tests, folder, *places = sys.argv[1:]
 sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
-from placer.executor.distributed.canonical import Canonical
+from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.training import checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -171,7 +171,7 @@ def main(rank, where):
     if where == "training" and rank == 1:
         progress = killed_at(7, progress)
     if where == "bringing rows" and rank == 1:  # In the second checkpoint.
-        Canonical.bring = killed_at(rounds + 2, Canonical.bring)
+        DistributedIdOrder.fetch = killed_at(rounds + 2, DistributedIdOrder.fetch)
     if where == "writing" and rank == 0:  # All files of the second one are there, but hidden.
         checkpoint.flush = killed_at(4, checkpoint.flush)
     config = replace(halved(case.config), timeout_s=8 if where == "hanging" else None)

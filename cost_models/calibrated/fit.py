@@ -11,19 +11,21 @@ to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.base import Float
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant, Noise
-from cost_models.calibrated.model import piece_shares, pool_share
-from cost_models.step_equation.work import work_of
+from cost_models.calibrated.model import group_shares, row_cache_share
+from cost_models.step_equation.unit_costs import Amount
+from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case
 from placer.measurement.dataset import Dataset, repeated
-from placer.measurement.measure import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
+from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
+from placer.tables import OptimizerName
 
 LEAST_CASES = 12
 """With fewer, hardly any constant is told from another."""
@@ -60,52 +62,58 @@ class Observation:
 def amounts(case: Case, *, tiers: bool) -> Float:
     """How often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
     problem = case.problem()
-    found = np.zeros((case.gpus, len(TERMS)))
-    arena_shares, step_share = piece_shares(problem)
+    counted = np.zeros((case.gpus, len(TERMS)))
+    arena_shares, step_share = group_shares(problem)
     for work in work_of(problem, case.plan()):
         assert work.gpu is not None, "cases have no shards of hosts"
-        gpu = found[work.gpu]
-
-        def add(term: str, amount: float, gpu: Float = gpu) -> None:
-            gpu[_COLUMN[term]] += amount
-
-        kind = work.kind if tiers else "device"
-        if kind == "host":
-            add("host.lookup", work.lookups)
-            add("host.lookup_byte", work.lookups * work.weight_bytes)
-            add("host.row", work.rows)
-            add("host.row_byte", work.rows * work.row_bytes)
-            add("host.vector", work.vectors)
-            add("host.vector_byte", work.vectors * work.weight_bytes)
-        else:
-            optimizer = problem.profile.tables[work.table].table.optimizer
-            add("lookup", work.lookups)
-            add("lookup_byte", work.lookups * work.weight_bytes)
-            add(f"row.{optimizer}", work.rows)
-            add(f"row_byte.{optimizer}", work.rows * work.row_bytes)
-            if kind == "uva":
-                add("uva.lookup", work.lookups)
-            if kind in ("hit", "miss"):
-                add("hit.row", work.rows)
-            if kind in ("staged", "miss", "uva"):
-                add(f"{kind}.row", work.rows)
-                add(f"{kind}.row_byte", work.rows * work.row_bytes)
+        optimizer = problem.profile.tables[work.table].table.optimizer
+        met = _read_terms(work if tiers else replace(work, kind="device"), optimizer)
+        extras, arena_share = work.extras, arena_shares[work.table]
         if tiers:
-            add("cache_row", work.cache_rows)
-            add("pool", work.together.pools * pool_share(arena_shares[work.table]))
-            add("split", work.together.splits)
-            add("split_lookup", work.split_lookups)
-        add("output_vector", work.output_vectors)
-        add("output_byte", work.output_bytes)
-        if case.gpus > 1:
-            add("exchange_byte", work.exchanged_bytes * (case.gpus - 1) / case.gpus)
-        add("arena", work.together.groups * arena_shares[work.table])
-        add("step", work.together.groups * step_share)
-        add("strip", work.together.strips)
-        if problem.profile.tables[work.table].table.optimizer == "rowwise_adagrad":
-            add("row_cut", work.together.strips)
-        add("shard", work.shards)
-    return found
+            met["cache_row"] = extras.cache_rows
+            met["pool"] = extras.row_caches * row_cache_share(arena_share)
+            met["split"] = extras.splits
+            met["split_lookup"] = extras.split_lookups
+        if optimizer == "rowwise_adagrad":
+            met["row_cut"] = extras.column_slices
+        met |= {
+            "output_vector": extras.output_vectors,
+            "output_byte": extras.output_bytes,
+            "exchange_byte": extras.exchanged_bytes * (case.gpus - 1) / case.gpus,
+            "arena": extras.groups * arena_share,
+            "step": extras.groups * step_share,
+            "strip": extras.column_slices,
+            "shard": extras.shards,
+        }
+        counted[work.gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
+    return counted
+
+
+def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
+    """Terms of reading and updating the rows of a shard in one way."""
+    lookup_bytes, row_bytes = work.lookups * work.weight_bytes, work.rows * work.row_bytes
+    if work.kind == "host":
+        return {
+            "host.lookup": work.lookups,
+            "host.lookup_byte": lookup_bytes,
+            "host.row": work.rows,
+            "host.row_byte": row_bytes,
+            "host.vector": work.vectors,
+            "host.vector_byte": work.vectors * work.weight_bytes,
+        }
+    met: dict[str, Amount] = {
+        "lookup": work.lookups,
+        "lookup_byte": lookup_bytes,
+        f"row.{optimizer}": work.rows,
+        f"row_byte.{optimizer}": row_bytes,
+    }
+    if work.kind == "uva":
+        met["uva.lookup"] = work.lookups
+    if work.kind in ("hit", "miss"):
+        met["hit.row"] = work.rows
+    if work.kind in ("staged", "miss", "uva"):
+        met |= {f"{work.kind}.row": work.rows, f"{work.kind}.row_byte": row_bytes}
+    return met
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:

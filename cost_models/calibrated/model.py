@@ -9,16 +9,15 @@ exchanged in the measurements, the links between GPUs count.
 import os
 import weakref
 from collections import Counter
-from functools import cached_property
 
 from cost_models.calibrated.calibration import Calibration
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.unit_costs import NOTHING, Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
 from placer.problem import Problem
-from placer.tables import OptimizerName, Table
+from placer.tables import Table
 
 LEAST_SHARD_S = 1e-7
-"""A shard takes at least a few calls; a fit may find no more than its pieces take."""
+"""A shard takes at least a few calls, even where a fit charges all to groups of shards."""
 
 
 class Calibrated(StepEquation):
@@ -59,7 +58,7 @@ class Calibrated(StepEquation):
         """As measured, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
-            self._shares = piece_shares(problem)
+            self._shares = group_shares(problem)
         key = table, self._exchange_byte_s(problem, gpu)
         costs = self._costs.get(key)
         if costs is None:
@@ -68,8 +67,8 @@ class Calibrated(StepEquation):
         return costs
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """A further piece; what pieces return and sort is never less. See `CostModel`."""
-        arena_shares, step_share = piece_shares(problem)
+        """A further group; what shards return and sort is never less. See `CostModel`."""
+        arena_shares, step_share = group_shares(problem)
         of = self.calibration.seconds
         return self._shard_s + min(arena_shares) * of("arena") + step_share * of("step")
 
@@ -85,37 +84,30 @@ class Calibrated(StepEquation):
     def _shard_s(self) -> float:
         return max(LEAST_SHARD_S, self.calibration.seconds("shard"))
 
-    @cached_property
-    def _in_hbm(self) -> dict[OptimizerName, Rates]:
-        """Rows that are where they are used, by optimizer."""
-        of = self.calibration.seconds
-        return {
-            optimizer: Rates(
-                lookup_s=of("lookup"),
-                lookup_byte_s=of("lookup_byte"),
-                row_s=of(f"row.{optimizer}"),
-                row_byte_s=of(f"row_byte.{optimizer}"),
-            )
-            for optimizer in ("sgd", "adagrad", "rowwise_adagrad", "adam")
-        }
-
     def _costs_of(self, table: Table, arena_share: float, exchange_byte_s: float) -> UnitCosts:
-        of, own = self.calibration.seconds, self._in_hbm[table.optimizer]
+        of, optimizer = self.calibration.seconds, table.optimizer
+        # Rows that are where they are used.
+        own = Rates(
+            lookup_s=of("lookup"),
+            lookup_byte_s=of("lookup_byte"),
+            row_s=of(f"row.{optimizer}"),
+            row_byte_s=of(f"row_byte.{optimizer}"),
+        )
         device = ReadCosts(own)
         fixed = {
             "output_vector_s": of("output_vector"),
             "output_byte_s": of("output_byte"),
             "exchange_byte_s": exchange_byte_s,
-            "piece_s": arena_share * of("arena") + self._shares[1] * of("step"),
-            "strip_s": of("strip")
-            + (of("row_cut") if table.optimizer == "rowwise_adagrad" else 0.0),
+            "group_s": arena_share * of("arena") + self._shares[1] * of("step"),
+            "column_slice_s": of("strip")
+            + (of("row_cut") if optimizer == "rowwise_adagrad" else 0.0),
             "shard_s": self._shard_s,
         }
         if not self.calibration.tiers:
             # Whoever pools is the host, and reads each row in place.
             return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
         hit = own + Rates(row_s=of("hit.row"))
-        miss = Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))
+        by_host = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
         return UnitCosts(
             device=device,
             staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
@@ -127,28 +119,18 @@ class Calibrated(StepEquation):
                     row_byte_s=of("uva.row_byte"),
                 ),
             ),
-            host=ReadCosts(
-                NOTHING,
-                Rates(
-                    of("host.lookup"),
-                    of("host.lookup_byte"),
-                    of("host.row"),
-                    of("host.row_byte"),
-                    of("host.vector"),
-                    of("host.vector_byte"),
-                ),
-            ),
+            host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in by_host))),
             hit=ReadCosts(hit),
-            miss=ReadCosts(hit, miss),
+            miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
             cache_row_s=of("cache_row"),
-            pool_s=pool_share(arena_share) * of("pool"),
+            row_cache_s=row_cache_share(arena_share) * of("pool"),
             split_s=of("split"),
             split_lookup_s=of("split_lookup"),
             **fixed,
         )
 
 
-def piece_shares(problem: Problem) -> tuple[list[float], float]:
+def group_shares(problem: Problem) -> tuple[list[float], float]:
     """Each table's part of an arena on a GPU, and of the step of one.
 
     Tables of one width, dtype and optimizer share an arena. So that the parts of a GPU's tables
@@ -160,10 +142,10 @@ def piece_shares(problem: Problem) -> tuple[list[float], float]:
     return shares, min(1.0, gpus / len(specs))
 
 
-def pool_share(arena_share: float) -> float:
+def row_cache_share(arena_share: float) -> float:
     """A table's part of what staging any rows of an arena takes, given its part of the arena.
 
-    The arena's pool is paid for once, whether one of its tables needs it or all of them do. The
-    geometric mean of what is right in the one case, 1, and in the other, the table's part.
+    The arena's row cache is paid for once, whether one of its tables needs it or all of them do.
+    The geometric mean of what is right in the one case, 1, and in the other, the table's part.
     """
     return float(arena_share**0.5)

@@ -16,7 +16,7 @@ from cost_models.learned.training import Example, train
 from placer.errors import DataError
 from placer.measurement import Dataset
 from placer.measurement.dataset import repeated
-from placer.measurement.measure import Clock, step_s
+from placer.measurement.times import Clock, step_s
 
 _SAME = ("backend", "device", "threads")
 """What must be the same in all data sets of one model; ranks may differ."""

@@ -24,8 +24,7 @@ from cost_models.learned.file import LearnedFile
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import of_this_machine, shipped
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.unit_cost_arrays import from_array
-from cost_models.step_equation.unit_costs import UnitCosts
+from cost_models.step_equation.unit_costs import UnitCosts, from_array
 from placer.plan.plan import Plan
 from placer.problem import Problem
 

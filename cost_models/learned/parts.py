@@ -9,8 +9,14 @@ import numpy as np
 
 from cost_models.base import Float
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.unit_cost_arrays import OTHERS, READS, SHAPE, as_array
-from cost_models.step_equation.unit_costs import READ_KINDS, ReadKind, UnitCosts
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    READS,
+    SHAPE,
+    ReadKind,
+    UnitCosts,
+    as_array,
+)
 from cost_models.step_equation.work import Work, work_of
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -46,14 +52,14 @@ _HBM, _LINK, _DRAM = range(3)
 _READ_PARTS = {"lookup": slice(0, 2), "row": slice(2, 6)}
 _HOST_PARTS = {"lookup": slice(0, 2), "row": slice(2, 4), "vector": slice(4, 6)}
 _OTHER_PARTS = {
-    "output": slice(0, 2),
-    "exchange": slice(2, 3),
-    "piece": slice(3, 4),
-    "shard": slice(4, 5),
-    "cache_row": slice(5, 6),
-    "strip": slice(6, 7),
-    "pool": slice(7, 8),
-    "split": slice(8, 10),
+    "output": ("output_vector_s", "output_byte_s"),
+    "exchange": ("exchange_byte_s",),
+    "piece": ("group_s",),
+    "shard": ("shard_s",),
+    "cache_row": ("cache_row_s",),
+    "strip": ("column_slice_s",),
+    "pool": ("row_cache_s",),
+    "split": ("split_s", "split_lookup_s"),
 }
 _KIND = {kind: number for number, kind in enumerate(READ_KINDS)}
 _PART = {part: number for number, part in enumerate(PARTS)}
@@ -78,8 +84,9 @@ def parts_of(costs: UnitCosts) -> Float:
     for kind, floor in floors.items():
         _fill(shares[:, _KIND[kind]], reads[_KIND[kind]], floor, kind)
     shares[_PART["dram"], :, _DRAM] = reads[:, _DRAM]
-    for part, columns in _OTHER_PARTS.items():
-        parts[_PART[part], READS:][columns] = whole[READS:][columns]
+    for part, names in _OTHER_PARTS.items():
+        columns = [READS - len(READ_KINDS) + UnitCosts._fields.index(name) for name in names]
+        parts[_PART[part], columns] = whole[columns]
     return parts
 
 
@@ -129,49 +136,34 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
     hosts = {host.id: len(topology.gpus) + at for at, host in enumerate(topology.hosts)}
     numbers = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
     devices = len(topology.gpus) + len(topology.hosts)
-    found = np.zeros((devices, len(problem.profile), len(PARTS)))
-    for one in work_of(problem, plan):
-        table = one.table
-        of_gpu, of_dram = _amounts(one)
-        if one.gpu is not None:
-            found[one.gpu, table] += parts(table, one.gpu) @ of_gpu
-        else:  # The link's part is shared by the GPUs of the host that serves the shard.
-            of_gpu[:READS].reshape(SHAPE)[:, _HBM] = 0.0
-            attached = topology.gpus_of(one.host)
-            for gpu in attached:
-                share = parts(table, numbers[gpu.id]) @ of_gpu / len(attached)
-                found[numbers[gpu.id], table] += share
-        asked = numbers[(topology.gpus_of(one.host) or topology.gpus)[0].id]
-        found[hosts[one.host], table] += parts(table, asked) @ of_dram
-    return found
+    seconds = np.zeros((devices, len(problem.profile), len(PARTS)))
+    for work in work_of(problem, plan):
+        table, host = work.table, hosts[work.host]
+        if work.gpu is not None:
+            own = parts(table, work.gpu)
+            hbm_s, link_s, dram_s = _read_s(own, work)
+            seconds[work.gpu, table] += hbm_s + link_s + own[:, READS:] @ np.array(work.extras)
+            seconds[host, table] += dram_s
+            continue
+        # The link's part is shared by the GPUs of the host that serves the shard.
+        attached = topology.gpus_of(work.host)
+        for number in (numbers[gpu.id] for gpu in attached):
+            seconds[number, table] += _read_s(parts(table, number), work)[_LINK] / len(attached)
+        asked = numbers[(attached or topology.gpus)[0].id]
+        seconds[host, table] += _read_s(parts(table, asked), work)[_DRAM]
+    return seconds
 
 
-def _amounts(work: Work) -> tuple[Float, Float]:
-    """How many of each number of `as_array` a GPU, and its host's memory, has to do."""
-    of_gpu, of_dram = np.zeros(READS + len(OTHERS)), np.zeros(READS + len(OTHERS))
-    amounts = np.array(
-        [
-            work.lookups,
-            work.lookups * work.weight_bytes,
-            work.rows,
-            work.rows * work.row_bytes,
-            work.vectors,
-            work.vectors * work.weight_bytes,
-        ]
-    )
-    kind = _KIND[work.kind]
-    of_gpu[:READS].reshape(SHAPE)[kind, :_DRAM] = amounts
-    of_dram[:READS].reshape(SHAPE)[kind, _DRAM] = amounts
-    of_gpu[READS:] = [
-        work.output_vectors,
-        work.output_bytes,
-        work.exchanged_bytes,
-        work.together.groups,
-        work.shards,
-        work.cache_rows,
-        work.together.strips,
-        work.together.pools,
-        work.together.splits,
-        work.split_lookups,
+def _read_s(parts: Float, work: Work) -> Float:
+    """Seconds of each resource for reading rows, by part; shape (resources, parts)."""
+    amounts = [
+        work.lookups,
+        work.lookups * work.weight_bytes,
+        work.rows,
+        work.rows * work.row_bytes,
+        work.vectors,
+        work.vectors * work.weight_bytes,
     ]
-    return of_gpu, of_dram
+    rates = parts[:, :READS].reshape(len(parts), *SHAPE)[:, _KIND[work.kind]]
+    seconds: Float = (rates @ amounts).T
+    return seconds

@@ -32,7 +32,7 @@ def of_this_machine() -> Path:
     import torch
 
     from placer.measurement.dataset import machine
-    from placer.measurement.measure import Setting, resolved
+    from placer.measurement.times import Setting, resolved
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = _name(machine(), resolved(Setting(device=device)).backend)

@@ -9,7 +9,7 @@ from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
-    from cost_models.step_equation.replay import TimeSummary
+    from cost_models.replay import TimeSummary
     from placer.simulator.counts import Totals
     from placer.simulator.summary import DeviceTotals, Served
     from placer.simulator.windows import Drifted, StepRecord

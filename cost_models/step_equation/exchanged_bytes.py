@@ -4,10 +4,7 @@ Each function gives bytes as `Topology.exchange_s` takes them: those that are sp
 all GPUs, one's own included, which costs nothing.
 """
 
-from collections import Counter
-
 from placer.plan.buffers import output_vectors
-from placer.plan.plan import Plan
 from placer.tables import Table
 
 ID_BYTES = 8
@@ -20,15 +17,15 @@ OUTPUT_BYTES = 4
 """A column of a pooled row, or of a gradient, is a float32 whatever the weights are."""
 
 
-def returned_vectors(table: Table, samples: float, lookups: float, *, alone: bool) -> float:
+def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: bool) -> float:
     """Vectors that a server of `lookups` of a step's lookups returns.
 
-    As `output_vectors`, but for bags under max: one that has not all rows of a bag (`alone`)
-    returns the rows one by one.
+    As `output_vectors`, but for bags under max: a server that does not have `all_rows` of the
+    table returns the rows one by one.
     """
     vectors = output_vectors(table, samples, lookups)
     largest = [f for f in table.features if f.pooling == "max" and f.coverage > 0]
-    if alone or not largest:
+    if all_rows or not largest:
         return vectors
     share = sum(f.lookups_per_sample for f in largest) / table.lookups_per_sample
     return vectors - samples * len(largest) + lookups * share
@@ -37,11 +34,6 @@ def returned_vectors(table: Table, samples: float, lookups: float, *, alone: boo
 def length_bytes(table: Table, samples: float) -> float:
     """Lengths of the bags of all features that read a table: ids come with them."""
     return samples * sum(feature.coverage > 0 for feature in table.features) * LENGTH_BYTES
-
-
-def output_bytes(vectors: float, width: int) -> float:
-    """Vectors of so many columns, one way."""
-    return vectors * width * OUTPUT_BYTES
 
 
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
@@ -57,36 +49,16 @@ def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus
     return with_own_part(crossing, gpus)
 
 
-def row_sum_bytes(table: Table, unique: float, strips: int, gpus: int) -> float:
-    """Σ g² of the rows of a strip of columns, which row-wise Adagrad tells all other strips.
+def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) -> float:
+    """Σ g² of the rows of a column slice, which row-wise Adagrad sends to all other slices.
 
-    Each strip is taken to be on a GPU of its own.
+    Each column slice is taken to be on a GPU of its own.
     """
     if table.optimizer != "rowwise_adagrad":
         return 0.0
-    return with_own_part(unique * OUTPUT_BYTES * max(0, strips - 1), gpus)
+    return with_own_part(unique * OUTPUT_BYTES * max(0, column_slices - 1), gpus)
 
 
 def with_own_part(crossing_bytes: float, gpus: int) -> float:
     """Bytes that, spread evenly over all GPUs, send so many to others."""
     return crossing_bytes * gpus / (gpus - 1) if gpus > 1 else 0.0
-
-
-def rows_together(plan: Plan) -> Counter[tuple[str, tuple[int, int], tuple[str, ...]]]:
-    """Rows of a table that the same GPUs hold, by table, columns and GPUs."""
-    rows: Counter[tuple[str, tuple[int, int], tuple[str, ...]]] = Counter()
-    for shard in plan.shards:
-        rows[shard.table, shard.cols, shard.devices] += shard.row_count
-    return rows
-
-
-def strip_counts(plan: Plan) -> Counter[str]:
-    """Strips of columns of each table, replicas aside. Columns in no shard are one more."""
-    strips = {(shard.table, shard.cols) for shard in plan.shards if len(shard.devices) == 1}
-    columns: Counter[str] = Counter()
-    for name, (first, last) in strips:
-        columns[name] += last - first
-    counts = Counter(name for name, _ in strips)
-    for table in plan.tables:
-        counts[table.name] += 0 < columns[table.name] < table.dim
-    return counts

@@ -1,11 +1,14 @@
 """What one unit of embedding work takes: the constants of the step equation.
 
-The equation (`cost_models.step_equation.equation`) says how much there is to do of what; these say
-how long each unit of it takes. Bandwidths, measurements and learned models are sources of them.
+`cost_models.step_equation.work` says how much there is to do of what; these say how long each
+unit of it takes. Bandwidths, measurements and learned models are sources of them.
 """
 
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from operator import add
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from cost_models.base import Float
 
@@ -15,33 +18,38 @@ ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]
 READ_KINDS: tuple[ReadKind, ...] = ("device", "staged", "uva", "host", "hit", "miss")
 
 
-class PerUnit(NamedTuple):
-    """Seconds for a lookup, for a distinct row and for a vector of one piece, bytes included."""
+Amount = npt.NDArray[Any] | float
+"""Of one shard, or an array of many."""
 
-    lookup_s: float
-    row_s: float
-    vector_s: float
+
+class PerUnit(NamedTuple):
+    """Seconds for a lookup, for a distinct row and for a vector, their bytes included."""
+
+    lookup_s: Amount
+    row_s: Amount
+    vector_s: Amount
 
     def __add__(self, other: "PerUnit") -> "PerUnit":  # type: ignore[override]
         """Both resources' together."""
-        return PerUnit(*(mine + more for mine, more in zip(self, other, strict=True)))
+        return PerUnit(*map(add, self, other))
 
-    def seconds(
-        self, lookups: Float | float, rows: Float | float, vectors: Float | float
-    ) -> Float | float:
-        """Time for so many of each, of any shape."""
+    def seconds(self, lookups: Amount, rows: Amount, vectors: Amount | None = None) -> Amount:
+        """The step equation: time for so many of each.
+
+        Numbers of one shard, arrays over the hot rows of a curve, or arrays over the shards of
+        a step; the constants may be arrays of the same shape.
+        """
         time = lookups * self.lookup_s + rows * self.row_s
-        return time + vectors * self.vector_s if self.vector_s else time
+        return time if vectors is None else time + vectors * self.vector_s
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(NamedTuple):
     """Seconds that a resource is busy for each unit of what a shard does in a step.
 
     Attributes
     ----------
     lookup_s, lookup_byte_s : float
-        For a lookup, forward, backward and all, and for a byte of weights of its row.
+        For a lookup, forward and backward, and for a byte of weights of its row.
     row_s, row_byte_s : float
         For a distinct row that the step touches, and for a byte of its weights and state.
     vector_s, vector_byte_s : float
@@ -55,26 +63,23 @@ class Rates:
     vector_s: float = 0.0
     vector_byte_s: float = 0.0
 
-    def of(self, weight_bytes: float, row_bytes: float, vector_bytes: float) -> PerUnit:
-        """The same for rows and vectors of so many bytes."""
+    def of(self, weight_bytes: Amount, row_bytes: Amount) -> PerUnit:
+        """The same for rows of so many bytes of weights, and of weights and state."""
         return PerUnit(
             self.lookup_s + weight_bytes * self.lookup_byte_s,
             self.row_s + row_bytes * self.row_byte_s,
-            self.vector_s + vector_bytes * self.vector_byte_s,
+            self.vector_s + weight_bytes * self.vector_byte_s,
         )
 
-    def __add__(self, other: "Rates") -> "Rates":
+    def __add__(self, other: "Rates") -> "Rates":  # type: ignore[override]
         """Both one after the other."""
-        return Rates(
-            *(getattr(self, unit.name) + getattr(other, unit.name) for unit in fields(Rates))
-        )
+        return Rates(*map(add, self, other))
 
 
 NOTHING = Rates()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCosts:
+class ReadCosts(NamedTuple):
     """Seconds of each resource that reading and updating rows in one way takes.
 
     Attributes
@@ -89,36 +94,41 @@ class ReadCosts:
     link: Rates = NOTHING
     dram: Rates = NOTHING
 
+    def of(self, weight_bytes: float, row_bytes: float) -> tuple[PerUnit, PerUnit]:
+        """For rows of so many bytes: of the GPU, memory and link, and of the host's memory."""
+        hbm, link, dram = (rates.of(weight_bytes, row_bytes) for rates in self)
+        return hbm + link, dram
 
-@dataclass(frozen=True, slots=True)
-class UnitCosts:
+
+class UnitCosts(NamedTuple):
     """Seconds of one GPU for each unit of work on one table; none is negative.
 
-    All pieces of a table have the same, so that a plan costs what its pieces cost. For falling,
-    convex curves no unit of ``staged``, ``uva`` and ``miss`` may be cheaper, hbm and link
+    All shards of a table have the same, so that a plan costs what its shards cost. For falling,
+    convex curves no unit of ``staged``, ``uva`` and ``miss`` may be cheaper, HBM and link
     together, than one of ``device`` and ``hit``.
+
+    Shards of a table with the same columns on one GPU are a *group*: they are pooled into one
+    output.
 
     Attributes
     ----------
     device, staged, uva, host, hit, miss : ReadCosts
         By how rows are read; a cache's hits and misses each by themselves.
+    group_s, column_slice_s : float
+        For a group, and for one that has only some of the table's columns.
+    shard_s : float
+        For each shard.
     output_vector_s, output_byte_s : float
         For a vector that a GPU returns, and for a byte of it: written, and its gradient read.
-        Once for all shards of a table with the same columns on a GPU.
+        Once for a group.
     exchange_byte_s : float
         For a byte that a GPU spreads evenly over all GPUs, itself included.
     cache_row_s : float
         For a row that a cache has room for, whether the step reads it or not.
-    piece_s : float
-        For the shards of a table with the same columns on a GPU, together.
-    strip_s : float
-        On top of that where the table is cut by columns.
-    pool_s : float
-        On top of that where any of them is staged or cached.
+    row_cache_s : float
+        For a group with staged or cached rows.
     split_s, split_lookup_s : float
-        On top of that, and for each of their lookups, where their rows are read in several ways.
-    shard_s : float
-        For each shard.
+        For a group whose rows are read in several ways, and for each of its lookups.
     """
 
     device: ReadCosts
@@ -127,14 +137,14 @@ class UnitCosts:
     host: ReadCosts
     hit: ReadCosts
     miss: ReadCosts
+    group_s: float = 0.0
+    column_slice_s: float = 0.0
+    shard_s: float = 0.0
     output_vector_s: float = 0.0
     output_byte_s: float = 0.0
     exchange_byte_s: float = 0.0
-    piece_s: float = 0.0
-    shard_s: float = 0.0
     cache_row_s: float = 0.0
-    strip_s: float = 0.0
-    pool_s: float = 0.0
+    row_cache_s: float = 0.0
     split_s: float = 0.0
     split_lookup_s: float = 0.0
 
@@ -142,3 +152,22 @@ class UnitCosts:
         """Costs of reading rows in this way."""
         costs: ReadCosts = getattr(self, kind)
         return costs
+
+
+SHAPE = (len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields))
+"""Of the first numbers of `as_array`: kinds of read, resources (HBM, link, DRAM), rates."""
+
+READS = SHAPE[0] * SHAPE[1] * SHAPE[2]
+
+
+def as_array(costs: UnitCosts) -> Float:
+    """Unit costs as one row of numbers: by kind, resource and rate, then the others."""
+    kinds = len(READ_KINDS)
+    return np.concatenate((np.ravel(costs[:kinds]), costs[kinds:]))
+
+
+def from_array(values: Float) -> UnitCosts:
+    """The inverse of `as_array`."""
+    reads = values[:READS].reshape(SHAPE).tolist()
+    device, staged, uva, host, hit, miss = (ReadCosts(*map(Rates._make, kind)) for kind in reads)
+    return UnitCosts(device, staged, uva, host, hit, miss, *values[READS:].tolist())

@@ -9,8 +9,8 @@ from cost_models.dense import DenseModel
 from placer.errors import ProblemError
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
-from placer.workloads.published import zipf_cdf
 
 
 @dataclass(frozen=True, slots=True)

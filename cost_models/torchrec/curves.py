@@ -9,7 +9,7 @@ import numpy.typing as npt
 from cost_models.base import CostCurve
 from cost_models.torchrec.estimates import Estimates, Many
 from placer.adapters.torchrec.sharding import Block, Kernel, Sharding, ShardingType, even_blocks
-from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, cache_bytes
 from placer.plan.shard import Shard
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
@@ -46,7 +46,7 @@ def curve(
         options.append(estimates.option(profile, Sharding(kind, "fused", (block,))))
     estimates.estimate(options + timed)
     hot = np.concatenate(([0], caches, [rows] if rows else []))
-    own = np.where(hot < rows, hot * (row_bytes + POOL_ENTRY_BYTES), hot * row_bytes)
+    own = np.where(hot < rows, hot * (row_bytes + ROW_CACHE_ENTRY_BYTES), hot * row_bytes)
     hbm_bytes = np.maximum(_joined(option.shards[0].storage.hbm for option in options), own)
     if timed:
         options[1] = timed[0]

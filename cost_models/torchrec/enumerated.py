@@ -37,7 +37,7 @@ from cost_models.torchrec.shards import (
 )
 from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
 from placer.errors import PlanMismatchError, ProblemError
-from placer.plan.memory import POOL_ENTRY_BYTES, cache_bytes, device_memory
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, cache_bytes, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
@@ -192,7 +192,7 @@ class EnumeratedOptions:
                     cached = round(chosen * rows / largest)
                     if 0 < cached < rows and cached not in points:
                         asked = self._with_load_factor(option, chosen / largest)
-                        held = cached * (row_bytes + POOL_ENTRY_BYTES)
+                        held = cached * (row_bytes + ROW_CACHE_ENTRY_BYTES)
                         points[cached] = (*self._costs(part.shards(asked), held), rows * row_bytes)
                 if cached_rows(option) is None:
                     # Of too few rows for a cache of some of them, all are in HBM.

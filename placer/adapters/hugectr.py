@@ -2,9 +2,9 @@
 
 ``shard_matrix`` lists for each GPU the tables that it holds, ``shard_strategy`` which of them are
 model-parallel (``mp``) and which replicated (``dp``). Of a model-parallel table on n GPUs, in
-ascending order, the first n / c hold the first of its c strips of columns, the next n / c the
-second, and so on; within a strip, the id modulo the number of its GPUs says which of them has the
-row. All rows are in HBM, each strip is as wide as the others, and a GPU holds one piece of a
+ascending order, the first n / c hold the first of its c column slices, the next n / c the
+second, and so on; within one, the id modulo the number of its GPUs says which of them has the
+row. All rows are in HBM, the column slices are equally wide, and a GPU holds one shard of a
 table. HugeCTR 23 has it so (`split_column_wise_sharding_config`, embedding_collection.cpp).
 """
 
@@ -18,7 +18,7 @@ from placer.tables import Table
 
 
 class ShardingArguments(TypedDict):
-    """The arguments, of JSON's types: a table of several strips is ``[name, strips]``.
+    """The arguments, of JSON's types: a table of several column slices is ``[name, slices]``.
 
     HugeCTR wants a tuple there, as in each pair of ``shard_strategy``; `as_arguments` makes them.
     """
@@ -44,13 +44,13 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
     replicated: list[str] = []
     for table in plan.tables:
         shards = [shard for shard in plan.shards_by_table[table.name] if shard.row_count]
-        gpus, strips = _placed(plan, table, shards, numbers)
+        gpus, slices = _placed(plan, table, shards, numbers)
         for gpu in gpus:
             matrix[gpu].append(table.name)
         if len(shards) == 1 and len(shards[0].devices) > 1:
             replicated.append(table.name)
         else:
-            parallel.append([table.name, strips] if strips > 1 else table.name)
+            parallel.append([table.name, slices] if slices > 1 else table.name)
     empty = [number for number, tables in enumerate(matrix) if not tables]
     if empty:
         raise PlanMismatchError(
@@ -74,7 +74,7 @@ def as_arguments(document: ShardingArguments) -> dict[str, Any]:
 def _placed(
     plan: Plan, table: Table, shards: list[Shard], numbers: dict[str, int]
 ) -> tuple[list[int], int]:
-    """The GPUs that hold a table, ascending, and into how many strips of columns it is cut."""
+    """The GPUs that hold a table, ascending, and how many column slices it has."""
 
     def refuse(reason: str) -> PlanMismatchError:
         return PlanMismatchError(f"HugeCTR cannot place table {table.name!r} so: {reason}")
@@ -98,20 +98,21 @@ def _placed(
     if len(set(gpus)) < len(gpus):
         raise refuse("a GPU holds several shards of it; it can hold one")
     columns = sorted({shard.cols for shard in shards})
-    strips, ways = len(columns), len(shards) // len(columns)
-    width = table.dim // strips
-    if columns != [(width * n, width * (n + 1)) for n in range(strips)] or table.dim % strips:
-        raise refuse(f"its {table.dim} columns are not cut into even strips")
+    slices, ways = len(columns), len(shards) // len(columns)
+    width = table.dim // slices
+    if columns != [(width * n, width * (n + 1)) for n in range(slices)] or table.dim % slices:
+        raise refuse(f"its {table.dim} columns are not in even column slices")
     if ways > 1 and plan.order_of(table.name).kind != "id":
         raise refuse(
-            "it is cut by rows in the order of a profile; it cuts by ids, modulo the GPUs of a "
-            "strip, which would balance other rows"
+            "it is row-wise in the order of a profile; HugeCTR shards by ids, modulo the GPUs of a "
+            "column slice, which would balance other rows"
         )
     for number, shard in enumerate(by_gpu):
-        strip, way = divmod(number, ways)
-        if shard.cols != columns[strip] or range(*shard.rows) != range(way, table.rows, ways):
+        column_slice, way = divmod(number, ways)
+        cols = columns[column_slice]
+        if shard.cols != cols or range(*shard.rows) != range(way, table.rows, ways):
             raise refuse(
                 f"{shard.devices[0]} holds rows {list(shard.rows)} of columns {list(shard.cols)}; "
-                f"it would hold rows {[way, table.rows, ways]} of columns {list(columns[strip])}"
+                f"it would hold rows {[way, table.rows, ways]} of columns {list(cols)}"
             )
-    return gpus, strips
+    return gpus, slices

@@ -33,6 +33,13 @@ class Constraints(ConstraintsFields):
     reserve : tuple of (device, bytes)
         Memory kept free on a device (``gpu:0``), or on all of a kind (``gpu``, ``host``); what
         is said of a device goes before what is said of its kind.
+
+    Examples
+    --------
+    >>> from placer import TableRule
+    >>> constraints = Constraints.of({"C1*": TableRule(tier="hbm")}, reserve={"gpu": "2GiB"})
+    >>> constraints.rule_of("C12").tier, constraints.rule_of("C2").tier
+    ('hbm', None)
     """
 
     @classmethod

@@ -4,101 +4,60 @@ docs/constraints.md describes the schema.
 """
 
 import os
-import tomllib
-from collections.abc import Hashable
-from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, model_validator
 
+from placer.config_file import StrictModel, read_file, write_yaml
 from placer.constraints.rules import ConstraintsFields, Kind, TableRule
 from placer.errors import ProblemError
-from placer.files import write_text
 from placer.plan.shard import Memory
-from placer.topology.file import SUFFIXES, Size
+from placer.topology.file import Size
 
 Names = Annotated[list[str], Field(min_length=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class RuleEntry(_Strict):
+class RuleEntry(StrictModel):
     """What is asked of the tables that a key matches."""
 
     devices: Names | None = None
     tier: Memory | None = None
-    forbid: list[Kind] = []
+    forbid: list[Kind] = Field([])
 
 
-class ConstraintsFile(_Strict):
+class ConstraintsFile(StrictModel):
     """A constraints file."""
 
-    tables: dict[str, RuleEntry] = {}
-    together: list[Names] = []
-    reserve: dict[str, Size] = {}
+    tables: dict[str, RuleEntry] = Field({})
+    together: list[Names] = Field([])
+    reserve: dict[str, Size] = Field({})
 
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is written twice is an error, not silently the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is written twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """All that is below a field may be commented out."""
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def read(path: str | os.PathLike[str]) -> ConstraintsFields:
-    """Read constraints from a YAML or TOML file.
+    """Read constraints from a YAML or TOML file; see `placer.Constraints.load`.
 
     Raises
     ------
     ProblemError
-        If the file is missing or not YAML or TOML, or a field is unknown or of the wrong type;
-        the message names the file, the field and the value.
+        If the file cannot be read, or a rule is none; see `placer.config_file.read_file`.
     """
-    source = Path(path)
-    if source.suffix.lower() not in SUFFIXES:
-        raise ProblemError(f"{source}: a constraints file ends in one of {', '.join(SUFFIXES)}")
-    is_toml = source.suffix.lower() == ".toml"
+    entries = read_file(path, ConstraintsFile, "constraints", ProblemError)
     try:
-        text = source.read_text(encoding="utf-8")
-        raw: Any = tomllib.loads(text) if is_toml else yaml.load(text, _Loader)
-    except OSError as error:
-        raise ProblemError(f"cannot read the constraints {source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ProblemError(f"{source} is not a constraints file: {reason}") from error
-    # All of a file, or all below one of its fields, may be commented out.
-    raw = {} if raw is None else raw
-    if not isinstance(raw, dict):
-        raise ProblemError(
-            f"{source} is not a constraints file: it must map tables, together and reserve, "
-            f"but holds a {type(raw).__name__}"
-        )
-    try:
-        entries = ConstraintsFile.model_validate({k: v for k, v in raw.items() if v is not None})
         return _constraints(entries)
-    except ValidationError as error:
-        raise ProblemError(f"{source}: {_explain(error)}") from error
     except ProblemError as error:
-        raise ProblemError(f"{source}: {error}") from error
+        raise ProblemError(f"{path}: {error}") from error
 
 
 def write(constraints: ConstraintsFields, path: str | os.PathLike[str]) -> None:
     """Write constraints as YAML, atomically; `read` gives equal ones back."""
-    if Path(path).suffix.lower() not in (".yaml", ".yml"):
-        raise ProblemError(f"{path}: constraints are written as YAML; end the name in .yaml")
-    write_text(path, dumps(constraints))
+    write_yaml(path, dumps(constraints), "constraints", ProblemError)
 
 
 def dumps(constraints: ConstraintsFields) -> str:
@@ -138,22 +97,3 @@ def _constraints(entries: ConstraintsFile) -> ConstraintsFields:
         tuple(tuple(group) for group in entries.together),
         tuple(entries.reserve.items()),
     )
-
-
-def _explain(error: ValidationError) -> str:
-    """All that is wrong with a file, in one line."""
-    problems = []
-    for problem in error.errors(include_url=False):
-        location = [part for part in problem["loc"] if part != "[key]"]
-        where = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
-        ).lstrip(".")
-        reason = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            reason = "no such field; docs/constraints.md lists them"
-        elif problem["type"] == "string_type" and not isinstance(problem["input"], list | dict):
-            reason = f"{problem['input']!r} is no name; write it in quotes"
-        else:
-            reason = f"{problem['input']!r}: {reason}"
-        problems.append(f"{where}: {reason}")
-    return "; ".join(problems)

@@ -26,6 +26,11 @@ class TableRule:
         Where all rows are. Rows that a cache holds besides are in DRAM.
     forbid : frozenset of str
         Ways not to place it: see `KINDS` and docs/constraints.md.
+
+    Examples
+    --------
+    >>> TableRule(devices=("gpu:0",), forbid=frozenset({"row-wise"})).tier is None
+    True
     """
 
     devices: tuple[str, ...] | None = None

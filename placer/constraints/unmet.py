@@ -26,23 +26,23 @@ def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
     """
     applied = constraints.on(plan.topology, list(plan.tables_by_name))
     kinds: dict[str, dict[Kind, str]] = {}
-    found: list[Violation] = []
+    broken: list[Violation] = []
     for name, shards in plan.shards_by_table.items():
         kinds[name] = kinds_of(shards)
         messages = _broken(applied.rule_of(name), shards, kinds[name])
-        found += [Violation("constraint", name, f"table {name!r} {words}") for words in messages]
+        broken += [Violation("constraint", name, f"table {name!r} {words}") for words in messages]
     for group in applied.together:
         for name in group:
-            cuts = [how for kind, how in kinds[name].items() if kind in _NOT_WHOLE]
-            asked = f"has to be whole, together with {', '.join(n for n in group if n != name)}"
-            words = [f"table {name!r} {how}, but {asked}" for how in cuts]
-            found += [Violation("constraint", name, message) for message in words]
+            parts = [how for kind, how in kinds[name].items() if kind in _NOT_WHOLE]
+            needed = f"has to be whole, together with {', '.join(n for n in group if n != name)}"
+            words = [f"table {name!r} {how}, but {needed}" for how in parts]
+            broken += [Violation("constraint", name, message) for message in words]
         served = {name: _servers(plan.shards_by_table[name]) for name in group}
         if len({device for devices in served.values() for device in devices}) > 1:
             homes = ", ".join(f"{name!r} by {', '.join(d)}" for name, d in served.items())
             message = f"tables that one GPU has to serve are served by several: {homes}"
-            found.append(Violation("constraint", ", ".join(group), message))
-    return found
+            broken.append(Violation("constraint", ", ".join(group), message))
+    return broken
 
 
 def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
@@ -55,20 +55,11 @@ def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
     filled = [shard for shard in shards if shard.row_count]
     kinds: dict[Kind, str] = {}
     edges = sorted({edge for shard in filled for edge in shard.cols})
-    slices, split = 0, False
-    for left, right in pairwise(edges):
-        strip = [s for s in filled if s.cols[0] <= left and right <= s.cols[1]]
-        for part in (
-            [shard for shard in strip if len(shard.devices) == 1],
-            [shard for shard in strip if len(shard.devices) > 1],
-        ):
-            pairs = _hot_cold_pairs(part)
-            split = split or pairs > 0
-            slices = max(slices, len(part) - pairs)
+    slices, split = _row_slices(filled, edges)
     if slices > 1:
-        kinds["row-wise"] = f"is cut into {slices} row slices"
+        kinds["row-wise"] = f"is sharded into {slices} row slices"
     if len(edges) > 2:
-        kinds["column-wise"] = f"is cut into {len(edges) - 1} strips of columns"
+        kinds["column-wise"] = f"is sharded into {len(edges) - 1} column slices"
     replicas = max((len(shard.devices) for shard in filled), default=0)
     if replicas > 1:
         kinds["replicated"] = f"has rows on {replicas} devices at once"
@@ -78,6 +69,21 @@ def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
         if shard.lookup != "device":
             kinds.setdefault(shard.lookup, f"has rows that are read {shard.lookup}")
     return kinds
+
+
+def _row_slices(shards: Sequence[Shard], edges: Sequence[int]) -> tuple[int, bool]:
+    """The most row slices of a column slice, and whether any of them is split hot/cold."""
+    slices, split = 0, False
+    for left, right in pairwise(edges):
+        here = [s for s in shards if s.cols[0] <= left and right <= s.cols[1]]
+        for part in (
+            [shard for shard in here if len(shard.devices) == 1],
+            [shard for shard in here if len(shard.devices) > 1],
+        ):
+            pairs = _hot_cold_pairs(part)
+            split = split or pairs > 0
+            slices = max(slices, len(part) - pairs)
+    return slices, split
 
 
 def _broken(rule: TableRule, shards: Sequence[Shard], kinds: dict[Kind, str]) -> Iterator[str]:

@@ -136,7 +136,7 @@ class CriteoCursor:
     def _read_block(self, stream: IO[bytes]) -> None:
         pieces = [self._rest]
         while True:
-            piece = _guarded_read(stream, self._file)
+            piece = _guarded(lambda: stream.read(_BLOCK_BYTES), self._file)
             cut = piece.rfind(b"\n") + 1
             if cut or not piece:
                 break
@@ -165,9 +165,9 @@ def _open(file: str) -> IO[bytes]:
     return stream
 
 
-def _guarded_read(stream: IO[bytes], file: str) -> bytes:
+def _guarded(read: Callable[[], bytes], file: str) -> bytes:
     try:
-        return stream.read(_BLOCK_BYTES)
+        return read()
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(
             f"cannot read {file}: {error}; is it cut short, or not what its suffix says?"
@@ -177,12 +177,7 @@ def _guarded_read(stream: IO[bytes], file: str) -> bytes:
 def _has_label(file: str) -> bool:
     """Whether a file's lines begin with a label, judged by its first line."""
     with _open(file) as stream:
-        try:
-            line = stream.readline()
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            raise DataError(
-                f"cannot read {file}: {error}; is it cut short, or not what its suffix says?"
-            ) from error
+        line = _guarded(stream.readline, file)
     if not line:
         raise DataError(f"{file} is empty; a log needs at least one sample")
     fields = line.count(b"\t") + 1

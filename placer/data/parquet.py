@@ -1,6 +1,5 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from placer.errors import DataError
 
 _BATCH_ROWS = 16384
 _LABEL_NAMES = ("label", "click", "clicked", "target")
-_CRITEO_DENSE = re.compile(r"I[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)

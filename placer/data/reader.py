@@ -72,7 +72,7 @@ def open_log(
     encoding : Encoding, optional
         That of a profile, instead of all the options above but `format`.
     progress : callable, optional
-        Told how far the pass for a vocabulary is: samples done, and all (None if unknown).
+        Called with the samples that the pass for a vocabulary has done, and all (None if unknown).
 
     Raises
     ------

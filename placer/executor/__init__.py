@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.executor.distributed import ShardedEmbeddings
+    from placer.executor.distributed import ShardedEmbeddings, make_embeddings
+    from placer.executor.embeddings import Embeddings
     from placer.executor.local.hit_rates import HitRates
     from placer.executor.local.lookahead import look_ahead
     from placer.executor.local.placed_embeddings import PlacedEmbeddings
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BagBatch",
+    "Embeddings",
     "HitRates",
     "PlacedEmbeddings",
     "PreparedBatch",
@@ -24,12 +26,14 @@ __all__ = [
     "UnplacedEmbeddings",
     "keep_freed_memory",
     "look_ahead",
+    "make_embeddings",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "placer.executor.distributed": "ShardedEmbeddings",
+        "placer.executor.distributed": "ShardedEmbeddings make_embeddings",
+        "placer.executor.embeddings": "Embeddings",
         "placer.executor.local.hit_rates": "HitRates",
         "placer.executor.local.lookahead": "look_ahead",
         "placer.executor.local.placed_embeddings": "PlacedEmbeddings",

@@ -1,14 +1,15 @@
 """Tables in the order of their ids, some rows at a time: what checkpoints read and write."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.local.table_rows import TableRows
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape
@@ -36,13 +37,22 @@ class TableTensor:
     dtype: torch.dtype
 
     @property
+    def is_per_row(self) -> bool:
+        """Whether it is one number a row, of which every column slice has a copy."""
+        return len(self.shape) == 1
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
-        return self.dtype.itemsize * (self.shape[1] if len(self.shape) > 1 else 1)
+        return self.width_bytes(self.table.dim)
+
+    def width_bytes(self, width: int) -> int:
+        """Bytes of so many columns of a row."""
+        return self.dtype.itemsize * (1 if self.is_per_row else width)
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class IdRange:
     """Rows of the ids ``start..stop`` of a tensor."""
 
     tensor: TableTensor
@@ -65,134 +75,162 @@ class Span:
         return torch.arange(self.start, self.stop)
 
 
-class IdOrder(Protocol):
-    """Tables that one process or many hold, read and written by id whatever the plan."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalShard:
+    """What this process holds of one tensor: some rows and columns.
 
-    @property
-    def plan(self) -> Plan:
-        """Which tables there are."""
-        ...
+    Attributes
+    ----------
+    tensor : TableTensor
+    cols : (start, stop), or None
+        None for state that is one number a row.
+    rows : int
+        How many rows.
+    ids : callable
+        Ids, int64, of the shard's rows ``start..stop``.
+    write : callable
+        Overwrites distinct rows of the shard.
+    """
 
-    @property
-    def optimizers(self) -> Mapping[str, OptimizerName]:
-        """What trains each table."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """This process among those that share the tables."""
-        ...
-
-    @property
-    def world(self) -> int:
-        """How many share them."""
-        ...
-
-    @property
-    def group(self) -> "dist.ProcessGroup | None":
-        """Those who share them; None for one process alone."""
-        ...
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether it matters how many updates there have been."""
-        ...
-
-    def settle(self) -> None:
-        """Wait until no kernel moves rows; to be called before rows are read or written."""
-        ...
-
-    def shares(self, table: Table) -> list[float]:
-        """Which part of a table each rank holds; they add up to 1, copies shared out evenly."""
-        ...
-
-    def bring(self, asked: Sequence[Span | None]) -> Tensor | None:
-        """The span that this rank asks for, on the host; all ranks must be here.
-
-        Parameters
-        ----------
-        asked : sequence of Span or None, length world
-            What each rank asks for, the same on all of them.
-
-        Raises
-        ------
-        BackendError
-            If a rank is lost.
-        """
-        ...
-
-    def has_some(self, span: Span) -> bool:
-        """Whether this rank holds some of these rows."""
-        ...
-
-    def put(self, span: Span, values: Tensor) -> None:
-        """Overwrite what this rank holds of a span."""
-        ...
-
-    def update_count(self) -> int:
-        """Updates so far; all ranks must ask."""
-        ...
-
-    def set_update_count(self, updates: int) -> None:
-        """Go on counting from here, on this rank."""
-        ...
+    tensor: TableTensor
+    cols: tuple[int, int] | None
+    rows: int
+    ids: Callable[[int, int], Tensor]
+    write: Callable[[Tensor, Tensor], None]
 
 
-def tensors_of(tables: IdOrder) -> Iterator[TableTensor]:
-    """All tensors, a table's weight before its state."""
-    for table in tables.plan.tables:
-        optimizer = tables.optimizers[table.name]
-        for name in ("weight", *STATE[optimizer]):
-            dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
-            yield TableTensor(table, name, tensor_shape(table, name, optimizer), dtype)
+class IdOrder(ABC):
+    """Tables that one process or many hold, read and written by id whatever the plan.
 
-
-class OwnTables:
-    """Tables that this process has alone."""
+    Attributes
+    ----------
+    plan : Plan
+    optimizers : mapping of table name to optimizer
+    counts_updates : bool
+        Whether it matters how many updates there have been.
+    rank, world : int
+        This process among those that share the tables, and how many there are.
+    group : torch.distributed.ProcessGroup or None
+        Those that share the tables; None for one process alone.
+    """
 
     rank, world = 0, 1
     group: "dist.ProcessGroup | None" = None
 
-    def __init__(self, embeddings: PlacedEmbeddings) -> None:
-        self._embeddings = embeddings
-        self.plan = embeddings.plan
-        self.optimizers: Mapping[str, OptimizerName] = embeddings.optimizers
+    def __init__(
+        self, plan: Plan, optimizers: Mapping[str, OptimizerName], counts_updates: bool
+    ) -> None:
+        self.plan, self.optimizers, self.counts_updates = plan, optimizers, counts_updates
 
-    @property
-    def counts_updates(self) -> bool:
-        """See `IdOrder`."""
-        return self._embeddings.counts_updates
+    def tensors(self) -> Iterator[TableTensor]:
+        """All tensors, a table's weight before its state."""
+        for table in self.plan.tables:
+            yield from tensors_of(table, self.optimizers[table.name])
 
-    def settle(self) -> None:
-        """See `IdOrder`."""
-        self._embeddings.rows.settle()
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until no kernel moves rows; to be called before rows are read or written."""
+
+    @abstractmethod
+    def shares(self, table: Table) -> list[float]:
+        """Which part of a table each process holds; they add up to 1, copies count evenly."""
+
+    @abstractmethod
+    def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
+        """The rows that this process requests, on the host; all processes must call it.
+
+        Parameters
+        ----------
+        requests : sequence of IdRange or None, length world
+            What each process requests, the same on all of them.
+
+        Raises
+        ------
+        BackendError
+            If a process is lost.
+        """
+
+    @abstractmethod
+    def holds(self, block: IdRange) -> bool:
+        """Whether this process holds some of these rows."""
+
+    @abstractmethod
+    def write(self, block: IdRange, values: Tensor) -> None:
+        """Overwrite what this process holds of some rows."""
+
+    @abstractmethod
+    def local_shards(self) -> Iterator[LocalShard]:
+        """What this process holds of each tensor, a table's weight first."""
+
+    @abstractmethod
+    def update_count(self) -> int:
+        """Updates so far; all processes must call it."""
+
+    @abstractmethod
+    def set_update_count(self, updates: int) -> None:
+        """Go on counting from here, on this process."""
+
+
+def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
+    """A table's tensors, the weight first."""
+    for name in ("weight", *STATE[optimizer]):
+        dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
+        yield TableTensor(table, name, tensor_shape(table, name, optimizer), dtype)
+
+
+class LocalIdOrder(IdOrder):
+    """Tables that this process has alone; see `IdOrder`.
+
+    Parameters
+    ----------
+    plan, optimizers, counts_updates
+        See `IdOrder`.
+    rows : TableRows
+    update_count, set_update_count : callable
+        Those of the module that trains the tables.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        optimizers: Mapping[str, OptimizerName],
+        counts_updates: bool,
+        rows: TableRows,
+        update_count: Callable[[], int],
+        set_update_count: Callable[[int], None],
+    ) -> None:
+        super().__init__(plan, optimizers, counts_updates)
+        self._rows = rows
+        self._update_count, self._set_update_count = update_count, set_update_count
+
+    def synchronize(self) -> None:
+        self._rows.settle()
 
     def shares(self, table: Table) -> list[float]:
-        """See `IdOrder`."""
         return [1.0]
 
-    def bring(self, asked: Sequence[Span | None]) -> Tensor | None:
-        """See `IdOrder`."""
-        (span,) = asked
-        if span is None:
+    def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
+        (block,) = requests
+        if block is None:
             return None
-        rows = self._embeddings.rows.read_rows(span.tensor.table, span.tensor.name, span.ids)
-        return rows.to(span.tensor.dtype)
+        tensor = block.tensor
+        return self._rows.read_rows(tensor.table, tensor.name, block.ids).to(tensor.dtype)
 
-    def has_some(self, span: Span) -> bool:
-        """See `IdOrder`."""
-        return span.stop > span.start
+    def holds(self, block: IdRange) -> bool:
+        return block.stop > block.start
 
-    def put(self, span: Span, values: Tensor) -> None:
-        """See `IdOrder`."""
-        if self.has_some(span):
-            rows = self._embeddings.rows
-            rows.write_rows(span.tensor.table, span.tensor.name, span.ids, values)
+    def write(self, block: IdRange, values: Tensor) -> None:
+        if self.holds(block):
+            self._rows.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
+
+    def local_shards(self) -> Iterator[LocalShard]:
+        for tensor in self.tensors():
+            cols = None if tensor.is_per_row else (0, tensor.table.dim)
+            write = partial(self._rows.write_rows, tensor.table, tensor.name)
+            yield LocalShard(tensor, cols, tensor.table.rows, torch.arange, write)
 
     def update_count(self) -> int:
-        """See `IdOrder`."""
-        return self._embeddings.update_count()
+        return self._update_count()
 
     def set_update_count(self, updates: int) -> None:
-        """See `IdOrder`."""
-        self._embeddings.set_update_count(updates)
+        self._set_update_count(updates)

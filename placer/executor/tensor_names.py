@@ -1,8 +1,10 @@
 """What a model's tensors are called in a checkpoint, and what shapes they have."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
@@ -14,12 +16,17 @@ UPDATES = "updates"
 it."""
 
 
-class Shaped(Protocol):
+class Described(Protocol):
     """A tensor, or what stands for one that is still in a file."""
 
     @property
     def shape(self) -> Sequence[int]:
         """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
         ...
 
 
@@ -45,21 +52,29 @@ def state_shapes(
 
 
 def check_shapes(
-    what: str, found: Mapping[str, Shaped], shapes: Mapping[str, tuple[int, ...]]
+    what: str,
+    held: Mapping[str, Described],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
     """Check tensors before any is loaded.
 
     Raises
     ------
     CheckpointError
-        Names all that are missing, of no table, or of another shape.
+        Names all that are missing, of no table, or of another shape; else all of another type.
     """
-    faults = [f"{key} is missing" for key in shapes if key not in found]
-    faults += [f"{key} is of no table of the plan" for key in found if key not in shapes]
+    faults = [f"{key} is missing" for key in shapes if key not in held]
+    faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
     faults += [
-        f"{key} has shape {tuple(found[key].shape)}, not {shape}"
+        f"{key} has shape {tuple(held[key].shape)}, not {shape}"
         for key, shape in shapes.items()
-        if key in found and tuple(found[key].shape) != shape
+        if key in held and tuple(held[key].shape) != shape
+    ]
+    faults = faults or [
+        f"{key} is {held[key].dtype}, not {dtype}"
+        for key, dtype in dtypes.items()
+        if held[key].dtype != dtype
     ]
     if faults:
         raise CheckpointError(f"{what}: {'; '.join(faults)}")

@@ -3,14 +3,8 @@
 from placer.measurement.cases import Case
 from placer.measurement.dataset import Dataset, Measurement, collect, repeated
 from placer.measurement.draw import random_cases
-from placer.measurement.measure import (
-    QUICK,
-    Effort,
-    Measured,
-    Measurer,
-    Setting,
-    measure_plan,
-)
+from placer.measurement.measure import Measurer, measure_plan
+from placer.measurement.times import QUICK, Effort, Measured, Setting
 
 __all__ = [
     "QUICK",

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from placer.executor.lookups.bag_batch import BagBatch
+from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
@@ -22,7 +23,7 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
     many as its pooling factor on average. Ranks become ids by the plan's row order.
     """
     rng = np.random.default_rng([seed, samples])
-    ids_by_rank = {table.name: _ids_by_rank(plan, table.name) for table in plan.tables}
+    order = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
     while True:
         ids: list[Int] = []
         lengths: list[Int] = []
@@ -30,8 +31,7 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
             for feature in table.features:
                 bags = _lengths(rng, feature, table.rows > 0, samples)
                 ranks = _ranks(rng, profile[table.name].cdf, int(bags.sum()))
-                order = ids_by_rank[table.name]
-                ids.append(ranks if order is None else order[ranks])
+                ids.append(order[table.name].ids(ranks))
                 lengths.append(bags)
         offsets = np.concatenate([[0], *lengths]).cumsum()
         joined = np.concatenate(ids) if ids else np.zeros(0, np.int64)
@@ -53,13 +53,3 @@ def _ranks(rng: np.random.Generator, cdf: AccessCdf, size: int) -> Int:
     ranks: Int = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
     last: Int = np.minimum(ranks, cdf.rows - 1)
     return last
-
-
-def _ids_by_rank(plan: Plan, table: str) -> Int | None:
-    """Id of each rank; None where they are the same."""
-    if plan.order_of(table).kind == "id":
-        return None
-    listed = plan.hot_ids[table]
-    cold = np.ones(plan.tables_by_name[table].rows, dtype=bool)
-    cold[listed] = False
-    return np.concatenate([listed, np.flatnonzero(cold)])

@@ -1,6 +1,6 @@
 """A case to measure: tables, how they are looked up, GPUs and a plan; small enough to keep."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,10 +10,10 @@ from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-from placer.workloads.published import zipf_cdf
 
 _ROOM_BYTES = 1 << 50
 """Memory of every device of a case: what fits where is not what is measured."""
@@ -89,33 +89,11 @@ class Case:
             "batch_size": self.batch_size,
             "gpus": self.gpus,
             "tables": [
-                {
-                    "name": table.name,
-                    "rows": table.rows,
-                    "dim": table.dim,
-                    "dtype": table.dtype,
-                    "optimizer": table.optimizer,
-                    "zipf_exponent": exponent,
-                    "features": [
-                        [f.name, f.pooling_factor, f.coverage, f.pooling] for f in table.features
-                    ],
-                }
+                asdict(table)
+                | {"zipf_exponent": exponent, "features": [astuple(f) for f in table.features]}
                 for table, exponent in zip(self.tables, self.exponents, strict=True)
             ],
-            "shards": [
-                {
-                    "table": shard.table,
-                    "rows": shard.rows,
-                    "cols": shard.cols,
-                    "devices": shard.devices,
-                    "memory": shard.memory,
-                    "lookup": shard.lookup,
-                    "cache_rows": shard.cache_rows,
-                    "staging_rows": shard.staging_rows,
-                    "buffer_bytes": shard.buffer_bytes,
-                }
-                for shard in self.shards
-            ],
+            "shards": [asdict(shard) for shard in self.shards],
         }
 
     @classmethod
@@ -147,15 +125,9 @@ class Case:
                 exponents=tuple(float(t["zipf_exponent"]) for t in data["tables"]),
                 shards=tuple(
                     Shard(
-                        s["table"],
-                        _three(s["rows"]),
-                        (int(s["cols"][0]), int(s["cols"][1])),
-                        tuple(s["devices"]),
-                        s["memory"],
-                        s["lookup"],
-                        s["cache_rows"],
-                        s["staging_rows"],
-                        s["buffer_bytes"],
+                        **s
+                        | {"rows": _integers(s["rows"], 3), "cols": _integers(s["cols"], 2)}
+                        | {"devices": tuple(s["devices"])}
                     )
                     for s in data["shards"]
                 ),
@@ -169,6 +141,8 @@ def tier_of(lookup: str) -> Memory:
     return "hbm" if lookup == "device" else "dram"
 
 
-def _three(values: Any) -> tuple[int, int, int]:
-    start, stop, step = (int(value) for value in values)
-    return start, stop, step
+def _integers(values: Any, count: int) -> tuple[int, ...]:
+    numbers = tuple(int(value) for value in values)
+    if len(numbers) != count:
+        raise ValueError(f"{count} numbers expected, not {values!r}")
+    return numbers

@@ -19,7 +19,8 @@ from typing import Any
 
 from placer.errors import DataError, PlacerError
 from placer.measurement.cases import Case
-from placer.measurement.measure import QUICK, Effort, Measured, Measurer, Setting
+from placer.measurement.measure import Measurer
+from placer.measurement.times import QUICK, Effort, Measured, Setting
 
 FORMAT = "placer-measurements"
 VERSION = 1
@@ -120,7 +121,7 @@ def collect(
     repeats : int
         How often each case is measured, all of them once before one of them twice.
     on_case : callable, optional
-        Told the number of measurements in the file after each of them.
+        Called with the number of measurements in the file after each of them.
 
     Returns
     -------
@@ -134,57 +135,57 @@ def collect(
     """
     started = time.perf_counter()
     target = Path(path)
-    done: dict[str, int] = {}
-    if target.suffix == ".gz":
-        raise DataError(f"{target} is compressed; gunzip it to go on measuring")
-    if target.exists():
-        known = Dataset.load(target)
-        if known.setting != setting:
-            raise DataError(
-                f"{target} was measured with {known.setting}, not with {setting}; write to "
-                "another file"
-            )
-        for measurement in known.measurements:
-            key = case_sha256(measurement.case)
-            done[key] = max(done.get(key, 0), measurement.repeat + 1)
-        _drop_cut_line(target)
-    else:
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "setting": asdict(setting),
-            "machine": machine(),
-        }
-        _append(target, header)
-    wanted = list(cases)
-    count = sum(done.values())
-    warm = False
+    done = _begin(target, setting)
+    each = list(cases)
+    missing = [
+        (repeat, case)
+        for repeat in range(repeats)
+        for case in each
+        if done.get(case_sha256(case), 0) <= repeat
+    ]
     with Measurer(setting) as measurer:
-        for repeat in range(repeats):
-            for case in wanted:
-                if done.get(case_sha256(case), 0) > repeat:
-                    continue
-                if time.perf_counter() - started > budget_s or stop():
-                    return False
-                if not warm:  # A process's first steps load and compile code, and ask for memory.
-                    measurer.measure(case.plan(), case.profile, effort=QUICK)
-                    warm = True
-                begun = time.perf_counter()
-                measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
-                _append(
-                    target,
-                    {
-                        "case": case.to_json(),
-                        "repeat": repeat,
-                        "seconds": round(time.perf_counter() - begun, 3),
-                        "wall_s": [float(f"{value:.4g}") for value in measured.wall_s],
-                        "cpu_s": [float(f"{value:.4g}") for value in measured.cpu_s],
-                    },
-                )
-                count += 1
-                if on_case is not None:
-                    on_case(count)
+        for number, (repeat, case) in enumerate(missing, 1):
+            if time.perf_counter() - started > budget_s or stop():
+                return False
+            if number == 1:  # A process's first steps load and compile code, and ask for memory.
+                measurer.measure(case.plan(), case.profile, effort=QUICK)
+            begun = time.perf_counter()
+            measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
+            _append(target, _line(case, repeat, time.perf_counter() - begun, measured))
+            if on_case is not None:
+                on_case(sum(done.values()) + number)
     return True
+
+
+def _begin(path: Path, setting: Setting) -> dict[str, int]:
+    """Make the file ready to append to; how often each case is measured in it, by its hash."""
+    if path.suffix == ".gz":
+        raise DataError(f"{path} is compressed; gunzip it to go on measuring")
+    done: dict[str, int] = {}
+    if not path.exists():
+        header = {"format": FORMAT, "version": VERSION, "setting": asdict(setting)}
+        _append(path, header | {"machine": machine()})
+        return done
+    known = Dataset.load(path)
+    if known.setting != setting:
+        raise DataError(
+            f"{path} was measured with {known.setting}, not with {setting}; write to another file"
+        )
+    for measurement in known.measurements:
+        key = case_sha256(measurement.case)
+        done[key] = max(done.get(key, 0), measurement.repeat + 1)
+    _drop_cut_line(path)
+    return done
+
+
+def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[str, Any]:
+    return {
+        "case": case.to_json(),
+        "repeat": repeat,
+        "seconds": round(seconds, 3),
+        "wall_s": [float(f"{value:.4g}") for value in measured.wall_s],
+        "cpu_s": [float(f"{value:.4g}") for value in measured.cpu_s],
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -35,7 +35,7 @@ class _Point:
     share: float = 0.0
 
     def case(self, name: str, kind: str, gpus: int) -> Case:
-        """All tables in one piece each, dealt out to the GPUs."""
+        """Each table whole on one GPU, in turn."""
         per_sample = self.tables * self.pooling
         samples = max(16, round(self.lookups / per_sample))
         tables = tuple(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -10,8 +11,8 @@ from placer.measurement.cases import Case, tier_of
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup, Shard
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, OptimizerName, Table
-from placer.workloads.published import zipf_cdf
 
 DIMS = (4, 8, 16, 32, 64, 128)
 _MOST_TABLES = 12
@@ -100,33 +101,37 @@ def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
 def _table_shards(
     rng: np.random.Generator, case: Case, profile: TableProfile, style: str
 ) -> Iterator[Shard]:
-    """Shards of one table: strips and slices on GPUs, each of which is read in some way."""
+    """Shards of one table: column and row slices on GPUs, each of which is read in some way."""
     table = profile.table
     gpus = [f"gpu:{number}" for number in range(case.gpus)]
-    cut = str(rng.choice(["whole", "columns", "rows", "replicated"], p=[0.7, 0.12, 0.12, 0.06]))
-    if cut == "replicated" and case.gpus > 1:
-        yield from _pieces(
+    sharding = str(
+        rng.choice(["whole", "columns", "rows", "replicated"], p=[0.7, 0.12, 0.12, 0.06])
+    )
+    if sharding == "replicated" and case.gpus > 1:
+        yield from _hot_cold_shards(
             rng, case, profile, "device", (0, table.rows, 1), (0, table.dim), tuple(gpus)
         )
         return
-    strips, ways = [(0, table.dim)], 1
-    if cut == "columns" and table.dim >= 8:
-        strips = [(0, table.dim // 2), (table.dim // 2, table.dim)]
-    elif cut == "rows":
+    column_slices, ways = [(0, table.dim)], 1
+    if sharding == "columns" and table.dim >= 8:
+        column_slices = [(0, table.dim // 2), (table.dim // 2, table.dim)]
+    elif sharding == "rows":
         ways = int(rng.choice([2, 4]))
     order = rng.permutation(case.gpus)
     number = 0
-    for cols in strips:
+    for cols in column_slices:
         for offset in range(ways):
             gpu = gpus[order[number % case.gpus]]
             number += 1
             own = style
             if style == "mixed":
                 own = str(rng.choice(["device", "staged", "uva", "host", "cached", "split"]))
-            yield from _pieces(rng, case, profile, own, (offset, table.rows, ways), cols, (gpu,))
+            yield from _hot_cold_shards(
+                rng, case, profile, own, (offset, table.rows, ways), cols, (gpu,)
+            )
 
 
-def _pieces(
+def _hot_cold_shards(
     rng: np.random.Generator,
     case: Case,
     profile: TableProfile,
@@ -135,6 +140,7 @@ def _pieces(
     cols: tuple[int, int],
     devices: tuple[str, ...],
 ) -> Iterator[Shard]:
+    """The shards of one slice: one, or its hottest rows in HBM and the rest in DRAM."""
     start, stop, step = rows
     members = len(range(*rows))
     share = float(rng.choice(_HOT_SHARES))
@@ -156,11 +162,5 @@ def _pieces(
         yield shard(colds[int(rng.integers(len(colds)))], (edge, stop, step), False)
     elif style == "cached":
         yield shard("cached", rows, True, hot)
-    elif style == "device":
-        yield shard("device", rows, True)
-    elif style == "staged":
-        yield shard("staged", rows, True)
-    elif style == "uva":
-        yield shard("uva", rows, True)
     else:
-        yield shard("host", rows, True)
+        yield shard(cast(Lookup, style), rows, True)

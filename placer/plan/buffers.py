@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from placer.plan.memory import POOL_ENTRY_BYTES
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
 from placer.plan.shard import Shard
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
@@ -79,7 +79,7 @@ def staged_rows(unique_rows: Float | float) -> Float:
 
 def staging_buffer_bytes(table: Table, unique_rows: Float | float, width: int) -> Float:
     """Bytes of `staged_rows(unique_rows)` rows, their state and bookkeeping included."""
-    return staged_rows(unique_rows) * (table.bytes_per_row(width) + POOL_ENTRY_BYTES)
+    return staged_rows(unique_rows) * (table.bytes_per_row(width) + ROW_CACHE_ENTRY_BYTES)
 
 
 def slice_members(ranks: npt.NDArray[np.int64], rows: tuple[int, int, int]) -> Float:

@@ -16,7 +16,7 @@ from placer.topology.devices import Gpu, Host
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
 
-POOL_ENTRY_BYTES = 52
+ROW_CACHE_ENTRY_BYTES = 52
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
 
 21 bytes stay, 29 in arenas of 2³¹ rows and more: the slot that it holds, its last use and its
@@ -75,7 +75,7 @@ def row_map_bytes(table: Table) -> int:
 
 def cache_bytes(table: Table, shard: Shard) -> int:
     """Bytes of the HBM cache of a ``cached`` shard, on each server."""
-    return shard.cache_rows * (table.bytes_per_row(shard.width) + POOL_ENTRY_BYTES)
+    return shard.cache_rows * (table.bytes_per_row(shard.width) + ROW_CACHE_ENTRY_BYTES)
 
 
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:

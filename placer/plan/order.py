@@ -54,6 +54,14 @@ class Ranks:
         offset: Int = self.listed.size - np.searchsorted(self.ascending, ids)
         return offset.astype(np.int64)
 
+    def ids(self, ranks: Int) -> Int:
+        """Ids at `ranks`, listed or not, shape (n,)."""
+        hot = ranks < self.listed.size
+        ids = np.empty_like(ranks)
+        ids[hot] = self.listed[ranks[hot]]
+        ids[~hot] = self.unlisted_ids(ranks[~hot])
+        return ids
+
     def unlisted_ids(self, ranks: npt.ArrayLike) -> Int:
         """Ids at `ranks`, none of which is the rank of a listed id, shape (n,)."""
         number = np.asarray(ranks, dtype=np.int64) - self.listed.size

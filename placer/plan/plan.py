@@ -30,6 +30,17 @@ class Plan(PlanFields):
         The ids that the row order lists, hottest first; saved beside the plan.
     batch_size : int
         Samples per GPU and step that the plan was made for.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from placer import Shard, Table, Topology
+    >>> shard = Shard("C3", (0, 1000, 1), (0, 16), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("C3", 1000, 16),), Topology.parse("1xh100"), (shard,))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plan.save(f"{folder}/plan.json")
+    ...     Plan.load(f"{folder}/plan.json").shards_by_table["C3"] == (shard,)
+    True
     """
 
     @cached_property

@@ -75,6 +75,14 @@ def verify(plan: Plan) -> None:
         If a device holds more than it has, and nothing else is wrong.
     PlanError
         If any other rule is broken. The message lists the first violations.
+
+    Examples
+    --------
+    >>> from placer import Plan, Table, Topology
+    >>> plan = Plan((Table("C3", 1000, 16),), Topology.parse("1xh100"), shards=())
+    >>> verify(plan)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    placer.errors.PlanError: table 'C3', columns 0..16: rank 0 is covered 0 times; every row ...
     """
     found = violations(plan)
     if not found:
@@ -133,8 +141,8 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
 def _coverage_fault(table: Table, shards: tuple[Shard, ...]) -> str | None:
     """What is wrong with how shards cover a table, or None.
 
-    Columns are cut at every shard boundary; within each strip of columns the row slices
-    must partition the ranks. A partition by slices is checked without listing rows: cut
+    Columns are divided at every shard boundary; within each column slice the row slices
+    must partition the ranks. A partition by slices is checked without listing rows: divide
     the ranks at every start and stop, and look at residues modulo the strides in between.
     """
     if table.rows == 0:
@@ -149,15 +157,15 @@ def _coverage_fault(table: Table, shards: tuple[Shard, ...]) -> str | None:
 
 
 def _slices_fault(slices: list[tuple[int, int, int]], rows: int) -> str | None:
-    cuts = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
-    for low, high in pairwise(cuts):
+    edges = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
+    for low, high in pairwise(edges):
         active = [
             (step, start % step)
             for start, stop, step in slices
             if start <= low and stop >= high and len(range(_first(start, step, low), high, step))
         ]
         # Slices of one residue class each; all is covered once if, over one full period of
-        # the strides (or the whole piece, if that is shorter), each rank has one owner.
+        # the strides (or all ranks between, if those are fewer), each rank has one owner.
         period = math.lcm(*(step for step, _ in active))
         span = min(period, high - low)
         if span > 50_000_000:

@@ -11,7 +11,6 @@ from placer.data.encoded import EncodedLog
 from placer.data.log import Bags, Chunk, Log
 from placer.data.source import Progress
 from placer.errors import DataError
-from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile
@@ -44,19 +43,14 @@ class TableOptions:
             dtype=self.dtype,
             optimizer=self.optimizer,
             features=tuple(
-                Feature(
-                    name=feature,
-                    pooling_factor=count.lookups / count.bags if count.bags else 0.0,
-                    coverage=count.bags / samples if samples else 0.0,
-                    pooling=(
-                        self.pooling
-                        if isinstance(self.pooling, str)
-                        else self.pooling.get(feature, "sum")
-                    ),
-                )
+                count.measured(Feature(feature, pooling=self._pooling_of(feature)), samples)
                 for feature, count in features.items()
             ),
         )
+
+    def _pooling_of(self, feature: str) -> Pooling:
+        pooling = self.pooling
+        return pooling if isinstance(pooling, str) else pooling.get(feature, "sum")
 
 
 class AccessCounter:
@@ -138,14 +132,7 @@ class AccessCounter:
             }
             table = options.table(name, dense.rows, features, self.samples)
             counts = RowCounts.from_dense(dense.values)
-            tables.append(
-                TableProfile(
-                    table=table,
-                    cdf=AccessCdf.from_counts(counts.counts, counts.rows),
-                    counts=counts,
-                    features=features,
-                )
-            )
+            tables.append(TableProfile.counted(table, counts, features))
         return Profile(tables=tuple(tables), samples=self.samples, **fields)
 
 
@@ -211,11 +198,10 @@ def profile_log(
     log : Log
         As `placer.data.open_log` returns it.
     dim, dtype, optimizer, pooling
-        Of the tables, which the log does not tell. `pooling` may differ by feature.
+        Of the tables, which the log does not have. `pooling` may differ by feature.
     sample : float, optional
-        Read about this share of the samples: blocks of 256 consecutive samples, each
-        kept with this probability, independently. The share that was read in fact is in
-        the profile's `sampling`.
+        Keep each block of 256 consecutive samples with this probability, independently. The
+        profile's `sampling` is the share that was read in fact.
     seed : int
         Of the choice of blocks.
     progress : callable, optional
@@ -228,11 +214,10 @@ def profile_log(
     DataError
         If the log cannot be read, is empty, or `sample` leaves nothing of it.
     """
-    counter = AccessCounter(log.tables, log.feature_tables)
-    total = getattr(log, "samples", None)
-    done = 0
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
+    counter = AccessCounter(log.tables, log.feature_tables)
+    done = 0
     for part in _parts(log, sample, seed):
         if isinstance(part, int):
             done += part
@@ -240,18 +225,17 @@ def profile_log(
             counter.add(part)
             done += part.samples
         if progress is not None:
-            progress(done, total)
+            progress(done, getattr(log, "samples", None))
     if not counter.samples:
         raise DataError(
             "the log is empty; a profile needs at least one sample"
             if not done
             else f"sample={sample} with seed={seed} kept none of {done} samples; raise it"
         )
-    description = getattr(log, "description", "")
     return counter.profile(
         TableOptions(dim, dtype, optimizer, pooling),
         sampling=counter.samples / done,
-        source=description if source is None else source,
+        source=getattr(log, "description", "") if source is None else source,
         encoding=log.encoding if isinstance(log, EncodedLog) else None,
     )
 

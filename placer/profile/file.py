@@ -16,6 +16,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +137,8 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
         "dtype": table.dtype,
         "optimizer": table.optimizer,
         "zipf_exponent": profile.zipf_exponent,
-        "features": [
-            {
-                "name": feature.name,
-                "pooling_factor": feature.pooling_factor,
-                "coverage": feature.coverage,
-                "pooling": feature.pooling,
-            }
-            for feature in table.features
-        ],
-        "counted": {
-            name: {"lookups": counts.lookups, "bags": counts.bags}
-            for name, counts in profile.features.items()
-        },
+        "features": [asdict(feature) for feature in table.features],
+        "counted": {name: asdict(counts) for name, counts in profile.features.items()},
     }
 
 

@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from placer.errors import DataError
-from placer.profile.cdf import AccessCdf
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
@@ -37,8 +36,7 @@ def profile_counts(
 ) -> Profile:
     """A profile from Parquet files of columns table, id, count.
 
-    docs/profile.md shows the SQL that makes them. Memory is bounded by the rows that were
-    read, not by the log.
+    docs/profile.md shows the SQL that makes them. Memory grows with the rows read, not the log.
 
     Parameters
     ----------
@@ -68,9 +66,13 @@ def profile_counts(
         raise DataError(f"sampling must be a share above 0 and at most 1, not {sampling}")
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     counted = _read_counts([str(file) for file in files], rows or {})
-    by_table = (
-        _read_features(str(features), counted) if features else _one_feature(counted, samples)
-    )
+    if features:
+        by_table = _read_features(str(features), counted)
+    else:
+        by_table = {
+            name: {name: FeatureCounts(counts.total, min(samples, counts.total))}
+            for name, counts in counted.items()
+        }
     options = TableOptions(dim, dtype, optimizer, pooling)
     tables = []
     for name, counts in counted.items():
@@ -80,14 +82,8 @@ def profile_counts(
                     f"feature {feature!r} has {measured.bags} bags that are not empty, "
                     f"more than there are samples: {samples}"
                 )
-        tables.append(
-            TableProfile(
-                table=options.table(name, counts.rows, by_table[name], samples),
-                cdf=AccessCdf.from_counts(counts.counts, counts.rows),
-                counts=counts,
-                features=by_table[name],
-            )
-        )
+        table = options.table(name, counts.rows, by_table[name], samples)
+        tables.append(TableProfile.counted(table, counts, by_table[name]))
     return Profile(
         tables=tuple(tables), samples=samples, sampling=sampling, source=", ".join(map(str, files))
     )
@@ -134,15 +130,6 @@ def _summed(
     if starts.size < ids.size:
         ids, counts = ids[starts], np.add.reduceat(counts, starts)
     return RowCounts(rows, ids, counts)
-
-
-def _one_feature(
-    counted: Mapping[str, RowCounts], samples: int
-) -> dict[str, dict[str, FeatureCounts]]:
-    return {
-        name: {name: FeatureCounts(counts.total, min(samples, counts.total))}
-        for name, counts in counted.items()
-    }
 
 
 def _read_features(

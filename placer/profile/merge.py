@@ -1,4 +1,4 @@
-"""Merging profiles of the pieces of a log."""
+"""Merging profiles of the parts of a log."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,17 +6,15 @@ from functools import reduce
 from operator import add
 
 from placer.errors import ProfileError
-from placer.profile.cdf import AccessCdf
-from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
-from placer.tables import Feature
+from placer.profile.table_profile import ProfileFields, TableProfile
 
 
 def merge(profiles: Sequence[ProfileFields]) -> ProfileFields:
-    """The profile of a log from the profiles of its pieces, in any grouping.
+    """The profile of a log from the profiles of its parts, in any grouping.
 
     Counts are integers and are added, and all else follows from them, so that the result
     equals the profile of the whole log bit by bit; only `source` tells them apart. Sampled
-    pieces weigh by the samples that they stand for.
+    parts weigh by the samples that they stand for.
 
     Raises
     ------
@@ -61,21 +59,13 @@ def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
     table = replace(
         tables[0].table,
         features=tuple(
-            _measured(feature, features[feature.name], samples)
+            features[feature.name].measured(feature, samples)
             if feature.name in features
             else feature
             for feature in tables[0].table.features
         ),
     )
-    return TableProfile(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
-
-
-def _measured(feature: Feature, counts: FeatureCounts, samples: int) -> Feature:
-    return replace(
-        feature,
-        pooling_factor=counts.lookups / counts.bags if counts.bags else 0.0,
-        coverage=counts.bags / samples if samples else 0.0,
-    )
+    return TableProfile.counted(table, counts, features)
 
 
 def _check_alike(first: ProfileFields, other: ProfileFields) -> None:
@@ -94,7 +84,7 @@ def _check_alike(first: ProfileFields, other: ProfileFields) -> None:
     if different:
         raise ProfileError(
             f"profiles of different tables cannot be merged: {'; '.join(different)}; "
-            "profile every piece of a log with the same rows= or encoding="
+            "profile every part of a log with the same rows= or encoding="
         )
     for one, two in zip(first.tables, other.tables, strict=True):
         if _features(one) != _features(two):
@@ -105,7 +95,7 @@ def _check_alike(first: ProfileFields, other: ProfileFields) -> None:
     if first.encoding != other.encoding:
         raise ProfileError(
             "profiles whose ids became rows in different ways cannot be merged; profile every "
-            "piece of a log with the same encoding= (the same vocabulary)"
+            "part of a log with the same encoding= (the same vocabulary)"
         )
 
 

@@ -29,6 +29,15 @@ class Profile(ProfileFields):
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> profile = named_workload("random-3@7")
+    >>> profile.table_names
+    ['t1', 't2', 't3']
+    >>> profile.with_tables(dim=8, names=["t2"])["t2"].table.dim
+    8
     """
 
     def __post_init__(self) -> None:
@@ -89,12 +98,12 @@ class Profile(ProfileFields):
 
     @classmethod
     def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
-        """The profile of several pieces of one log, equal to that of the whole log.
+        """The profile of several parts of one log, equal to that of the whole log.
 
         Raises
         ------
         ProfileError
-            If the pieces have other tables, or one has no exact counts.
+            If the parts have other tables, or one has no exact counts.
         """
         return cls(**vars(merge(list(profiles))))
 

@@ -1,12 +1,12 @@
 """What a log says of one table, below `placer.Profile`, which is of all tables."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from placer.errors import ProfileError
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.tables import Table
+from placer.tables import Feature, Table
 
 if TYPE_CHECKING:
     from placer.data.encoding import Encoding
@@ -30,6 +30,14 @@ class FeatureCounts:
     def __add__(self, other: "FeatureCounts") -> "FeatureCounts":
         return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
 
+    def measured(self, feature: Feature, samples: int) -> Feature:
+        """The feature with the pooling factor and coverage that were counted over `samples`."""
+        return replace(
+            feature,
+            pooling_factor=self.lookups / self.bags if self.bags else 0.0,
+            coverage=self.bags / samples if samples else 0.0,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableProfile:
@@ -48,6 +56,15 @@ class TableProfile:
         Empty for published workloads.
     zipf_exponent : float or None
         For published workloads, the exponent that was assumed.
+
+    Examples
+    --------
+    >>> from placer import Feature
+    >>> counts = RowCounts.from_dense([0, 5, 0, 5])
+    >>> table = Table("C3", rows=4, dim=16, features=(Feature("C3"),))
+    >>> profile = TableProfile.counted(table, counts, {"C3": FeatureCounts(10, 10)})
+    >>> profile.lookups, round(profile.expected_unique(samples=100), 3)
+    (10, 2.0)
     """
 
     table: Table
@@ -62,6 +79,13 @@ class TableProfile:
                 f"table {self.table.name!r} has {self.table.rows} rows "
                 f"but an access CDF of {self.cdf.rows}"
             )
+
+    @classmethod
+    def counted(
+        cls, table: Table, counts: RowCounts, features: dict[str, FeatureCounts]
+    ) -> "TableProfile":
+        """A table's profile from exact counts, which give its CDF."""
+        return cls(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
 
     @property
     def name(self) -> str:

@@ -158,14 +158,8 @@ class Totals:
 
     def __add__(self, step: StepCounts) -> "Totals":
         """The same with one step more."""
-        return Totals(
-            self.steps + 1,
-            self.samples + step.samples,
-            self.parts + step.parts,
-            np.maximum(self.most_held, step.row_caches.held),
-            np.maximum(self.most_needed, step.row_caches.needed),
-            {kind: self.sent[kind] + step.sent[kind] for kind in EXCHANGE_KINDS},
-        )
+        use = step.row_caches
+        return self.joined(Totals(1, step.samples, step.parts, use.held, use.needed, step.sent))
 
     def joined(self, other: "Totals") -> "Totals":
         """These steps and others after them."""

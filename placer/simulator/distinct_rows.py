@@ -95,13 +95,6 @@ class Slices:
                 pattern[(start - low) % step :: step] = number
             self._segments.append(_Segment(low, high, pattern))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether one slice has all ranks in their order."""
-        return len(self.slices) == 1 and all(
-            (segment.pattern == 0).all() for segment in self._segments
-        )
-
     def owners(self, ranks: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
         """Number of the slice of each rank, in any order; −1 where there is none."""
         owners = np.full(ranks.size, _NOBODY, dtype=np.int32)

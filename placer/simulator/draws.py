@@ -72,7 +72,7 @@ class _Rows:
         cdf = profile.cdf
         self._shares, self._ranks = cdf.shares, cdf.ranks
         self._empty = not cdf.rows or cdf.shares[-1] == 0
-        self._listed = None if profile.counts is None else Ranks.of(profile.counts.hottest())
+        self._order = None if profile.counts is None else Ranks.of(profile.counts.hottest())
         self._widths = np.diff(cdf.ranks)
         self._heights = np.diff(cdf.shares)
 
@@ -86,14 +86,7 @@ class _Rows:
         within = (quantiles - self._shares[segment]) / self._heights[segment]
         offset = (within * self._widths[segment]).astype(np.int64)
         ranks: Int = self._ranks[segment] + np.minimum(offset, self._widths[segment] - 1)
-        if self._listed is None:
-            return ranks
-        listed = self._listed
-        hot = ranks < listed.listed.size
-        ids = np.empty_like(ranks)
-        ids[hot] = listed.listed[ranks[hot]]
-        ids[~hot] = listed.unlisted_ids(ranks[~hot])
-        return ids
+        return ranks if self._order is None else self._order.ids(ranks)
 
     @property
     def is_empty(self) -> bool:

@@ -7,19 +7,29 @@ row caches, as a `PlacedEmbeddings` of the executor does.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from itertools import chain
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.devices import ranks_of_devices
 from placer.executor.distributed.placement.division import ColumnSlice, Target, divide
+from placer.executor.distributed.placement.local_plans import (
+    LocalPlan,
+    local_plan,
+    shards_by_holders,
+)
 from placer.executor.distributed.placement.row_slices import RowSlice
+from placer.executor.memory.arena_order import (
+    ArenaKey,
+    ArenaShard,
+    SlicedColumns,
+    slice_columns,
+)
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
+from placer.plan.shard import Lookup
 from placer.plan.verify import violations
-from placer.tables import OptimizerName, Table
+from placer.tables import OptimizerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class Part:
         return len(range(*self.rows))
 
     @property
-    def is_pooled(self) -> bool:
+    def uses_row_cache(self) -> bool:
         """Whether copies of its rows are brought to HBM."""
         return self.lookup in ("staged", "cached")
 
@@ -158,155 +168,111 @@ def arrange(
     ranks = ranks_of_devices(plan.topology, world)
     optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
     column_slices = divide(plan, ranks, optimizers)
-    builder = _Builder(plan, world, ranks, optimizers)
     held: dict[tuple[int, tuple[int, ...]], list[Target]] = defaultdict(list)
-    for table_columns in column_slices.values():
-        for columns in table_columns:
-            for target in columns.targets:
-                for process in target.holders:
-                    held[process, target.holders].append(target)
-    for (process, holders), targets in sorted(
-        held.items(), key=lambda item: (item[0][0], len(item[0][1]) > 1, item[0][1])
-    ):
-        builder.add(process, holders, targets)
+    for columns in chain.from_iterable(column_slices.values()):
+        for target in columns.targets:
+            for process in target.holders:
+                held[process, target.holders].append(target)
+    shards = shards_by_holders(plan, ranks)
+    builder = _Builder(plan, ranks)
+    for process, holders in sorted(held, key=lambda key: (key[0], len(key[1]) > 1, key[1])):
+        targets = held[process, holders]
+        sources = tuple(s for s in range(world) if targets[0].holder_for(s) == process)
+        module = Module(process, holders, sources)
+        if world == 1:  # One process takes the plan as it is.
+            tables = tuple(replace(t, optimizer=optimizers[t.name]) for t in plan.tables)
+            origins = [(n, RowSlice(*shard.rows)) for n, shard in enumerate(plan.shards)]
+            builder.add(module, LocalPlan(replace(plan, tables=tables), tuple(origins)))
+            continue
+        own_gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == process]
+        local = local_plan(plan, targets, [()] * len(targets), shards, optimizers, own_gpus)
+        builder.add(module, local, {target.name: target for target in targets})
     return Arrangement(
-        plan, world, column_slices, tuple(builder.modules), tuple(builder.parts), builder.row_caches
+        plan,
+        world,
+        column_slices,
+        tuple(builder.modules),
+        tuple(builder.parts),
+        builder.row_caches,
     )
 
 
-_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
-
-
 class _Builder:
-    """Lays modules out one after the other, in the order in which the executor does."""
+    """Numbers parts, modules and arenas one after the other."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        world: int,
-        ranks: Mapping[str, int],
-        optimizers: Mapping[str, OptimizerName],
-    ) -> None:
-        self.plan, self.world, self.ranks, self.optimizers = plan, world, ranks, optimizers
+    def __init__(self, plan: Plan, ranks: Mapping[str, int]) -> None:
+        self.plan, self.ranks = plan, ranks
         self.modules: list[Module] = []
         self.parts: list[Part] = []
         self.row_caches: dict[int, tuple[int, ...]] = {}
         self._arenas = 0
         self._led: set[tuple[int, str]] = set()
         self._tables = {table.name: number for number, table in enumerate(plan.tables)}
-        self._shards: dict[str, list[tuple[int, Shard]]] = defaultdict(list)
-        for number, shard in enumerate(plan.shards):
-            self._shards[shard.table].append((number, shard))
 
-    def add(self, process: int, holders: tuple[int, ...], targets: list[Target]) -> None:
-        sources = tuple(s for s in range(self.world) if targets[0].holder_for(s) == process)
-        module = len(self.modules)
-        self.modules.append(Module(process, holders, sources))
-        arenas: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for target in targets:
-            optimizer = self.optimizers[target.table.name]
-            pieces = [
-                (number, shard, rows)
-                for number, shard in self._shards[target.table.name]
-                if holders_of(shard, dict(self.ranks)) == holders
-                for rows in _met(shard, target)
-            ]
-            # One process takes the plan as it is, with the edges of shards that have no rows.
-            cut_by = [shard for _, shard, _ in pieces]
-            if self.world == 1:
-                cut_by = [shard for _, shard in self._shards[target.table.name]]
-            inner = {edge for shard in cut_by for edge in shard.cols if _within(edge, target)}
-            edges = sorted({*target.cols, *inner})
-            row_cut = optimizer == "rowwise_adagrad" and (len(edges) > 2 or bool(target.peers))
-            for cols in pairwise(edges):
-                key = (target.table.dtype, cols[1] - cols[0], optimizer, row_cut)
-                mine = arenas[key]
-                for number, shard, rows in pieces:
-                    if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]:
-                        mine.append(len(self.parts))
-                        self.parts.append(
-                            self._part(target.table, number, shard, cols, rows, process, module)
-                        )
+    def add(
+        self, module: Module, local: LocalPlan, targets: Mapping[str, Target] | None = None
+    ) -> None:
+        """Add what a process holds; without targets, the tables are the plan's own."""
+        self.modules.append(module)
+        targets = targets or {}
+        optimizers = {table.name: table.optimizer for table in local.plan.tables}
+        sliced_elsewhere = [name for name, target in targets.items() if target.peers]
+        arenas: dict[ArenaKey, list[tuple[int, ArenaShard]]] = defaultdict(list)
+        for columns in slice_columns(local.plan, optimizers, sliced_elsewhere):
+            members = arenas[columns.key]
+            for part in columns.shards:
+                if part.shard.row_count:
+                    members.append((len(self.parts), part))
+                    target = targets.get(columns.table.name)
+                    self.parts.append(self._part(module, columns, part, local, target))
         for members in arenas.values():
             self._finish_arena(members)
 
     def _part(
         self,
-        table: Table,
-        number: int,
-        shard: Shard,
-        cols: tuple[int, int],
-        rows: RowSlice,
-        process: int,
-        module: int,
+        module: Module,
+        columns: SlicedColumns,
+        part: ArenaShard,
+        local: LocalPlan,
+        target: Target | None,
     ) -> Part:
-        share = rows.count / shard.row_count
-        device = next(device for device in shard.devices if self.ranks[device] == process)
+        table, name, first = columns.table, columns.table.name, 0
+        if target is not None:
+            name, first = target.table.name, target.cols[0]
+        number, rows = local.origins[part.number]
+        devices = self.plan.shards[number].devices
+        device = next(device for device in devices if self.ranks[device] == module.process)
         leads = (number, device) not in self._led
         self._led.add((number, device))
-        width, state = cols[1] - cols[0], _state_bytes(table, self.optimizers[table.name], cols)
-        weight_bytes = table.weight_bytes_per_row(width)
-        staging, cache = shard.staging_rows, shard.cache_rows
-        if rows.count != shard.row_count:
-            staging = min(rows.count, int(staging * share))
-            cache = max(int(cache > 0), min(rows.count, int(cache * share)))
+        start, stop = columns.cols
+        weight_bytes = table.weight_bytes_per_row(stop - start)
         return Part(
-            self._tables[table.name],
+            self._tables[name],
             number,
-            cols,
+            (first + start, first + stop),
             (rows.start, rows.stop, rows.step),
             device,
-            process,
-            module,
+            module.process,
+            len(self.modules) - 1,
             -1,
-            self.modules[module].replicated,
-            shard.lookup,
-            staging,
-            cache,
+            module.replicated,
+            part.shard.lookup,
+            part.shard.staging_rows,
+            part.shard.cache_rows,
             weight_bytes,
-            weight_bytes + state,
+            weight_bytes + table.state_bytes_per_row(stop - start),
             leads,
         )
 
-    def _finish_arena(self, members: list[int]) -> None:
-        """Number an arena, and the slots of its pooled parts: rows read alike lie side by side."""
-        arena = self._arenas
-        self._arenas += 1
-        ordered = sorted(members, key=lambda at: self._order(self.parts[at]))
-        pooled, slot = [], 0
-        for at in ordered:
-            part = self.parts[at]
-            first = -1
-            if part.is_pooled:
-                pooled.append(at)
+    def _finish_arena(self, members: Sequence[tuple[int, ArenaShard]]) -> None:
+        """Number an arena, and the slots of its staged and cached parts."""
+        cached, slot = [], 0
+        for at, _ in sorted(members, key=lambda member: member[1].order):
+            part, first = self.parts[at], -1
+            if part.uses_row_cache:
+                cached.append(at)
                 first, slot = slot, slot + part.row_count
-            self.parts[at] = replace(part, arena=arena, slot=first)
-        if pooled:
-            self.row_caches[arena] = tuple(pooled)
-
-    def _order(self, part: Part) -> tuple[int, str]:
-        home = ""
-        if self.world == 1:  # One process may hold rows of several hosts.
-            gpu = self.plan.topology.gpus_by_id.get(part.device)
-            home = part.device if gpu is None or part.lookup == "device" else gpu.host
-        return _ORDER[part.lookup], home
-
-
-def _met(shard: Shard, target: Target) -> Iterator[RowSlice]:
-    """The rows of a shard within a target, if they share columns: slices of ranks."""
-    if max(shard.cols[0], target.cols[0]) >= min(shard.cols[1], target.cols[1]):
-        return
-    if not shard.row_count:
-        return
-    for part in target.parts:
-        met = part.meet(RowSlice(*shard.rows))
-        if met is not None:
-            yield met
-
-
-def _within(edge: int, target: Target) -> bool:
-    return target.cols[0] < edge < target.cols[1]
-
-
-def _state_bytes(table: Table, optimizer: OptimizerName, cols: tuple[int, int]) -> int:
-    return replace(table, optimizer=optimizer).state_bytes_per_row(cols[1] - cols[0])
+            self.parts[at] = replace(part, arena=self._arenas, slot=first)
+        if cached:
+            self.row_caches[self._arenas] = tuple(cached)
+        self._arenas += 1

@@ -45,7 +45,7 @@ class ReplayOptions:
     cache_policy : str
         Which rows cached shards keep; see `placer.simulator.policy`.
     look_ahead : bool
-        Whether a batch's rows are brought while the batch before it trains.
+        Whether a batch's rows are copied to HBM while the batch before it trains.
     optimizer : str or None
         Of all tables; None takes each table's own.
     threads : int
@@ -133,7 +133,7 @@ class Simulator:
             yield self._finish(waiting)
 
     def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
-        """Count a batch's lookups, and bring its rows to HBM."""
+        """Count a batch's lookups, and copy its rows to HBM."""
         plan = self.arrangement.plan
         bags = [_bags_of(chunk, [f.name for f in table.features]) for table in plan.tables]
 

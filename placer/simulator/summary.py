@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from placer.plan.memory import POOL_ENTRY_BYTES, device_memory
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.simulator.counts import Int, PartCounts, Totals
 from placer.simulator.parts import Arrangement
 
@@ -193,7 +193,7 @@ def _add_row_caches(
     for number, members in enumerate(arrangement.row_caches.values()):
         gpu = arrangement.parts[members[0]].device
         held = int(totals.most_held[number])
-        entry_bytes = arrangement.parts[members[0]].row_bytes + POOL_ENTRY_BYTES
+        entry_bytes = arrangement.parts[members[0]].row_bytes + ROW_CACHE_ENTRY_BYTES
         spare[gpu] += (int(entries[number]) - held) * entry_bytes
         found[gpu]["cache_entries"] += int(entries[number])
         found[gpu]["most_held"] += held

@@ -204,7 +204,7 @@ class TableReader:
                     number = here.stop - here.start
                 else:
                     lookups, number = int(rows.counts[here].sum()), here.size
-                if not part.is_pooled:
+                if not part.uses_row_cache:
                     found.append(PartRead(at, lookups, number))
                     continue
                 start, _, step = part.rows

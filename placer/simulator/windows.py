@@ -96,11 +96,6 @@ class Drifted:
         return self.first.hbm_share - self.window.hbm_share
 
     @property
-    def gained_s(self) -> float | None:
-        """What the other plan saves a step; None without one."""
-        return None if self.other is None else self.window.mean_s - self.other.mean_s
-
-    @property
     def break_even_steps(self) -> float | None:
         """Steps like these after which the migration has paid; None if it never does.
 
@@ -114,7 +109,7 @@ class Drifted:
         return self.migration_s / saved if saved > 0 else None
 
 
-def cut(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
+def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
     """Equal windows of a log's steps, the last ones a step longer where they do not divide.
 
     Raises

@@ -1,25 +1,16 @@
-"""safetensors files that are written and read a number of rows at a time.
+"""safetensors files that are written a number of rows at a time: no tensor is in memory whole."""
 
-The format (https://huggingface.co/docs/safetensors): eight bytes with the size of a JSON header,
-the header with each tensor's type, shape and place, and the tensors' bytes. Shapes and types are
-known beforehand, so that no tensor has to be in memory whole.
-"""
-
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import safetensors
 import torch
-from torch import Tensor
 
-from placer.storage.checkpoint.sink import Sink, Written
-from placer.storage.tensor_rows import AnyTensor as AnyTensor
-from placer.storage.tensor_rows import TensorRows as TensorRows
-from placer.storage.tensor_rows import in_rows as in_rows
+from placer.files import FileRecord, HashedFile
+from placer.storage.row_blocks import READ_ROWS
+from placer.storage.safetensors_layout import lay_out
+from placer.storage.tensor_rows import AnyTensor, TensorRows, bytes_of
 
-_TYPES = {
+_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -29,10 +20,9 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES = {name: dtype for dtype, name in _TYPES.items()}
 
 
-def write(path: Path, tensors: Mapping[str, AnyTensor]) -> Written:
+def write(path: Path, tensors: Mapping[str, AnyTensor]) -> FileRecord:
     """Write tensors to a file.
 
     Raises
@@ -40,58 +30,15 @@ def write(path: Path, tensors: Mapping[str, AnyTensor]) -> Written:
     OSError
         If the file cannot be written.
     """
-    # As safetensors' own writer does: by falling size of the elements, which keeps all aligned.
-    rows = sorted(
-        ((name, in_rows(tensor)) for name, tensor in tensors.items()),
-        key=lambda item: (-item[1].dtype.itemsize, item[0]),
-    )
-    sink = Sink(path)
+    rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
+    header, stored = lay_out((name, _NAMES[each.dtype], each.shape) for name, each in rows.items())
+    file = HashedFile(path)
     try:
-        sink.write(_header(dict(rows)))
-        for _, tensor in rows:
-            for chunk in tensor.chunks():
-                if chunk.numel():
-                    # NumPy lacks bfloat16; bytes are bytes.
-                    flat = chunk.to(tensor.dtype).contiguous().reshape(-1)
-                    sink.write(flat.view(torch.uint8).numpy().data)
+        file.write(header)
+        for tensor in stored:
+            for _, block in rows[tensor.name].blocks(READ_ROWS):
+                if block.numel():
+                    file.write(bytes_of(block).numpy().data)
     finally:
-        sink.close()
-    return sink.finish()
-
-
-def read(path: Path) -> dict[str, TensorRows]:
-    """The tensors of a file, which are read when they are asked for.
-
-    Raises
-    ------
-    OSError, safetensors.SafetensorError
-        If it cannot be read.
-    """
-    file: Any = safetensors.safe_open(path, framework="pt")
-    return {name: _stored(file, name) for name in file.keys()}  # noqa: SIM118
-
-
-def _stored(file: Any, name: str) -> TensorRows:
-    part = file.get_slice(name)
-    shape = tuple(part.get_shape())
-
-    def read_rows(start: int, stop: int) -> Tensor:
-        found: Tensor = part[start:stop] if shape else file.get_tensor(name)
-        return found
-
-    return TensorRows(shape, _DTYPES[part.get_dtype()], read_rows)
-
-
-def _header(tensors: Mapping[str, TensorRows]) -> bytes:
-    entries, start = {}, 0
-    for name, tensor in tensors.items():
-        stop = start + tensor.size_bytes
-        entries[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, stop],
-        }
-        start = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+        file.close()
+    return file.finish()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.memory.initial_weights import CHUNK_ROWS
+from placer.storage.row_blocks import row_blocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,36 +27,50 @@ class TensorRows:
     read: Callable[[int, int], Tensor]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "TensorRows":
-        """Those of a tensor that is here."""
+    def of(cls, tensor: "AnyTensor") -> "TensorRows":
+        """Those of a tensor that is in memory, or in rows already.
+
+        >>> TensorRows.of(torch.arange(4)).read(1, 3)
+        tensor([1, 2])
+        """
+        if isinstance(tensor, TensorRows):
+            return tensor
+        held = tensor
 
         def read(start: int, stop: int) -> Tensor:
-            return (tensor[start:stop] if tensor.dim() else tensor).detach().cpu()
+            return (held[start:stop] if held.dim() else held).detach().cpu()
 
-        return cls(tuple(tensor.shape), tensor.dtype, read)
+        return cls(tuple(held.shape), held.dtype, read)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows; of a tensor without dimensions, 1."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all rows."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def chunks(self) -> Iterator[Tensor]:
-        """All rows, a bounded number at a time."""
-        if not self.shape:
-            yield self.read(0, 1)
-            return
-        for start in range(0, self.shape[0], CHUNK_ROWS):
-            yield self.read(start, min(start + CHUNK_ROWS, self.shape[0]))
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def blocks(self, step: int) -> Iterator[tuple[int, Tensor]]:
+        """First row and values of each block of so many rows."""
+        for start, stop in row_blocks(self.rows, step):
+            yield start, self.read(start, stop).to(self.dtype)
 
     def whole(self) -> Tensor:
         """The tensor."""
-        return self.read(0, self.shape[0] if self.shape else 1)
+        return self.read(0, self.rows)
 
 
 AnyTensor = Tensor | TensorRows
 """A tensor that is in memory, or comes in rows."""
 
 
-def in_rows(tensor: AnyTensor) -> TensorRows:
-    """Either kind as rows."""
-    return tensor if isinstance(tensor, TensorRows) else TensorRows.of(tensor)
+def bytes_of(tensor: Tensor) -> Tensor:
+    """A tensor's bytes as a vector: NumPy lacks bfloat16, and bytes are bytes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

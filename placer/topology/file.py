@@ -5,20 +5,17 @@ docs/topology.md describes the schema.
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
+from placer.config_file import StrictModel, read_file, write_yaml
 from placer.errors import PlacerError, TopologyError
-from placer.files import write_text
 from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import parse_bytes
-
-SUFFIXES = (".yaml", ".yml", ".toml")
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 _RATE_UNITS = {
@@ -64,11 +61,7 @@ Bandwidth = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=F
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class GpuEntry(_Strict):
+class GpuEntry(StrictModel):
     """One GPU, or equal ones with an id such as ``gpu:[0-7]``."""
 
     id: str
@@ -78,7 +71,7 @@ class GpuEntry(_Strict):
     launch_s: Seconds = 5e-6
 
 
-class HostEntry(_Strict):
+class HostEntry(StrictModel):
     """One host, or equal ones with an id such as ``host:[0-3]``."""
 
     id: str
@@ -86,7 +79,7 @@ class HostEntry(_Strict):
     dram_bandwidth: Bandwidth
 
 
-class LinkEntry(_Strict):
+class LinkEntry(StrictModel):
     """One link, or equal ones with an end such as ``gpu:[0-7]``."""
 
     a: str
@@ -96,50 +89,30 @@ class LinkEntry(_Strict):
     latency_s: Seconds = 0.0
 
 
-class TopologyFile(_Strict):
+class TopologyFile(StrictModel):
     """A topology file."""
 
     name: str = ""
     emulated: bool = False
     gpus: list[GpuEntry] = Field(min_length=1)
     hosts: list[HostEntry] = Field(min_length=1)
-    links: list[LinkEntry] = []
-    sources: dict[str, str] = {}
+    links: list[LinkEntry] = Field([])
+    sources: dict[str, str] = Field({})
 
 
 def read(path: str | os.PathLike[str]) -> TopologyFields:
-    """Read a topology from a YAML or TOML file.
+    """Read a topology from a YAML or TOML file; see `placer.Topology.load`.
 
     Raises
     ------
     TopologyError
-        If the file is missing or not YAML or TOML, a field is unknown, missing or of the
-        wrong type, or a link names a device that does not exist; the message names the
-        file, the field and the value.
+        If the file cannot be read, or an id is none; see `placer.config_file.read_file`.
     """
-    source = Path(path)
-    if source.suffix.lower() not in SUFFIXES:
-        raise TopologyError(f"{source}: a topology file ends in one of {', '.join(SUFFIXES)}")
+    entries = read_file(path, TopologyFile, "topology", TopologyError)
     try:
-        text = source.read_text(encoding="utf-8")
-        raw: Any = tomllib.loads(text) if source.suffix.lower() == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise TopologyError(f"cannot read the topology {source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise TopologyError(f"{source} is not a topology file: {reason}") from error
-    if not isinstance(raw, dict):
-        raise TopologyError(
-            f"{source} is not a topology file: it must map gpus, hosts and links to lists, "
-            f"but holds a {type(raw).__name__}"
-        )
-    try:
-        entries = TopologyFile.model_validate(raw)
-        return _topology(entries, source.stem)
-    except ValidationError as error:
-        raise TopologyError(f"{source}: {_explain(error)}") from error
+        return _topology(entries, Path(path).stem)
     except TopologyError as error:
-        raise TopologyError(f"{source}: {error}") from error
+        raise TopologyError(f"{path}: {error}") from error
 
 
 def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
@@ -147,9 +120,7 @@ def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
 
     Devices and links that differ only in a number share an entry.
     """
-    if Path(path).suffix.lower() not in (".yaml", ".yml"):
-        raise TopologyError(f"{path}: topologies are written as YAML; end the name in .yaml")
-    write_text(path, dumps(topology))
+    write_yaml(path, dumps(topology), "topology", TopologyError)
 
 
 def dumps(topology: TopologyFields) -> str:
@@ -275,19 +246,3 @@ def _format_size(size_bytes: int) -> str | int:
 def _format_rate(bytes_per_s: float) -> str | float:
     text = f"{bytes_per_s / 1e9:.12g}GB/s"
     return text if "e" not in text and parse_rate(text) == bytes_per_s else bytes_per_s
-
-
-def _explain(error: ValidationError) -> str:
-    """All that is wrong with a file, in one line."""
-    problems = []
-    for problem in error.errors(include_url=False):
-        where = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]
-        ).lstrip(".")
-        reason = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            reason = "no such field; docs/topology.md lists them"
-        elif problem["type"] != "missing":
-            reason = f"{problem['input']!r}: {reason}"
-        problems.append(f"{where}: {reason}")
-    return "; ".join(problems)

@@ -1,6 +1,7 @@
 """The machine: GPUs, hosts and the links between them, as a graph."""
 
 import os
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,12 @@ class Topology(TopologyFields):
     TopologyError
         If a link or GPU names a device that does not exist, a GPU has no way to its
         host's memory, or a capacity is not positive.
+
+    Examples
+    --------
+    >>> topology = Topology.parse("2x8xh100", hbm="8GiB")
+    >>> len(topology.gpus), len(topology.hosts), topology.gpus[0].memory_bytes
+    (16, 2, 8589934592)
     """
 
     def __post_init__(self) -> None:
@@ -31,8 +38,16 @@ class Topology(TopologyFields):
             raise TopologyError(f"topology {self.name!r} names devices more than once: {twice}")
         if not self.gpus:
             raise TopologyError(f"topology {self.name!r} has no GPU to serve lookups")
+        self._check_devices()
+        self._check_links({*ids, "network"})
+        for gpu in self.gpus:
+            if self._link(gpu.id, "pcie") is None:
+                raise TopologyError(
+                    f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
+                )
+
+    def _check_devices(self) -> None:
         hosts = {host.id for host in self.hosts}
-        known = {*ids, "network"}
         for gpu in self.gpus:
             if gpu.host not in hosts:
                 raise TopologyError(
@@ -43,6 +58,8 @@ class Topology(TopologyFields):
         for host in self.hosts:
             if host.memory_bytes < 0 or host.dram_bytes_per_s <= 0:
                 raise TopologyError(f"{host.id} needs memory and a positive DRAM bandwidth")
+
+    def _check_links(self, known: Set[str]) -> None:
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in known:
@@ -55,11 +72,6 @@ class Topology(TopologyFields):
                     f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
                 )
         self._check_link_ends()
-        for gpu in self.gpus:
-            if self._link(gpu.id, "pcie") is None:
-                raise TopologyError(
-                    f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
-                )
 
     def _check_link_ends(self) -> None:
         homes = {gpu.id: gpu.host for gpu in self.gpus}
@@ -198,7 +210,7 @@ class Topology(TopologyFields):
         TopologyError
             If the text is none of these; the message lists the presets.
         """
-        from placer.topology.file import SUFFIXES  # not above: pydantic and YAML load slowly
+        from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 
         if Path(text).suffix.lower() in SUFFIXES:
             return cls.load(text).with_memory(hbm=hbm, dram=dram)

@@ -7,93 +7,65 @@ the earlier checkpoints as they were. What is a pickle in it is read as in
 `placer.storage.checkpoint`: no code of a file is run.
 
 Tables are stored in the order of their original ids, not in the plan's layout: a run can go
-on under another plan, and with another number of ranks. Of many ranks each writes a file of its
+on under another plan, and with another number of processes. Each of them writes a file of its
 own. The folder must be one that all of them see.
 """
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from placer.errors import CheckpointError
-from placer.files import sha256_file
+from placer.files import FileRecord, HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.sink import Written, flush
 from placer.storage.checkpoint.table_blocks import Name, NamedTables
-from placer.storage.tensor_rows import AnyTensor, in_rows
+from placer.storage.manifest import (
+    FileEntry,
+    Manifest,
+    check_sha256,
+    check_size,
+    read_manifest,
+    write_manifest,
+)
+from placer.storage.run_state import Checkpoint, Position
+from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.ranks import ALONE, Ranks
+
+__all__ = [
+    "Checkpoint",
+    "Position",
+    "check_settings",
+    "exist",
+    "latest",
+    "load",
+    "open_checkpoint",
+    "save",
+]
 
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
+_ADVICE = "use another checkpoint"
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a run has come.
+class _Manifest(Manifest):
+    """``checkpoint.json``."""
 
-    Attributes
-    ----------
-    step : int
-        Steps taken.
-    epoch : int
-        Passes over the log that are complete.
-    samples : int
-        Samples of the log read in the current pass, held-out ones included.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
-    """All that a run needs to go on.
-
-    Attributes
-    ----------
-    position : Position
-    settings : mapping of str to JSON value
-        What must be the same when the run goes on, by name: the model's shape, the batch, …
-    tensors : mapping of group to mapping of name to tensor
-        In memory, or to be read in rows. When saved, those that all ranks have alike; when read,
-        those of the tables too. Groups have no dot in their name.
-    """
-
-    position: Position
-    settings: Mapping[str, Any]
-    tensors: Mapping[str, Mapping[str, AnyTensor]]
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    size_bytes: int
-    sha256: str
-
-
-class _Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    format_version: int
     step: int
     epoch: int
     samples: int
     settings: dict[str, Any]
-    files: dict[str, _File]
-    sha256: str
+    files: dict[str, FileEntry]
 
 
 def save(
@@ -121,30 +93,20 @@ def save(
     BackendError
         If a rank is lost; there is no checkpoint then, or a complete one.
     """
-    name = f"step-{checkpoint.position.step:012d}"
-    target, partial = folder / name, folder / f".{name}.partial"
+    hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
     first = ranks.rank == 0
 
     def begin() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         _tidy(folder)
-        partial.mkdir()
+        hidden.begin()
 
-    def publish(files: Mapping[str, Written]) -> None:
-        if not first:
-            return
-        with _reporting(f"cannot write checkpoint {target}"):
-            _write_manifest(partial, checkpoint, files)
-            if target.exists():
-                target.rename(folder / f".{name}.replaced")
-            partial.rename(target)
-            flush(folder)
-            _tidy(folder)
-            for old in _by_step(folder)[:-keep]:
-                # Hidden by one rename first: a removal cut short must not look like a checkpoint.
-                hidden = folder / f".{old.name}.partial"
-                old.rename(hidden)
-                shutil.rmtree(hidden)
+    def publish(files: Mapping[str, FileRecord]) -> None:
+        if first:
+            with _reporting(f"cannot write checkpoint {hidden.target}"):
+                _write_manifest(hidden.partial, checkpoint, files)
+                hidden.publish()
+                _tidy(folder)
+                _remove_all_but(folder, keep)
 
     tensors: dict[Name, AnyTensor] = {
         (group, key): tensor
@@ -152,21 +114,21 @@ def save(
         for key, tensor in held.items()
     }
     try:
-        own = write_folder(partial, tables, tensors, target=target, begin=begin)
+        own = write_folder(hidden, tables, tensors, begin=begin)
         files = _of_all_ranks(own, ranks)
         ranks.together(lambda: publish(files))
     finally:
         if first and folder.is_dir():
             with contextlib.suppress(OSError):
                 _tidy(folder)
-    return target
+    return hidden.target
 
 
-def _of_all_ranks(own: Mapping[str, Written], ranks: Ranks) -> dict[str, Written]:
+def _of_all_ranks(own: Mapping[str, FileRecord], ranks: Ranks) -> dict[str, FileRecord]:
     """The files that all ranks wrote, with what each found of its own."""
     said = ranks.texts(json.dumps({name: asdict(file) for name, file in own.items()}))
     return {
-        name: Written(**file) for text in said for name, file in sorted(json.loads(text).items())
+        name: FileRecord(**file) for text in said for name, file in sorted(json.loads(text).items())
     }
 
 
@@ -180,6 +142,14 @@ def _tidy(folder: Path) -> None:
             shutil.rmtree(replaced)
         else:
             replaced.rename(target)
+
+
+def _remove_all_but(folder: Path, keep: int) -> None:
+    for old in _by_step(folder)[:-keep]:
+        # Hidden by one rename first: a removal cut short must not look like a checkpoint.
+        hidden = folder / f".{old.name}.partial"
+        old.rename(hidden)
+        shutil.rmtree(hidden)
 
 
 def exist(folder: Path) -> bool:
@@ -200,7 +170,7 @@ def latest(folder: Path) -> Path | None:
     problems = []
     for path in reversed(_by_step(folder)):
         try:
-            _check_sizes(path, _read_manifest(path))
+            _manifest_of(path)
         except CheckpointError as error:
             _logger.warning("passing over an incomplete checkpoint: %s", error)
             problems.append(error)
@@ -222,7 +192,7 @@ def load(path: Path) -> Checkpoint:
     found = open_checkpoint(path)
     with _reporting(f"cannot read checkpoint {path}"):
         tensors = {
-            group: {name: in_rows(tensor).whole() for name, tensor in held.items()}
+            group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
             for group, held in found.tensors.items()
         }
     return Checkpoint(found.position, found.settings, tensors)
@@ -255,15 +225,10 @@ def _chosen(path: Path) -> Path:
 
 
 def _open(path: Path, verifies: bool) -> Checkpoint:
-    manifest = _read_manifest(path)
-    _check_sizes(path, manifest)
-    with _reporting(f"cannot read checkpoint {path}"):
+    manifest = _manifest_of(path)
+    if verifies:
         for name, file in manifest.files.items():
-            if verifies and sha256_file(path / name) != file.sha256:
-                raise CheckpointError(
-                    f"{path / name} was altered: its SHA-256 is not the one that "
-                    f"{MANIFEST} lists; use an earlier checkpoint"
-                )
+            check_sha256(path / name, file.sha256, MANIFEST, "use an earlier checkpoint")
     tensors: dict[str, dict[str, AnyTensor]] = defaultdict(dict)
     for full_name, tensor in read_tensors(path).items():
         group, _, key = full_name.partition(".")
@@ -309,70 +274,31 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
 
 
-def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Written]) -> None:
-    position = checkpoint.position
+def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, FileRecord]) -> None:
     body = {
         "format_version": FORMAT_VERSION,
-        "step": position.step,
-        "epoch": position.epoch,
-        "samples": position.samples,
+        **asdict(checkpoint.position),
         "settings": dict(checkpoint.settings),
         "files": {name: asdict(file) for name, file in files.items()},
     }
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(body | {"sha256": _hash_of(body)}, indent=1), encoding="utf-8")
-    flush(manifest)
-    flush(folder)
+    write_manifest(folder / MANIFEST, body)
 
 
-def _read_manifest(path: Path) -> _Manifest:
+def _manifest_of(path: Path) -> _Manifest:
+    """The manifest of a checkpoint whose files are all there, with the sizes that it lists."""
     file = path / MANIFEST
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is cut short or altered: it is not JSON") from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version != FORMAT_VERSION:
-        advice = "update placer" if version > FORMAT_VERSION else "train anew"
-        raise CheckpointError(
-            f"{file} has format version {version} and this placer reads {FORMAT_VERSION}; {advice}"
-        )
-    try:
-        manifest = _Manifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise CheckpointError(f"{file} was altered: {where}: {first['msg']}") from error
-    if _hash_of({key: content[key] for key in content if key != "sha256"}) != manifest.sha256:
-        raise CheckpointError(f"{file} was altered: its content is not what its SHA-256 says")
+    manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train anew")
     unsafe = [name for name in manifest.files if Path(name).name != name]
     if unsafe:
         raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
+    for name, entry in manifest.files.items():
+        check_size(path / name, entry.size_bytes, _ADVICE)
     return manifest
-
-
-def _check_sizes(path: Path, manifest: _Manifest) -> None:
-    for name, file in manifest.files.items():
-        try:
-            size_bytes = (path / name).stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{path / name} is missing; use another checkpoint") from error
-        if size_bytes != file.size_bytes:
-            raise CheckpointError(
-                f"{path / name} is cut short or altered: it has {size_bytes} bytes "
-                f"and should have {file.size_bytes}; use another checkpoint"
-            )
 
 
 def _by_step(folder: Path) -> list[Path]:
     """Folders that look like checkpoints, by rising step."""
     return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
-
-
-def _hash_of(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager

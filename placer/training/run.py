@@ -15,25 +15,19 @@ from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.whole_model import AnyEmbeddings
-from placer.storage.tensor_rows import AnyTensor, in_rows
+from placer.storage.run_state import STATES, Checkpoint, Position
+from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
-from placer.training.checkpoint import Checkpoint, Position
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.ranks import ALONE, Ranks
 from placer.training.reading import Reading, readings
-from placer.training.tables import (
-    STATES,
-    hit_rates,
-    load_tables,
-    named_tables,
-    update_counts,
-)
+from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -77,7 +71,7 @@ class Run:
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
-        self._embeddings: AnyEmbeddings = kind(
+        self._embeddings: Embeddings = kind(
             plan,
             lr=config.embedding_rate,
             eps=config.eps,
@@ -117,8 +111,7 @@ class Run:
 
     def close(self) -> None:
         """Let go of the connections to other ranks."""
-        if isinstance(self._embeddings, ShardedEmbeddings):
-            self._embeddings.close()
+        self._embeddings.close()
 
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
@@ -272,7 +265,7 @@ def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:
 
 
 def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
-    return {name: in_rows(tensor).whole() for name, tensor in tensors.items()}
+    return {name: TensorRows.of(tensor).whole() for name, tensor in tensors.items()}
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:

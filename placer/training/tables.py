@@ -5,36 +5,32 @@ from dataclasses import astuple
 
 import torch
 
-from placer.executor import PlacedEmbeddings
-from placer.executor.id_order import TableTensor, tensors_of
+from placer.executor.embeddings import Embeddings
+from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.tensor_names import UPDATES
-from placer.storage.checkpoint.load import check_tensors, fill
-from placer.storage.checkpoint.table_blocks import Name, NamedTables
-from placer.storage.checkpoint.whole_model import AnyEmbeddings, id_order_of
-from placer.storage.tensor_rows import AnyTensor, in_rows
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
+from placer.storage.run_state import STATES, WEIGHTS
+from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.ranks import Ranks
 
-WEIGHTS, STATES = "embeddings", "embedding_optimizer"
-"""Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
 
-
-def named_tables(embeddings: AnyEmbeddings) -> NamedTables:
+def named_tables(embeddings: Embeddings) -> NamedTables:
     """Tables and their names in a checkpoint."""
-    tables = id_order_of(embeddings)
-    return NamedTables(tables, {_name(tensor): tensor for tensor in tensors_of(tables)})
+    tables = embeddings.id_order()
+    return NamedTables(tables, {_name(tensor): tensor for tensor in tables.tensors()})
 
 
 def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
-    """The number of updates, where it matters; all ranks must ask."""
+    """The number of updates, where it matters; all processes must call it."""
     if not named.tables.counts_updates:
         return {}
     return {UPDATES: torch.tensor(named.tables.update_count())}
 
 
-def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
-    """Overwrite weights and optimizer state; each rank reads the rows that it holds.
+def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
+    """Overwrite weights and optimizer state; each process reads the rows that it holds.
 
     Raises
     ------
@@ -43,32 +39,26 @@ def load_tables(embeddings: AnyEmbeddings, groups: Mapping[str, Mapping[str, Any
         changed then.
     """
     named = named_tables(embeddings)
-    counted = named.tables.counts_updates
-    for group in (WEIGHTS, STATES):
-        own = {name[1]: tensor for name, tensor in named.tensors.items() if name[0] == group}
-        shapes = {name: tensor.shape for name, tensor in own.items()}
-        dtypes = {name: tensor.dtype for name, tensor in own.items()}
-        if group == STATES and counted:
-            shapes[UPDATES] = ()
-        found = {name: in_rows(tensor) for name, tensor in groups.get(group, {}).items()}
-        check_tensors(f"{group} do not fit the plan", found, shapes, dtypes)
-    rows = {
-        f"{group}.{name}": in_rows(tensor)
+    stored = {
+        f"{group}.{name}": TensorRows.of(tensor)
         for group in (WEIGHTS, STATES)
         for name, tensor in groups.get(group, {}).items()
     }
-    fill([named], rows)
-    if counted:
-        named.tables.set_update_count(int(rows[f"{STATES}.{UPDATES}"].whole()))
+    expected = {".".join(name): tensor for name, tensor in named.tensors.items()}
+    counts = [f"{STATES}.{UPDATES}"] if named.tables.counts_updates else []
+    check_stored("the checkpoint's tables do not fit the plan", stored, expected, counts)
+    load_blocks([named], stored)
+    for name in counts:
+        named.tables.set_update_count(int(stored[name].whole()))
 
 
-def hit_rates(embeddings: AnyEmbeddings, ranks: Ranks) -> HitRates | None:
+def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
     """Lookups that HBM served, on all ranks, which must ask together; waits for the device.
 
     None for backends that read all rows where they are.
     """
     found = embeddings.hit_rates()
-    if isinstance(embeddings, PlacedEmbeddings):
+    if embeddings.world == 1:
         return found
     if not ranks.any(found is not None):
         return None

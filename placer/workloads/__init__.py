@@ -61,6 +61,12 @@ def named_workload(name: str) -> Profile:
     ------
     ProfileError
         If there is no such workload; the message lists the names.
+
+    Examples
+    --------
+    >>> profile = named_workload("criteo-kaggle")
+    >>> len(profile)
+    26
     """
     if name in published():
         return published_workload(name)

@@ -17,8 +17,8 @@ import numpy as np
 from placer.errors import ProfileError
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
-from placer.workloads.published import zipf_cdf
 
 RECSHARD_TABLES = 397
 RECSHARD_DIM = 64

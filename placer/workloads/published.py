@@ -9,9 +9,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 
 
@@ -21,12 +21,6 @@ def published() -> dict[str, dict[str, Any]]:
     text = files("placer.workloads").joinpath("published.json").read_text(encoding="utf-8")
     workloads: dict[str, dict[str, Any]] = json.loads(text)
     return workloads
-
-
-@cache
-def zipf_cdf(rows: int, exponent: float) -> AccessCdf:
-    """`AccessCdf.zipf`, shared by the tables of equal size that workloads have many of."""
-    return AccessCdf.zipf(rows, exponent)
 
 
 def published_workload(name: str) -> Profile:

@@ -18,6 +18,7 @@ from apply_plan_cases import (
     table,
     train,
 )
+from fast_and_full import combinations
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,14 +42,12 @@ def both(kind: str, placement: str, backend: str, padding_idx: int | None = 1) -
     assert_equal_models(ours, theirs)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@combinations("kind, placement", OPTIMIZERS, PLACEMENTS)
 def test_losses_and_weights_are_the_unplaced_models(kind: str, placement: str) -> None:
     both(kind, placement, "numba")
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("backend", ["torch", "tiered"])
+@combinations("backend, kind", ["torch", "tiered"], OPTIMIZERS)
 def test_on_every_backend(kind: str, backend: str) -> None:
     both(kind, "staged", backend)
 

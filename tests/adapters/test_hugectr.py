@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[list[Shard], str]] = {
     ),
     "uneven strips": (
         [in_hbm("t", (0, 10, 1), (0, 2)), in_hbm("t", (0, 10, 1), (2, 8), "gpu:1")],
-        "even strips",
+        "even column slices",
     ),
 }
 

@@ -169,7 +169,7 @@ REFUSED = {
     ),
     "uneven strips": (
         [shard("t", (0, 10), (0, 2)), shard("t", (0, 10), (2, 8), "gpu:1")],
-        "strips of 2, 6",
+        "column slices of 2, 6",
     ),
 }
 
@@ -195,9 +195,9 @@ class TestRefusals:
     def test_row_wise_adagrad_by_strips_unless_one_says_so(self) -> None:
         own = table("t", 10, 8, "rowwise_adagrad")
         plan = plan_for(own, shard("t", (0, 10), (0, 4)), shard("t", (0, 10), (4, 8), "gpu:1"))
-        with pytest.raises(PlanMismatchError, match="'t' is cut by columns"):
+        with pytest.raises(PlanMismatchError, match="'t' is column-wise"):
             to_sharding_plan(plan, model_for(own), env_of(2))
-        assert to_sharding_plan(plan, model_for(own), env_of(2), state_by_strip=True).plan
+        assert to_sharding_plan(plan, model_for(own), env_of(2), state_by_column_slice=True).plan
 
     def test_replicas_with_their_optimizer_in_the_backward_pass(self) -> None:
         plan = plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:0", "gpu:1"))

@@ -16,6 +16,7 @@ from executor_cases import (
     shard,
     two_features,
 )
+from fast_and_full import combinations
 from torch import nn
 
 from placer.errors import (
@@ -80,9 +81,12 @@ def test_initial_weights_depend_on_the_seed_and_not_on_the_plan() -> None:
     assert first.std() == pytest.approx(70_000**-0.5 / 3**0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("backend", ["torch", "tiered"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("placement", ["hbm", "host", "split 50%", "grid", "crossing cuts"])
+@combinations(
+    "placement, optimizer, backend",
+    ["hbm", "host", "split 50%", "grid", "crossing cuts"],
+    OPTIMIZERS,
+    ["torch", "tiered"],
+)
 def test_memory_held_is_what_the_plan_says(placement: str, optimizer: str, backend: str) -> None:
     plan = placements(two_features(optimizer))[placement]
     held = PlacedEmbeddings(plan, backend=backend).memory_use()

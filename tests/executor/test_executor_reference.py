@@ -17,6 +17,7 @@ from executor_cases import (
     random_gradients,
     two_features,
 )
+from fast_and_full import combinations
 from torch import nn
 
 from placer.errors import DataError
@@ -24,8 +25,7 @@ from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad, Unplaced
 from placer.tables import OPTIMIZERS, Feature, Table
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("weighted", [False, True])
+@combinations("weighted, dtype", [False, True], ["float32", "bfloat16"])
 def test_it_is_the_placed_model_unplaced(weighted: bool, dtype: str) -> None:
     features = tuple(
         Feature(f"f.{pooling}", pooling=pooling) for pooling in ("sum", "mean", "max", "none")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from fast_and_full import combinations
 from torch import Tensor
 
 from placer.executor.optimizers.rounding import random_bits, stochastic_round
@@ -96,8 +97,7 @@ def test_bits_are_as_random_as_coins() -> None:
         assert float(correlation.abs().max()) < 5 / (count * 15 / 16) ** 0.5
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", HALVES)
+@combinations("dtype, optimizer", HALVES, OPTIMIZERS)
 def test_half_weights_follow_a_float32_run(dtype: torch.dtype, optimizer: str) -> None:
     """With updates below half the distance to the neighbour, nearest does not move at all."""
     generator = torch.Generator().manual_seed(1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fast_and_full import combinations
+from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -134,7 +134,7 @@ class TestPool:
         expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("home", [0, 12, 20])
+    @pytest.mark.parametrize("home", mostly_slow([0, 12, 20], 12))
     def test_where_rows_are_changes_no_bit(
         self, kernels: TritonKernels, random: torch.Generator, home: int
     ) -> None:
@@ -237,7 +237,7 @@ class TestUpdate:
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("home", [0, 8, 40])
+    @pytest.mark.parametrize("home", mostly_slow([0, 8, 40], 8))
     def test_where_rows_are_changes_no_bit(
         self, kernels: TritonKernels, random: torch.Generator, home: int
     ) -> None:
@@ -252,7 +252,7 @@ class TestUpdate:
             results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
         assert torch.equal(*results)
 
-    @pytest.mark.parametrize("column_slices", [(3, 4), (7,)])
+    @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
     def test_the_mean_over_several_column_slices(
         self, kernels: TritonKernels, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:
@@ -316,6 +316,7 @@ class TestUpdate:
         kernels.update(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
         assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
+    @pytest.mark.slow
     def test_any_size_of_tile_gives_the_same_sums(self, random: torch.Generator) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 12, generator=random)

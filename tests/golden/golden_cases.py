@@ -6,7 +6,7 @@ All that is taken from modules below the public packages is imported here, and u
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from cli import main
 from cost_models import CostModel, CostReport, cost_model
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, DenseModel, dense_costs
-from cost_models.step_equation.batched import BatchedCosts, ShardBatch
+from cost_models.step_equation.work import work_of_group
 from placer import (
     AccessCdf,
     Constraints,
@@ -597,14 +597,24 @@ def costs_of_plans(problem_name: str, model_name: str) -> list[Any]:
 
 
 def batched_costs(problem_name: str, model_name: str) -> list[list[float]]:
-    """Seconds of the shards of random plans, replicas and those on hosts left out, at once."""
+    """Seconds of the shards of random plans, each alone on the last GPU.
+
+    Replicas and shards on hosts are left out.
+    """
     asked, model = costed_problems()[problem_name], model_of(model_name)
-    costs = BatchedCosts(model, asked, len(asked.topology.gpus) - 1)  # type: ignore[arg-type]
-    gpus = {gpu.id for gpu in asked.topology.gpus}
+    gpus = [gpu.id for gpu in asked.topology.gpus]
+    last, names = len(gpus) - 1, asked.profile.table_names
     found = []
     for plan in random_plans(problem_name)[:12]:
         shards = [s for s in plan.shards if len(s.devices) == 1 and s.devices[0] in gpus]
-        found.append(costs.seconds(ShardBatch.of(asked, shards)).tolist())
+        columns = {s.table: {o.cols for o in shards if o.table == s.table} for s in shards}
+        seconds = []
+        for shard in shards:
+            table, alone = names.index(shard.table), replace(shard, devices=(gpus[last],))
+            costs = model.unit_costs(asked, table, last)  # type: ignore[attr-defined]
+            works = work_of_group(asked, table, [alone], column_slices=len(columns[shard.table]))
+            seconds.append(sum(sum(w.read_s(costs)[:2]) + w.extras.gpu_s(costs) for w in works))
+        found.append(seconds)
     return found
 
 

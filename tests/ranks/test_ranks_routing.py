@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from executor_cases import machine, placements, plan_of, shard
+from fast_and_full import combinations, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
@@ -104,9 +105,9 @@ def _ids_by_rank(plan: Plan) -> list[int]:
     return [*hot, *(id for id in range(61) if id not in set(hot))]
 
 
-@pytest.mark.parametrize("world", [2, 4, 6])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("placement", list(placements(table_with("sgd"))))
+@combinations(
+    "placement, optimizer, world", list(placements(table_with("sgd"))), OPTIMIZERS, [2, 4, 6]
+)
 def test_the_plans_of_the_ranks_are_sound_and_hold_all(
     placement: str, optimizer: str, world: int
 ) -> None:
@@ -119,7 +120,7 @@ def test_the_plans_of_the_ranks_are_sound_and_hold_all(
         poolings = {(t.name, f.name): f.pooling for t in own for f in t.table.features}
         features = [local_features(target, poolings) for target in own]
         gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == rank]
-        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus)
+        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus).plan
         assert violations(local) == []
         held += [
             (shard.memory, shard.lookup, shard.row_count * shard.width, rank)
@@ -154,7 +155,7 @@ def test_columns_that_are_partly_replicated_are_refused_for_row_wise_adagrad() -
     assert division(plan_of([table_with("adagrad")], shards), 4)
 
 
-@pytest.mark.parametrize("gpus", [128, 1024])
+@pytest.mark.parametrize("gpus", mostly_slow([128, 1024], 128))
 def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) -> None:
     plan = large_plan(gpus)
     targets, maps = division(plan, gpus)

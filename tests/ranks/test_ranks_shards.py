@@ -10,6 +10,7 @@ from ranks_cases import sharded, table_with
 from ranks_launcher import Job, Outcomes, run
 from shard_cases import checkpoint_of
 
+from placer.executor import make_embeddings
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.storage.shards import load_shards, write_shards
@@ -83,7 +84,7 @@ def test_one_rank_alone_has_all(tmp_path: Path) -> None:
     plan = mixed()
     with mock.patch("os.fsync"):
         write_shards(plan, checkpoint_of(plan), tmp_path / "shards")
-    module = sharded(plan)
+    module = make_embeddings(plan)
     load_shards(module, tmp_path / "shards")
     weights = module.state_dict()
     expected = checkpoint_of(plan).tensors["embeddings"]

@@ -68,6 +68,7 @@ def exchanged_by_model(problem: Problem, plan: Plan) -> float:
     return sum(gpu.communication_s for gpu in report.gpus) * bandwidth
 
 
+@pytest.mark.slow
 def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     """Every rank has the same samples: expected and real bytes are then the same."""
     profile = named_workload("mlperf-dcnv2")
@@ -90,6 +91,7 @@ def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     assert measured == pytest.approx(exchanged_by_model(problem, plan), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_hot_rows_everywhere_and_every_cut_over_128_gpus() -> None:
     plan = large_plan(GPUS)
     _, steps = executed(plan, [a_batch(plan, 1, rank, most=3) for rank in range(GPUS)])
@@ -139,6 +141,7 @@ def plan_of_1024() -> Plan:
     return plan_of(tables, shards, {"head": order, "grid": order}, topology)
 
 
+@pytest.mark.slow
 def test_a_plan_of_1024_gpus() -> None:
     plan = plan_of_1024()
     world, steps = executed(plan, [a_batch(plan, 1, rank, most=2) for rank in range(1024)])

@@ -168,8 +168,15 @@ def apply_plan(
 
     Examples
     --------
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> table = Table("0", rows=1000, dim=16)
+    >>> whole = Shard("0", (0, 1000, 1), (0, 16), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((table,), Topology.parse("1xh100"), (whole,))
     >>> model = nn.Sequential(nn.EmbeddingBag(1000, 16), nn.Linear(16, 1))
-    >>> apply_plan(model, plan, optimizer="adagrad", lr=0.05)  # doctest: +SKIP
+    >>> applied = apply_plan(model, plan, optimizer="adagrad", lr=0.05, backend="torch")
+    >>> model(torch.tensor([[3, 7], [7, 9]])).sum().backward()  # Updates rows 3, 7 and 9.
+    >>> int(applied.optimizer_state_dict()["0.sum"].sum(1).count_nonzero())
+    3
     """
     _check_is_plain(model)
     if optimizer is not None:
@@ -181,18 +188,7 @@ def apply_plan(
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     options = Options(lr, eps, betas, backend, cache_policy, rounding)
-    placed: dict[str, PlacedTable] = {}
-    try:
-        for name, partner in matched.items():
-            weight = partner.weight
-            placed[name] = PlacedTable(
-                _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
-            )
-            _empty(weight, placed[name])  # Table by table, so that one is there twice.
-    except BaseException:
-        for name, table in placed.items():
-            _refill(matched[name].weight, table)
-        raise
+    placed = _place(plan, matched, options)
     _swap(
         model,
         {
@@ -273,6 +269,25 @@ def _check_is_plain(model: nn.Module) -> None:
             f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
             "before that"
         )
+
+
+def _place(
+    plan: Plan, matched: Mapping[str, ModelTable], options: Options
+) -> dict[str, PlacedTable]:
+    """Move the weights of a model to where the plan puts them; on an error all move back."""
+    placed: dict[str, PlacedTable] = {}
+    try:
+        for name, partner in matched.items():
+            weight = partner.weight
+            placed[name] = PlacedTable(
+                _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
+            )
+            _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
+    except BaseException:
+        for name, table in placed.items():
+            _refill(matched[name].weight, table)
+        raise
+    return placed
 
 
 def _of_table(plan: Plan, name: str) -> Plan:

@@ -1,7 +1,8 @@
 """A profile from the model and the batches that it is trained on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
@@ -73,6 +74,24 @@ def profile_model(
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]
     samples = read = 0
+    with _observed(model, counters):
+        for batch in islice(batches, steps):
+            _default_forward(model, batch) if forward is None else forward(batch)
+            size = _samples(counters)
+            for counter in counters:
+                counter.end_batch(size)
+            samples += size
+            read += 1
+    if not read:
+        raise DataError("there was no batch to profile the model on")
+    return Profile(
+        tuple(counter.profile(samples, optimizer) for counter in counters), samples, source=source
+    )
+
+
+@contextmanager
+def _observed(model: nn.Module, counters: Iterable["_TableCounter"]) -> Iterator[None]:
+    """The model in eval mode and without gradients, its calls noted; then it is as it was."""
     handles = [
         module.register_forward_pre_hook(counter.hook(), with_kwargs=True)
         for counter in counters
@@ -82,23 +101,12 @@ def profile_model(
     model.eval()
     try:
         with torch.no_grad():
-            for batch in islice(batches, steps):
-                _default_forward(model, batch) if forward is None else forward(batch)
-                size = _samples(counters)
-                for counter in counters:
-                    counter.end_batch(size)
-                samples += size
-                read += 1
+            yield
     finally:
         for handle in handles:
             handle.remove()
         for module, mode in was_training.items():
             module.training = mode
-    if not read:
-        raise DataError("there was no batch to profile the model on")
-    return Profile(
-        tuple(counter.profile(samples, optimizer) for counter in counters), samples, source=source
-    )
 
 
 def _default_forward(model: nn.Module, batch: Any) -> None:

@@ -12,15 +12,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import DataError
-from placer.executor import BagBatch, HitRates, PlacedEmbeddings
-from placer.executor.distributed import ShardedEmbeddings
+from placer.executor import BagBatch, HitRates, make_embeddings
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import STATE
@@ -105,7 +103,7 @@ class PlacedTable:
         (self.table,) = self.plan.tables
         self._frozen_rows.clear()
         self.device = device
-        self.embeddings = _embeddings(
+        self.embeddings = make_embeddings(
             self.plan, device=device, weights={self.name: weight}, **self._options.arguments()
         )
 
@@ -117,9 +115,7 @@ class PlacedTable:
     @property
     def backend(self) -> str:
         """Name of the backend, as it was asked for where ranks share the table."""
-        if isinstance(self.embeddings, PlacedEmbeddings):
-            return self.embeddings.backend
-        return self._options.backend
+        return self.embeddings.backend if self.embeddings.world == 1 else self._options.backend
 
     @property
     def optimizer(self) -> OptimizerName:
@@ -197,14 +193,11 @@ class PlacedTable:
 
     def hit_rates(self) -> HitRates | None:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
-        if isinstance(self.embeddings, PlacedEmbeddings):
-            return self.embeddings.hit_rates()
-        return None
+        return self.embeddings.hit_rates() if self.embeddings.world == 1 else None
 
     def close(self) -> None:
         """Let go of connections to other ranks."""
-        if isinstance(self.embeddings, ShardedEmbeddings):
-            self.embeddings.close()
+        self.embeddings.close()
 
     @property
     def lr(self) -> float:
@@ -275,13 +268,6 @@ class PlacedTable:
             with torch.enable_grad():
                 rows = self._rows(_joined(batches))
         rows.backward(gradient)  # type: ignore[no-untyped-call]
-
-
-def _embeddings(plan: Plan, **options: Any) -> PlacedEmbeddings | ShardedEmbeddings:
-    """Over the ranks of `torch.distributed`, where there are several."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return ShardedEmbeddings(plan, **options)
-    return PlacedEmbeddings(plan, **options)
 
 
 class _Lookup(torch.autograd.Function):

@@ -23,7 +23,7 @@ def to_sharding_plan(
     device: Any = None,
     prefetch_pipeline: bool = False,
     staged_as: Staged | None = None,
-    state_by_strip: bool = False,
+    state_by_column_slice: bool = False,
 ) -> Any:
     """The `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
 
@@ -43,9 +43,9 @@ def to_sharding_plan(
         Whether caches are filled by TorchRec's prefetching pipeline.
     staged_as : {"uva", "cached"}, optional
         How TorchRec reads rows that the plan stages, which it cannot; by default such plans are
-        refused. `split_tables` has to be told the same.
-    state_by_strip : bool
-        Whether tables with row-wise Adagrad may be cut by columns, each strip of which keeps a
+        refused. `split_tables` needs the same.
+    state_by_column_slice : bool
+        Whether tables with row-wise Adagrad may be sharded by columns. Each column slice has a
         state of its own in TorchRec, so that they train unlike a whole table.
 
     Raises
@@ -53,8 +53,8 @@ def to_sharding_plan(
     PlanError
         If the plan is not sound.
     PlanMismatchError
-        If it is not of this model or of so many ranks, or TorchRec has no such placement or
-        would train it wrong; the message names the tables and the reason.
+        If it is of another model or number of ranks, or TorchRec has no such placement or would
+        train it wrong; the message names the tables and the reason.
     BackendError
         If torchrec is not installed.
     """
@@ -69,14 +69,12 @@ def to_sharding_plan(
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
     _require_tables(parts, tables)
-    for part in parts:
-        _require_exact(part, state_by_strip=state_by_strip)
-        _require_trainable(part, tables[part.name])
     kind = torch.device(device).type if device is not None else _device_type(env)
     modules: dict[str, Any] = {}
     for part in parts:
-        path = tables[part.name].path
-        own = modules.setdefault(path, EmbeddingModuleShardingPlan())
+        _require_exact(part, state_by_column_slice=state_by_column_slice)
+        _require_trainable(part, tables[part.name])
+        own = modules.setdefault(tables[part.name].path, EmbeddingModuleShardingPlan())
         own[part.name] = _parameter_sharding(plan, part, kind, prefetch_pipeline)
     return ShardingPlan(modules)
 
@@ -87,7 +85,7 @@ def document(
     device: str = "cuda",
     module: str = "",
     staged_as: Staged | None = None,
-    state_by_strip: bool = False,
+    state_by_column_slice: bool = False,
 ) -> dict[str, Any]:
     """The same as JSON, in the layout of `ShardingPlan._serialize`, for a trainer of its own.
 
@@ -111,7 +109,7 @@ def document(
     remapped: dict[str, Any] = {}
     for table in plan.tables:
         for part in parts_of(plan, table, staged_as=staged_as):
-            _require_exact(part, state_by_strip=state_by_strip)
+            _require_exact(part, state_by_column_slice=state_by_column_slice)
             own: dict[str, Any] = {
                 "sharding_type": part.sharding.kind,
                 "compute_kernel": part.sharding.kernel,
@@ -163,7 +161,7 @@ def _require_ranks(plan: Plan, env: Any, parts: Iterable[Part]) -> None:
         len(plan.topology.gpus_of(host.id)) not in (0, local) for host in plan.topology.hosts
     ):
         raise PlanMismatchError(
-            f"table {by_host[0].name!r} is cut by rows over the GPUs of a host, which TorchRec "
+            f"table {by_host[0].name!r} is row-wise over the GPUs of a host, which TorchRec "
             f"takes to be {local} ranks in a row (LOCAL_WORLD_SIZE); the hosts of "
             f"{plan.topology.name!r} are others"
         )
@@ -230,21 +228,21 @@ def _require_trainable(part: Part, table: "TableOfModel") -> None:
         )
 
 
-def _require_exact(part: Part, *, state_by_strip: bool) -> None:
+def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
     """Raise if TorchRec would fail with such a placement, or train other weights."""
     own, sharding = part.table, part.sharding
     empty = [block.rank for block in sharding.blocks if not block.rows]
     if empty and own.rows:
         raise PlanMismatchError(
             f"table {own.name!r}: of blocks of {sharding.blocks[0].rows} of its {own.rows} rows "
-            f"rank {empty[0]} gets none, with which TorchRec's kernels fail; do not cut it by rows"
+            f"rank {empty[0]} gets none, with which TorchRec's kernels fail; shard it otherwise"
         )
-    cut = any(block.width < own.dim for block in sharding.blocks)
-    if cut and own.optimizer == "rowwise_adagrad" and not state_by_strip:
+    column_wise = any(block.width < own.dim for block in sharding.blocks)
+    if column_wise and own.optimizer == "rowwise_adagrad" and not state_by_column_slice:
         raise PlanMismatchError(
-            f"table {own.name!r} is cut by columns, where TorchRec's row-wise Adagrad takes the "
-            "mean of the squared gradient over each strip and not over the row: it would train "
-            "other weights than the whole table. Say state_by_strip=True if that may be"
+            f"table {own.name!r} is column-wise, where TorchRec's row-wise Adagrad takes the "
+            "mean of the squared gradient over each column slice, not over the row: it would train "
+            "other weights than the whole table. Say state_by_column_slice=True if that may be"
         )
 
 

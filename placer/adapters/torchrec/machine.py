@@ -9,7 +9,7 @@ _MS = 1e-3
 
 
 def topology_of(topology: Any) -> Topology:
-    """The machine that TorchRec's planner is told of, in our words.
+    """The machine of TorchRec's planner as our topology.
 
     Rank r is ``gpu:r``. TorchRec takes host memory as a cap for each rank; ours is one for each
     host, the sum of its ranks'. Where ranks compute on CPUs, each rank's memory is taken for its

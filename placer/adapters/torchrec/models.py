@@ -118,16 +118,3 @@ def collections_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
             yield path, module
-
-
-def names_of_outputs(configs: Any) -> list[str]:
-    """The keys under which a collection returns its features, in order.
-
-    A feature that several tables read is told apart by the table's name.
-    """
-    features = [feature for config in configs for feature in config.feature_names]
-    return [
-        f"{feature}@{config.name}" if features.count(feature) > 1 else feature
-        for config in configs
-        for feature in config.feature_names
-    ]

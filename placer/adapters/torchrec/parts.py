@@ -17,7 +17,7 @@ from placer.plan.shard import Lookup, Shard
 from placer.tables import Table
 
 Staged = Literal["uva", "cached"]
-"""How TorchRec may be told to read the rows that a plan stages."""
+"""How TorchRec reads the rows that a plan stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def parts_of(
             for span, name in (((0, edge), "hot"), ((edge, table.rows), "cold"))
         )
     ordered = plan.order_of(table.name).kind == "profile"
-    cut = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
-    name = f"{table.name}__ranked" if ordered and cut else table.name
+    row_wise = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
+    name = f"{table.name}__ranked" if ordered and row_wise else table.name
     return (Part(name, table, table.name, 0, table.rows, sharding),)
 
 

@@ -9,7 +9,7 @@ from placer.adapters.torchrec.machine import topology_of
 from placer.adapters.torchrec.sharding import sharding_of
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import with_buffers
-from placer.plan.fields import Provenance, RowOrder, SolverRecord
+from placer.plan.fields import RowOrder, SolverRecord
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
 from placer.profile.profile import Profile
@@ -72,50 +72,52 @@ def from_sharding_plan(
     """
     require_torchrec()
     from placer.adapters.torchrec.models import tables_of
-    from placer.adapters.torchrec.modules import SplitCollection
 
     machine = topology if isinstance(topology, Topology) else topology_of(topology)
-    split = {
+    split = _split_parts(module)
+    tables: dict[str, Table] = {}
+    shards: list[Shard] = []
+    hot_ids = {}
+    for name, found in tables_of(module).items():
+        table = found.as_table(optimizer, dict(pooling_factors or {}))
+        own = _shards_of(machine, table, _sharding_in(sharding_plan, found.path, name))
+        if name in split:
+            part, child = split[name]
+            table = _whole_table(part, child)
+            own = [_as_ranks(shard, part) for shard in own]
+            hot_ids[table.name] = child.ranks[table.name].listed
+        tables[table.name] = table
+        shards += own
+    if profile is not None:
+        _require_same(tables, profile)
+        tables = {name: profile[name].table for name in tables}
+        shards = _buffered(shards, profile, machine, batch_size)
+    order = {name: RowOrder("profile") for name in hot_ids}
+    record = SolverRecord("torchrec")
+    whole = tuple(tables.values())
+    return Plan(whole, machine, tuple(shards), order, hot_ids, batch_size, record)
+
+
+def _split_parts(module: Any) -> "dict[str, tuple[Part, SplitCollection]]":
+    """The parts of split tables by the names that TorchRec's model has for them."""
+    from placer.adapters.torchrec.modules import SplitCollection
+
+    return {
         part.name: (part, child)
         for child in module.modules()
         if isinstance(child, SplitCollection)
         for parts in child.parts.values()
         for part in parts
     }
-    tables: dict[str, Table] = {}
-    shards: list[Shard] = []
-    hot_ids = {}
-    for name, found in tables_of(module).items():
-        sharding = (sharding_plan.plan.get(found.path) or {}).get(name)
-        if sharding is None:
-            raise PlanMismatchError(
-                f"table {name!r} of {found.path or 'the model'!r} is not in the sharding plan"
-            )
-        table = found.as_table(optimizer, dict(pooling_factors or {}))
-        own = _shards_of(machine, table, sharding)
-        if name in split:
-            part, child = split[name]
-            source = _whole_table(part, child)
-            tables[source.name] = source
-            shards += [_as_ranks(shard, part) for shard in own]
-            hot_ids[source.name] = child.ranks[source.name].listed
-        else:
-            tables[name] = table
-            shards += own
-    if profile is not None:
-        _require_same(tables, profile)
-        tables = {name: profile[name].table for name in tables}
-        shards = _buffered(shards, profile, machine, batch_size)
-    return Plan(
-        tuple(tables.values()),
-        machine,
-        tuple(shards),
-        {name: RowOrder("profile") for name in hot_ids},
-        hot_ids,
-        batch_size,
-        SolverRecord("torchrec"),
-        Provenance(),
-    )
+
+
+def _sharding_in(sharding_plan: Any, path: str, table: str) -> Any:
+    sharding = (sharding_plan.plan.get(path) or {}).get(table)
+    if sharding is None:
+        raise PlanMismatchError(
+            f"table {table!r} of {path or 'the model'!r} is not in the sharding plan"
+        )
+    return sharding
 
 
 def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:

@@ -1,12 +1,12 @@
 """A table's shards in TorchRec's words: one sharding type, one kernel, one cache load factor.
 
 What a plan can say beyond that, TorchRec cannot hold: rows staged or pooled by the host, rows
-of one table in both tiers, strided row slices, uneven strips or blocks, replicas of a part. Nor
-may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks than
-their number, without a word, and then trains other rows than it should.
+of one table in both tiers, strided row slices, uneven column slices or blocks, replicas of a part.
+Nor may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks
+than their number, without a word, and then trains other rows than it should.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -51,7 +51,7 @@ class Sharding:
     kernel : str
         Its compute kernel.
     blocks : tuple of Block
-        In TorchRec's order: of a grid strip by strip, and the row blocks of each strip.
+        In TorchRec's order: of a grid, the row blocks of one column slice after the other.
         Row-wise ones may be empty.
     load_factor : float or None
         Rows of the caches over rows of the table, for ``fused_uvm_caching``.
@@ -89,19 +89,8 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
     ranks = {gpu.id: rank for rank, gpu in enumerate(topology.gpus)}
     parts = [shard for shard in shards if shard.row_count] or list(shards[:1])
     for shard in parts:
-        if shard.lookup not in KERNELS:
-            raise refuse(f"its rows are read by lookup {shard.lookup!r}; use device, uva or cached")
-        if shard.rows[2] != 1 and shard.row_count > 1:
-            raise refuse(
-                f"rows {list(shard.rows)} are strided; TorchRec cuts rows into contiguous blocks"
-            )
+        _require_known(table, shard, ranks.keys(), refuse)
         if len(shard.devices) > 1:
-            whole = shard.row_count == table.rows and shard.width == table.dim
-            if not whole or set(shard.devices) != ranks.keys() or shard.lookup != "device":
-                raise refuse(
-                    f"rows {list(shard.rows)} are replicated on {len(shard.devices)} GPUs; "
-                    f"TorchRec replicates whole tables in the HBM of all {len(ranks)}"
-                )
             blocks = tuple(Block(table.rows, table.dim, 0, 0, rank) for rank in range(len(ranks)))
             return Sharding("data_parallel", "dense", blocks)
     lookups = sorted({shard.lookup for shard in parts})
@@ -128,6 +117,23 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
     return Sharding(kind, KERNELS[lookups[0]], blocks)
 
 
+def _require_known(table: Table, shard: Shard, gpus: Set[str], refuse: _Refuse) -> None:
+    """Raise unless TorchRec has such a shard: its lookup, contiguous rows, replicas of all."""
+    if shard.lookup not in KERNELS:
+        raise refuse(f"its rows are read by lookup {shard.lookup!r}; use device, uva or cached")
+    if shard.rows[2] != 1 and shard.row_count > 1:
+        raise refuse(
+            f"rows {list(shard.rows)} are strided; TorchRec shards rows in contiguous blocks"
+        )
+    whole = shard.row_count == table.rows and shard.width == table.dim
+    everywhere = whole and set(shard.devices) == gpus and shard.lookup == "device"
+    if len(shard.devices) > 1 and not everywhere:
+        raise refuse(
+            f"rows {list(shard.rows)} are replicated on {len(shard.devices)} GPUs; "
+            f"TorchRec replicates whole tables in the HBM of all {len(gpus)}"
+        )
+
+
 def _blocks(
     topology: Topology,
     table: Table,
@@ -143,7 +149,7 @@ def _blocks(
     if rows_cut and columns_cut:
         return "grid_shard", _grid(topology, table, blocks, refuse)
     if columns_cut:
-        _require_even_strips(table, blocks, refuse)
+        _require_even_columns(table, blocks, refuse)
         return "column_wise", blocks
     if not rows_cut:
         return "table_wise", blocks
@@ -162,36 +168,36 @@ def _blocks(
     )
 
 
-def _require_even_strips(table: Table, strips: Sequence[Block], refuse: _Refuse) -> None:
-    width = strips[0].width
-    starts = [strip.first_column for strip in strips]
-    if {strip.width for strip in strips} != {width} or starts != list(range(0, table.dim, width)):
-        widths = ", ".join(str(strip.width) for strip in strips)
-        raise refuse(f"strips of {widths} of its {table.dim} columns are not even")
+def _require_even_columns(table: Table, columns: Sequence[Block], refuse: _Refuse) -> None:
+    width = columns[0].width
+    starts = [block.first_column for block in columns]
+    if {block.width for block in columns} != {width} or starts != list(range(0, table.dim, width)):
+        widths = ", ".join(str(block.width) for block in columns)
+        raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
 
 
 def _grid(
     topology: Topology, table: Table, blocks: Sequence[Block], refuse: _Refuse
 ) -> tuple[Block, ...]:
-    """Even strips of columns, each cut into even row blocks over the GPUs of one host."""
+    """Even column slices, each in even row blocks over the GPUs of one host."""
     if any(feature.pooling == "none" for feature in table.features):
-        raise refuse("it is cut by rows and by columns at once, but its lookups are not pooled")
-    strips: dict[int, list[Block]] = {}
+        raise refuse("it is sharded by rows and by columns at once, but its lookups are not pooled")
+    by_column: dict[int, list[Block]] = {}
     for block in blocks:
-        strips.setdefault(block.first_column, []).append(block)
-    _require_even_strips(table, [strips[first][0] for first in sorted(strips)], refuse)
+        by_column.setdefault(block.first_column, []).append(block)
+    _require_even_columns(table, [by_column[first][0] for first in sorted(by_column)], refuse)
     expected: list[Block] = []
-    for first in sorted(strips):
-        host = topology.gpus[strips[first][0].rank].host
+    for first in sorted(by_column):
+        host = topology.gpus[by_column[first][0].rank].host
         ranks = host_ranks(topology, host)
         edges = even_blocks(table.rows, len(ranks))
         expected += [
-            Block(stop - start, strips[first][0].width, start, first, rank)
+            Block(stop - start, by_column[first][0].width, start, first, rank)
             for (start, stop), rank in zip(edges, ranks, strict=True)
         ]
     if sorted(blocks) != sorted(block for block in expected if block.rows):
         raise refuse(
-            "it is cut by rows and by columns; TorchRec has grids of even strips of columns, each "
+            "it is sharded by rows and by columns; TorchRec has grids of even column slices, each "
             "of which has blocks of ceil(rows / GPUs) rows, in order, on the GPUs of one host"
         )
     return tuple(expected)

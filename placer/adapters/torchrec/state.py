@@ -57,11 +57,11 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
             merged[name] = value
             continue
         parts, ranks = orders[source]
-        pieces = {part: f"{path}placed_tables.{kind}.{part.name}.{what}" for part in parts}
-        for piece in pieces.values():
-            if piece not in whole:
-                raise CheckpointError(f"the state lacks {piece!r}, a part of table {source!r}")
-        merged[name] = _joined({part: whole[piece] for part, piece in pieces.items()}, ranks)
+        keys = {part: f"{path}placed_tables.{kind}.{part.name}.{what}" for part in parts}
+        for key in keys.values():
+            if key not in whole:
+                raise CheckpointError(f"the state lacks {key!r}, a part of table {source!r}")
+        merged[name] = _joined({part: whole[key] for part, key in keys.items()}, ranks)
     return merged
 
 
@@ -203,14 +203,14 @@ def _ids(part: Part, ranks: Ranks) -> Any:
     return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
 
 
-def _joined(pieces: Mapping[Part, "Tensor"], ranks: Ranks) -> "Tensor":
+def _joined(tensors: Mapping[Part, "Tensor"], ranks: Ranks) -> "Tensor":
     import torch
 
-    first = next(iter(pieces.values()))
-    rows = max(part.stop for part in pieces)
+    first = next(iter(tensors.values()))
+    rows = max(part.stop for part in tensors)
     table = torch.empty((rows, *first.shape[1:]), dtype=first.dtype, device=first.device)
-    for part, piece in pieces.items():
-        table[torch.from_numpy(_ids(part, ranks)).to(piece.device)] = piece
+    for part, tensor in tensors.items():
+        table[torch.from_numpy(_ids(part, ranks)).to(tensor.device)] = tensor
     return table
 
 
@@ -220,11 +220,11 @@ def _fill(name: str, target: Any, value: "Tensor") -> None:
         raise CheckpointError(
             f"{name!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in the model"
         )
-    for piece, offsets in _local(target):
+    for tensor, offsets in _local(target):
         span = tuple(
-            slice(first, first + size) for first, size in zip(offsets, piece.shape, strict=True)
+            slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
         )
-        piece.copy_(value[span])
+        tensor.copy_(value[span])
 
 
 def _orders(module: Any) -> Iterator[tuple[str, tuple[tuple[Part, ...], Ranks]]]:
@@ -266,26 +266,26 @@ def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
     import torch.distributed as dist
 
     mine = [
-        (key, tuple(value.shape), offsets, piece.cpu())
+        (key, tuple(value.shape), offsets, tensor.cpu())
         for key, value in flat.items()
-        for piece, offsets in _local(value)
+        for tensor, offsets in _local(value)
     ]
     ranks = dist.get_world_size()
     received: list[Any] | None = [None] * ranks if dist.get_rank() == 0 else None
     dist.gather_object(mine, received)
     whole: dict[str, Tensor] = {}
-    for key, shape, offsets, piece in (own for sent in received or () for own in sent):
+    for key, shape, offsets, tensor in (own for sent in received or () for own in sent):
         if key not in whole:
-            whole[key] = torch.empty(shape, dtype=piece.dtype)
+            whole[key] = torch.empty(shape, dtype=tensor.dtype)
         span = tuple(
-            slice(first, first + size) for first, size in zip(offsets, piece.shape, strict=True)
+            slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
         )
-        whole[key][span] = piece
+        whole[key][span] = tensor
     return whole
 
 
 def _local(value: Any) -> list[tuple[Any, Any]]:
-    """The pieces of a tensor that this rank has, and their offsets."""
+    """The shards of a tensor that this rank has, and their offsets."""
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if isinstance(value, ShardedTensor):

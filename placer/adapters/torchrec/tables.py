@@ -1,12 +1,17 @@
 """Models whose tables TorchRec has to hold in two parts, or in another order."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.parts import Staged, parts_of
 from placer.errors import PlanMismatchError
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
+from placer.tables import Table
+
+if TYPE_CHECKING:
+    from placer.adapters.torchrec.models import TableOfModel
 
 
 def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) -> Any:
@@ -46,14 +51,7 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     split = {name: own for name, own in parts.items() if any(part.remapped for part in own)}
     tables = tables_of(module)
     for name in split:
-        if name not in tables:
-            raise PlanMismatchError(f"table {name!r} is in the plan but not in the model")
-        config, own = tables[name].config, plan.tables_by_name[name]
-        if (config.num_embeddings, config.embedding_dim) != (own.rows, own.dim):
-            raise PlanMismatchError(
-                f"table {name!r} is {own.rows} × {own.dim} in the plan but "
-                f"{config.num_embeddings} × {config.embedding_dim} in the model"
-            )
+        _require_alike(plan.tables_by_name[name], tables)
     # All are made before the first is put in place, so that an error leaves the model as it was.
     made = []
     for path, collection in collections_of(module):
@@ -74,3 +72,15 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, new)
     return module
+
+
+def _require_alike(table: Table, tables: "Mapping[str, TableOfModel]") -> None:
+    """Raise unless the model has a table of the same rows and dim."""
+    if table.name not in tables:
+        raise PlanMismatchError(f"table {table.name!r} is in the plan but not in the model")
+    config = tables[table.name].config
+    if (config.num_embeddings, config.embedding_dim) != (table.rows, table.dim):
+        raise PlanMismatchError(
+            f"table {table.name!r} is {table.rows} × {table.dim} in the plan but "
+            f"{config.num_embeddings} × {config.embedding_dim} in the model"
+        )

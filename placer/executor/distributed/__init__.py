@@ -1,8 +1,7 @@
 """A plan over many ranks of `torch.distributed`: who holds what, and what they exchange."""
 
 from placer.executor.distributed.collectives import Volume
-from placer.executor.distributed.local_shards import LocalShard
 from placer.executor.distributed.sharded_batch import ShardedBatch
-from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings
+from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings, make_embeddings
 
-__all__ = ["LocalShard", "ShardedBatch", "ShardedEmbeddings", "Volume"]
+__all__ = ["ShardedBatch", "ShardedEmbeddings", "Volume", "make_embeddings"]

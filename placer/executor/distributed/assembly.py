@@ -1,8 +1,7 @@
 """From a plan to what one rank holds, sends and serves, step by step."""
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +9,24 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlacerError, PlanMismatchError
-from placer.executor.distributed.canonical import Canonical
 from placer.executor.distributed.collectives import Collectives, Communicator
+from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.placement.channels import (
     Channel,
     Channels,
+    Unit,
     all_channels,
     channels_of,
 )
-from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
+from placer.executor.distributed.placement.devices import ranks_of_devices
 from placer.executor.distributed.placement.division import Target, divide
-from placer.executor.distributed.placement.local_plans import local_features, local_plan
+from placer.executor.distributed.placement.local_plans import (
+    HeldShards,
+    local_features,
+    local_plan,
+    shards_by_holders,
+)
 from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
 from placer.executor.distributed.serving import Served
@@ -29,7 +34,6 @@ from placer.executor.distributed.whole_rows import RowTotals, row_groups
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import OptimizerName
 
 Build = Callable[[Plan, RowTotals | None], Held]
@@ -50,8 +54,8 @@ class Survey:
     maps : mapping of table name to TableRoutes
     channels : tuple of Channel
         Between any ranks.
-    shards : mapping of (table name, ranks) to tuple of Shard
-        What each set of ranks holds of a table.
+    shards : mapping of (table name, ranks) to sequence of (int, Shard)
+        See `shards_by_holders`.
     """
 
     plan: Plan
@@ -61,7 +65,7 @@ class Survey:
     targets: tuple[Target, ...]
     maps: Mapping[str, TableRoutes]
     channels: tuple[Channel, ...]
-    shards: Mapping[tuple[str, tuple[int, ...]], tuple[Shard, ...]]
+    shards: HeldShards
 
     @classmethod
     def of(
@@ -82,9 +86,6 @@ class Survey:
         ranks = ranks_of_devices(plan.topology, world)
         division = divide(plan, ranks, optimizers)
         maps = table_routes(plan, division, device)
-        held: dict[tuple[str, tuple[int, ...]], list[Shard]] = defaultdict(list)
-        for shard in plan.shards:
-            held[shard.table, holders_of(shard, ranks)].append(shard)
         return cls(
             plan,
             features,
@@ -98,7 +99,7 @@ class Survey:
             ),
             maps,
             all_channels(features, maps),
-            {key: tuple(shards) for key, shards in held.items()},
+            shards_by_holders(plan, ranks),
         )
 
 
@@ -107,21 +108,17 @@ def own_channels(survey: Survey, comm: Collectives) -> Channels:
     return channels_of(comm.rank, comm.world, survey.targets, survey.channels)
 
 
-def own_plans(survey: Survey, channels: Channels, rank: int) -> Iterator[Plan]:
-    """The plan of each of a rank's units."""
-    for unit in channels.units:
-        poolings = {
-            (channel.target.name, survey.features[channel.feature].name): channel.pooling
-            for channel in (channels.served[at] for at in unit.channels)
-        }
-        yield local_plan(
-            survey.plan,
-            unit.targets,
-            [local_features(target, poolings) for target in unit.targets],
-            survey.shards,
-            survey.optimizers,
-            [gpu for gpu in survey.plan.topology.gpus if survey.ranks[gpu.id] == rank],
-        )
+def _unit_plan(survey: Survey, channels: Channels, unit: Unit, rank: int) -> Plan:
+    """The plan by which a rank holds one of its units."""
+    poolings = {
+        (channel.target.name, survey.features[channel.feature].name): channel.pooling
+        for channel in (channels.served[at] for at in unit.channels)
+    }
+    features = [local_features(target, poolings) for target in unit.targets]
+    gpus = [gpu for gpu in survey.plan.topology.gpus if survey.ranks[gpu.id] == rank]
+    return local_plan(
+        survey.plan, unit.targets, features, survey.shards, survey.optimizers, gpus
+    ).plan
 
 
 def serving(
@@ -137,7 +134,8 @@ def serving(
     if any(target.peers and not target.replicated for target in targets):
         totals = _totals(targets, comm.rank, comm, device)
     modules: list[Held] = []
-    for unit, own in zip(channels.units, own_plans(survey, channels, comm.rank), strict=True):
+    for unit in channels.units:
+        own = _unit_plan(survey, channels, unit, comm.rank)
         of_unit = _totals(unit.targets, comm.rank, None, device) if unit.replicated else totals
         modules.append(build(own, of_unit))
     replicas: list[ReplicaUpdates | Bystander] = []
@@ -172,16 +170,13 @@ class Assembly:
     served : Served
     modules : tuple of PlacedEmbeddings
         Of the rank's units.
-    canonical : Canonical
-    targets : tuple of (Target, PlacedEmbeddings)
-        What is held here.
+    id_order : DistributedIdOrder
     """
 
     inputs: InputExchange
     served: Served
     modules: tuple[PlacedEmbeddings, ...]
-    canonical: Canonical
-    targets: tuple[tuple[Target, PlacedEmbeddings], ...]
+    id_order: DistributedIdOrder
 
 
 def assemble(
@@ -202,9 +197,13 @@ def assemble(
     PlacerError
         If another rank could not hold its part.
     """
+    # 1. Ranks that had different plans would wait for each other for ever.
     _check_same(plan, optimizers, comm)
+    # 2. Divide the tables: who holds which rows of which columns. Every rank finds the same.
     survey = Survey.of(plan, features, optimizers, comm.world, device)
+    # 3. What follows for this rank: whose lookups come here, and where its own go.
     channels = own_channels(survey, comm)
+    # 4. Build what it holds, zeros at first. A rank may lack the memory, and all must know then.
     modules: list[PlacedEmbeddings] = []
 
     def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
@@ -221,17 +220,18 @@ def assemble(
         failure = error
     _check_all_built(failure, comm)
     assert served is not None, "or there was a failure"
+    # 5. Connect it: the exchange of lookups, and tables by id for checkpoints and first weights.
     held = {
         target.name: module
         for unit, module in zip(channels.units, modules, strict=True)
         for target in unit.targets
     }
+    counts = options.get("rounding") == "stochastic" or "adam" in optimizers.values()
     return Assembly(
         InputExchange(features, survey.maps, channels, comm, device),
         served,
         tuple(modules),
-        Canonical(survey.maps, held, comm, device),
-        tuple((target, held[target.name]) for target in survey.targets if target.name in held),
+        DistributedIdOrder(plan, optimizers, counts, survey.maps, held, comm, device),
     )
 
 

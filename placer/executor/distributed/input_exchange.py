@@ -15,10 +15,9 @@ from placer.executor.distributed.sharded_batch import Route, ShardedBatch, UnitS
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
-    check_batch,
     check_ids,
-    drop_padding,
     feature_bounds,
+    without_padding,
 )
 
 
@@ -52,12 +51,7 @@ class InputExchange:
         """
         fault: PlacerError | None = None
         try:
-            check_batch(batch, self.features)
-            bounds, kept = feature_bounds(batch, self.features), None
-            if any(feature.padding_idx is not None for feature in self.features):
-                batch, kept = drop_padding(batch, self.features)
-            batch = batch.to(self.device, non_blocking=True)
-            kept = None if kept is None else kept.to(self.device)
+            batch, bounds, kept = without_padding(batch, self.features, self.device)
             spread = feature_bounds(batch, self.features)
             for feature, (start, stop) in zip(self.features, spread, strict=True):
                 check_ids(batch.ids[start:stop], feature)
@@ -66,12 +60,12 @@ class InputExchange:
         weights = batch.weights
         wanted = training and weights is not None and weights.requires_grad
         header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
-        said = self.comm.gather("header", torch.tensor(header, dtype=torch.int64)).tolist()
+        headers = self.comm.gather("header", torch.tensor(header, dtype=torch.int64)).tolist()
         if fault is not None:
             raise fault
-        _check_headers(said, training)
-        samples = tuple(int(header[0]) for header in said)
-        weighted, wanted = (any(header[column] for header in said) for column in (2, 3))
+        _check_headers(headers, training)
+        samples = tuple(int(header[0]) for header in headers)
+        weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
         routed = self._route(batch, spread)
         return self._send(batch, bounds, kept, samples, weighted, wanted, routed)
 
@@ -79,13 +73,13 @@ class InputExchange:
         """Rows, lengths and places in the batch of each channel's lookups."""
         size = batch.batch_size
         lengths = batch.offsets.diff()
-        pieces: dict[tuple[int, int, int], _Piece] = {}
+        lookups: dict[tuple[int, int, int], _ChannelLookups] = {}
         routes = []
         for index, (feature, (start, stop)) in enumerate(zip(self.features, spread, strict=True)):
             table = self.maps.get(feature.table)
             bag_lengths = lengths[index * size : (index + 1) * size]
             ids = batch.ids[start:stop]
-            seen: dict[int, tuple[Route, list[_Piece]]] = {}
+            seen: dict[int, tuple[Route, list[_ChannelLookups]]] = {}
             found = []
             for number, columns in enumerate(() if table is None else table.column_slices):
                 known = seen.get(id(columns.router))
@@ -93,18 +87,16 @@ class InputExchange:
                     assert table is not None, "it has column slices"
                     if columns.router is None:
                         route = Route(None, (stop - start,))
-                        parts = [_Piece(ids.long(), bag_lengths, None, start, stop)]
+                        parts = [_ChannelLookups(ids.long(), bag_lengths, None, start, stop)]
                     else:
                         target, rows = table.route(ids, columns)
                         count = len(columns.targets)
                         route, parts = _spread(target, rows, count, bag_lengths, start)
                     known = seen[id(columns.router)] = route, parts
                 found.append(known[0])
-                pieces.update(
-                    {(index, number, place): piece for place, piece in enumerate(known[1])}
-                )
+                lookups.update({(index, number, place): own for place, own in enumerate(known[1])})
             routes.append(tuple(found))
-        return _Routed(tuple(routes), pieces)
+        return _Routed(tuple(routes), lookups)
 
     def _send(
         self,
@@ -117,15 +109,15 @@ class InputExchange:
         routed: "_Routed",
     ) -> ShardedBatch:
         comm, channels, size = self.comm, self.channels, batch.batch_size
-        pieces = [routed.of(channel) for _, channel in channels.sent]
+        lookups = [routed.of(channel) for _, channel in channels.sent]
         sent_channels = [0] * comm.world
         sent_lookups = [0] * comm.world
-        for (rank, _), piece in zip(channels.sent, pieces, strict=True):
+        for (rank, _), own in zip(channels.sent, lookups, strict=True):
             sent_channels[rank] += 1
-            sent_lookups[rank] += piece.rows.numel()
+            sent_lookups[rank] += own.rows.numel()
         lengths = comm.exchange(
             "lengths",
-            _cat([piece.lengths for piece in pieces], torch.int32, self.device),
+            _cat([own.lengths for own in lookups], torch.int32, self.device),
             [count * size for count in sent_channels],
             [len(here) * theirs for here, theirs in zip(channels.active, samples, strict=True)],
         )
@@ -133,18 +125,22 @@ class InputExchange:
         served_lookups = [sum(theirs) for theirs in counts]
         rows = comm.exchange(
             "ids",
-            _cat([piece.rows for piece in pieces], torch.int64, self.device),
+            _cat([own.rows for own in lookups], torch.int64, self.device),
             sent_lookups,
             served_lookups,
         )
         weights = None
         if weighted:
-            given = batch.weights
-            if given is None:
-                given = torch.ones(batch.ids.numel(), device=self.device)
-            given = _cat([piece.select(given.detach()) for piece in pieces], None, self.device)
-            weights = comm.exchange("weights", given.float(), sent_lookups, served_lookups)
-        positions = [piece.positions(self.device) for piece in pieces] if wanted else []
+            scales = batch.weights
+            if scales is None:
+                scales = torch.ones(batch.ids.numel(), device=self.device)
+            scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
+            weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
+        positions = [own.positions(self.device) for own in lookups] if wanted else []
+        sent_rows = tuple(
+            size if channel.pooled else own.rows.numel()
+            for (_, channel), own in zip(channels.sent, lookups, strict=True)
+        )
         return ShardedBatch(
             batch,
             bounds,
@@ -152,17 +148,8 @@ class InputExchange:
             samples,
             wanted,
             routed.routes,
-            tuple(
-                size if channel.pooled else piece.rows.numel()
-                for (_, channel), piece in zip(channels.sent, pieces, strict=True)
-            ),
-            tuple(
-                tuple(
-                    samples[rank] if channels.served[at].pooled else count
-                    for at, count in zip(channels.active[rank], theirs, strict=True)
-                )
-                for rank, theirs in enumerate(counts)
-            ),
+            sent_rows,
+            self._served_rows(samples, counts),
             tuple(sent_lookups),
             tuple(served_lookups),
             _cat(positions, torch.int64, self.device),
@@ -170,6 +157,18 @@ class InputExchange:
                 self._unit_step(unit, samples, lengths, counts, rows, weights, wanted)
                 for unit in channels.units
             ),
+        )
+
+    def _served_rows(
+        self, samples: Sequence[int], counts: Sequence[Sequence[int]]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Rows that each channel gives back to each rank."""
+        return tuple(
+            tuple(
+                samples[rank] if self.channels.served[at].pooled else count
+                for at, count in zip(self.channels.active[rank], theirs, strict=True)
+            )
+            for rank, theirs in enumerate(counts)
         )
 
     def _lookup_counts(self, lengths: Tensor, samples: Sequence[int]) -> list[list[int]]:
@@ -235,7 +234,7 @@ class InputExchange:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Piece:
+class _ChannelLookups:
     """A channel's lookups: their rows, the lengths of its bags, and where they are in the batch."""
 
     rows: Tensor
@@ -259,37 +258,39 @@ class _Piece:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Routed:
     routes: tuple[tuple[Route, ...], ...]
-    pieces: Mapping[tuple[int, int, int], _Piece]
+    lookups: Mapping[tuple[int, int, int], _ChannelLookups]
 
-    def of(self, channel: Channel) -> _Piece:
-        return self.pieces[channel.feature, channel.columns, channel.position]
+    def of(self, channel: Channel) -> _ChannelLookups:
+        return self.lookups[channel.feature, channel.columns, channel.position]
 
 
 def _spread(
     target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
-) -> tuple[Route, list[_Piece]]:
+) -> tuple[Route, list[_ChannelLookups]]:
     """A feature's lookups by target, each target's in the order of the batch."""
-    lookups, size = rows.numel(), lengths.numel()
+    total, size = rows.numel(), lengths.numel()
     kind = torch.uint8 if count < 256 else torch.int32
     order = torch.sort(target.to(kind), stable=True).indices
     rows = rows[order]
-    bags = torch.arange(size, device=rows.device).repeat_interleave(lengths, output_size=lookups)
+    bags = torch.arange(size, device=rows.device).repeat_interleave(lengths, output_size=total)
     by_bag = torch.bincount(target * size + bags, minlength=count * size).view(count, size)
     counts = by_bag.sum(1).tolist()
-    pieces, first = [], 0
+    lookups, first = [], 0
     for place, number in enumerate(counts):
         last = first + number
-        piece = _Piece(rows[first:last], by_bag[place], order[first:last], start, start + lookups)
-        pieces.append(piece)
+        own = _ChannelLookups(
+            rows[first:last], by_bag[place], order[first:last], start, start + total
+        )
+        lookups.append(own)
         first = last
-    return Route(order, tuple(counts)), pieces
+    return Route(order, tuple(counts)), lookups
 
 
-def _check_headers(said: Sequence[Sequence[int]], training: bool) -> None:
-    bad = [rank for rank, header in enumerate(said) if header[1]]
+def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
+    bad = [rank for rank, header in enumerate(headers) if header[1]]
     if bad:
         raise DataError(f"ranks {bad} refused their batches; see what they say")
-    other = [rank for rank, header in enumerate(said) if bool(header[4]) != training]
+    other = [rank for rank, header in enumerate(headers) if bool(header[4]) != training]
     if other:
         raise DataError(
             f"ranks {other} are {'not ' if training else ''}training and this one is "

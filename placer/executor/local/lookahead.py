@@ -71,6 +71,22 @@ def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generato
     ------
     DataError
         If an item is neither a batch nor such a tuple.
+
+    Examples
+    --------
+    >>> from placer import Feature, Plan, Shard, Table, Topology
+    >>> table = Table("words", rows=1000, dim=16, features=(Feature("words"),))
+    >>> whole = Shard("words", (0, 1000, 1), (0, 16), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((table,), Topology.parse("1xh100"), (whole,))
+    >>> import torch
+    >>> from placer.executor import BagBatch, PlacedEmbeddings
+    >>> embeddings = PlacedEmbeddings(plan, backend="torch")
+    >>> features = ({"words": (torch.tensor(ids), None, None)} for ids in ([3, 7], [7, 9]))
+    >>> batches = (BagBatch.from_features(one, ["words"]) for one in features)
+    >>> for batch in look_ahead(batches, embeddings):
+    ...     embeddings(batch)["words"].sum().backward()
+    >>> embeddings.update_count()
+    2
     """
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
     items = _checked(batches)

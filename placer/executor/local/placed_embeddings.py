@@ -3,14 +3,16 @@
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered_backend import TieredBackend
+from placer.executor.embeddings import Embeddings
+from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.table_rows import TableRows
@@ -19,28 +21,17 @@ from placer.executor.lookups.batch_reads import (
     FeatureRead,
     PreparedBatch,
     arena_reads,
-    check_batch,
-    drop_padding,
-    feature_bounds,
-    feature_reads,
     feature_span,
     tensors_of,
+    without_padding,
 )
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
-from placer.executor.memory.layout import check_plan, lay_out
+from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import STATE
 from placer.executor.streams import recorded
-from placer.executor.tensor_names import (
-    UPDATES,
-    check_shapes,
-    check_weights,
-    state_shapes,
-    weights_to_load,
-)
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, OptimizerName
+from placer.tables import OptimizerName, Table
 
 Rounding = Literal["nearest", "stochastic"]
 
@@ -48,8 +39,8 @@ _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
 
 
-class PlacedEmbeddings(nn.Module):
-    """Embedding tables laid out by a plan, with the optimizer fused into the backward pass.
+class PlacedEmbeddings(Embeddings):
+    """Embedding tables that this process holds as a plan says, trained in its backward passes.
 
     Behaves like one `nn.EmbeddingBag` (or `nn.Embedding`, for pooling ``none``) per feature,
     whose weights are shared where features read one table. Backward sums the gradients of
@@ -105,6 +96,20 @@ class PlacedEmbeddings(nn.Module):
         If the plan puts more bytes on a device than it has.
     BackendError
         If the backend is not there.
+
+    Examples
+    --------
+    >>> from placer import Feature, Plan, Shard, Table, Topology
+    >>> table = Table("words", rows=1000, dim=16, features=(Feature("words"),))
+    >>> whole = Shard("words", (0, 1000, 1), (0, 16), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((table,), Topology.parse("1xh100"), (whole,))
+    >>> embeddings = PlacedEmbeddings(plan, lr=0.1, backend="torch")
+    >>> words = torch.tensor([3, 7, 7]), torch.tensor([0, 1, 3]), None
+    >>> batch = BagBatch.from_features({"words": words}, embeddings.feature_names)
+    >>> pooled = embeddings(batch)["words"]
+    >>> pooled.shape
+    torch.Size([2, 16])
+    >>> pooled.sum().backward()  # Updates rows 3 and 7.
     """
 
     def __init__(
@@ -124,78 +129,54 @@ class PlacedEmbeddings(nn.Module):
         rounding: Rounding = "nearest",
         whole_rows: WholeRows | None = None,
     ) -> None:
-        super().__init__()
-        check_plan(plan)
-        given = dict(weights or {})
-        check_weights("weights", given, plan.tables)
-        tables = {table.name: table.optimizer for table in plan.tables}
-        if optimizer is not None:
-            if optimizer not in OPTIMIZERS:
-                raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
-            tables = dict.fromkeys(tables, optimizer)
+        initial = dict(weights or {})
+        super().__init__(
+            plan,
+            _indexed(torch.device(device)),
+            optimizer,
+            initial,
+            padding_idx,
+            stochastic=rounding == "stochastic",
+        )
         if rounding not in get_args(Rounding):
             raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
         if not all(0 <= beta < 1 for beta in betas):
             raise PlanMismatchError(f"betas {betas} must lie within 0..1, 1 excluded")
-        self.plan = plan
-        self.device = _indexed(torch.device(device))
         kernels = make_backend(backend, self.device, cache_policy)
-        self._optimizers = tables
-        self._features = feature_reads(plan.tables, padding_idx or {})
-        cut_elsewhere = () if whole_rows is None else whole_rows.dims
-        self._layout = lay_out(plan, tables, self.device, cut_elsewhere)
+        sliced_elsewhere = () if whole_rows is None else whole_rows.dims
+        self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,
-            RuleConstants(eps, betas, rounding == "stochastic"),
+            RuleConstants(eps, betas, self._stochastic),
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
             whole_rows,
         )
-        self.rows = TableRows(self._layout, self._runtime.arenas, tables, self.device)
+        self.rows = TableRows(self._layout, self._runtime.arenas, self.optimizers, self.device)
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         for table in plan.tables:
-            if table.name in given:
-                self.rows.write(table, "weight", given[table.name])
+            if table.name in initial:
+                self.rows.write(table, "weight", initial[table.name])
             else:
                 for ids, values in initial_weights(table, seed):
                     self.rows.write_rows(table, "weight", ids, values)
 
     @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Features of the plan's tables, in order: what batches must follow."""
-        return tuple(feature.name for feature in self._features)
-
-    @property
     def backend(self) -> str:
-        """Name of the backend in use."""
         return self._runtime.backend.name
 
-    @property
-    def optimizers(self) -> Mapping[str, OptimizerName]:
-        """What trains each table, by its name."""
-        return self._optimizers
-
-    @property
-    def counts_updates(self) -> bool:
-        """Whether it matters how many updates there have been: to Adam, to stochastic rounding."""
-        constants = self._runtime.constants
-        return constants.stochastic or "adam" in self._optimizers.values()
-
     def update_count(self) -> int:
-        """Updates so far; waits for the device."""
         return int(self._runtime.updates)
 
     def set_update_count(self, updates: int) -> None:
-        """Go on counting updates from here."""
         self._runtime.updates.fill_(updates)
 
     def set_lr(self, lr: float) -> None:
-        """Change the learning rate from the next backward pass on."""
         self._runtime.lr.fill_(lr)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -261,12 +242,12 @@ class PlacedEmbeddings(nn.Module):
         )
         if not training:
             self._runtime.backend.finish(batch.steps)
-        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self._features]
+        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self.features]
         segments = (segment for step in batch.steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
             column_slices[segment.feature].append((segment.columns.cols[0], output))
         results = {}
-        for index, feature in enumerate(self._features):
+        for index, feature in enumerate(self.features):
             parts = [
                 part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
             ]
@@ -275,10 +256,6 @@ class PlacedEmbeddings(nn.Module):
         return results
 
     def hit_rates(self) -> HitRates | None:
-        """How many lookups were served from HBM; waits for the device.
-
-        None for backends that read all rows where they are.
-        """
         backend = self._runtime.backend
         if not isinstance(backend, TieredBackend):
             return None
@@ -289,54 +266,13 @@ class PlacedEmbeddings(nn.Module):
         return backend.counts.read(row_caches)
 
     def reset_hit_rates(self) -> None:
-        """Count hits from here on."""
         if isinstance(self._runtime.backend, TieredBackend):
             self._runtime.backend.counts.reset()
         for arena in self._runtime.arenas:
             if arena.row_cache is not None:
                 arena.row_cache.reset_stats()
 
-    def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
-
-        float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
-        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,
-        ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
-        depend on it.
-        """
-        state = {
-            f"{table.name}.{name}": self.rows.read(table, name)
-            for table in self.plan.tables
-            for name in STATE[self._optimizers[table.name]]
-        }
-        if self.counts_updates:
-            state[UPDATES] = torch.tensor(self.update_count())
-        return state
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `optimizer_state_dict` gave, under this or any other plan.
-
-        Raises
-        ------
-        CheckpointError
-            If a table's state is missing or of another shape; nothing is changed then.
-        """
-        shapes = state_shapes(self.plan.tables, self._optimizers, counted=UPDATES in state)
-        check_shapes("the optimizer state does not fit", state, shapes)
-        for table in self.plan.tables:
-            for name in STATE[self._optimizers[table.name]]:
-                self.rows.write(table, name, state[f"{table.name}.{name}"])
-        if UPDATES in shapes:
-            self.set_update_count(int(state[UPDATES]))
-
     def memory_use(self) -> dict[tuple[str, str], int]:
-        """Bytes held by (device id, purpose), to compare with what the plan says.
-
-        Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
-        the entries for staged and cached rows with their directory; and ``row_maps``, under
-        the device that serves the table's first shard. A replicated shard counts on its first
-        device alone, where this process holds it.
-        """
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
@@ -359,50 +295,32 @@ class PlacedEmbeddings(nn.Module):
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""
         return (
-            f"tables={len(self.plan.tables)}, features={len(self._features)}, "
+            f"tables={len(self.plan.tables)}, features={len(self.features)}, "
             f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"
         )
 
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for table in self.plan.tables:
-            destination[f"{prefix}{table.name}.weight"] = self.rows.read(table, "weight")
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        given = weights_to_load(
-            state_dict,
-            prefix,
-            self.plan.tables,
-            strict=strict,
-            missing_keys=missing_keys,
-            unexpected_keys=unexpected_keys,
+    def id_order(self) -> IdOrder:
+        return LocalIdOrder(
+            self.plan,
+            self.optimizers,
+            self.counts_updates,
+            self.rows,
+            self.update_count,
+            self.set_update_count,
         )
-        for name, tensor in given.items():
-            self.rows.write(self.plan.tables_by_name[name], "weight", tensor)
+
+    def _read(self, table: Table, name: str) -> Tensor:
+        return self.rows.read(table, name)
+
+    def _write(self, table: Table, name: str, values: Tensor) -> None:
+        self.rows.write(table, name, values)
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
-        check_batch(batch, self._features)
-        bounds, kept = feature_bounds(batch, self._features), None
-        if any(feature.padding_idx is not None for feature in self._features):
-            batch, kept = drop_padding(batch, self._features)
-        if batch.ids.device != self.device:
-            batch = batch.to(self.device, non_blocking=True)
-            kept = None if kept is None else kept.to(self.device)
+        batch, bounds, kept = without_padding(batch, self.features, self.device)
         runtime = self._runtime
-        reads = arena_reads(batch, self._features, self._layout)
-        steps = runtime.backend.prepare(runtime.arenas, batch, self._features, reads, training)
+        reads = arena_reads(batch, self.features, self._layout)
+        steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(batch, bounds, kept, steps)
 
 

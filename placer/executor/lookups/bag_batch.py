@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -162,53 +162,42 @@ class BagBatch:
         DataError
             If features have different numbers of samples, or are malformed; the offsets of
             tensors on a GPU are not read.
+
+        Examples
+        --------
+        Two samples, the second of which has two words:
+
+        >>> user = torch.tensor([4, 9]), None, None
+        >>> words = torch.tensor([3, 7, 7]), torch.tensor([0, 1, 3]), None
+        >>> batch = BagBatch.from_features({"user": user, "words": words}, ["user", "words"])
+        >>> batch.ids, batch.offsets, batch.bounds
+        (tensor([4, 9, 3, 7, 7]), tensor([0, 1, 2, 3, 5]), (0, 2, 5))
         """
         missing = [name for name in order if name not in features]
         if missing:
             raise PlanMismatchError(
                 f"the batch lacks features {missing}; it has {sorted(features)}"
             )
-        ids: list[Tensor] = []
-        offsets: list[Tensor] = []
-        samples: dict[str, int] = {}
-        base, bounds = 0, [0]
-        for name in order:
-            feature_ids, feature_offsets, _ = features[name]
-            lookups = feature_ids.numel()
-            readable = feature_offsets is not None and feature_offsets.device.type == "cpu"
-            if feature_offsets is None:
-                starts = torch.arange(lookups, device=feature_ids.device)
-            elif include_last_offset:
-                if not feature_offsets.numel() or (
-                    readable and int(feature_offsets[-1]) != lookups
-                ):
-                    raise DataError(
-                        f"feature {name!r}: the last offset must be {lookups}, the number of its "
-                        "lookups; pass include_last_offset=False if offsets hold starts alone"
-                    )
-                starts = feature_offsets[:-1].long()
-            else:
-                starts = feature_offsets.long()
-            if readable and starts.numel() and int(starts[0]) != 0:
-                raise DataError(f"feature {name!r}: its first offset is {int(starts[0])}, not 0")
-            samples[name] = starts.numel()
-            ids.append(feature_ids)
-            offsets.append(starts + base)
-            base += lookups
-            bounds.append(base)
+        ids = [features[name][0] for name in order]
+        starts = [
+            _starts(name, *features[name][:2], include_last_offset=include_last_offset)
+            for name in order
+        ]
+        samples = {name: own.numel() for name, own in zip(order, starts, strict=True)}
         if len(set(samples.values())) > 1:
             raise DataError(f"features have different numbers of samples: {samples}")
+        bounds = (0, *accumulate(own.numel() for own in ids))
         device = ids[0].device if ids else torch.device("cpu")
+        offsets = [own + base for own, base in zip(starts, bounds, strict=False)]
         # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
-        offsets.append(torch.full((1,), base, device=device))
+        offsets.append(torch.full((1,), bounds[-1], device=device))
         weights: Tensor | None = None
-        if any(features[name][2] is not None for name in order):
+        scales = [features[name][2] for name in order]
+        if any(own is not None for own in scales):
             weights = torch.cat(
                 [
-                    given.float()
-                    if (given := features[name][2]) is not None
-                    else torch.ones(features[name][0].numel(), device=device)
-                    for name in order
+                    torch.ones(own.numel(), device=device) if scale is None else scale.float()
+                    for own, scale in zip(ids, scales, strict=True)
                 ]
             )
         if len({tensor.dtype for tensor in ids}) > 1:
@@ -218,7 +207,7 @@ class BagBatch:
             torch.cat(offsets),
             samples[order[0]] if order else 0,
             weights,
-            tuple(bounds),
+            bounds,
         )
 
     @classmethod
@@ -260,3 +249,22 @@ class BagBatch:
             )
         ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
         return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, weights)
+
+
+def _starts(name: str, ids: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
+    """Where each bag of a feature starts among its ids, int64, shape (samples,)."""
+    lookups = ids.numel()
+    if offsets is None:
+        return torch.arange(lookups, device=ids.device)
+    readable = offsets.device.type == "cpu"
+    starts = offsets.long()
+    if include_last_offset:
+        if not offsets.numel() or (readable and int(offsets[-1]) != lookups):
+            raise DataError(
+                f"feature {name!r}: the last offset must be {lookups}, the number of its "
+                "lookups; pass include_last_offset=False if offsets hold starts alone"
+            )
+        starts = starts[:-1]
+    if readable and starts.numel() and int(starts[0]) != 0:
+        raise DataError(f"feature {name!r}: its first offset is {int(starts[0])}, not 0")
+    return starts

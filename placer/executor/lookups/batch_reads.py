@@ -197,6 +197,29 @@ def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagB
     return kept, torch.nonzero(keep).squeeze(1)
 
 
+def without_padding(
+    batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
+) -> tuple[BagBatch, tuple[tuple[int, int], ...], Tensor | None]:
+    """A batch as it is read: checked, without padded lookups, and on a device.
+
+    Returns
+    -------
+    The batch; each feature's lookups before any were dropped, as (start, stop); and the positions
+    of those that were kept, None where no feature has padding.
+
+    Raises
+    ------
+    DataError
+        If it was made for other features.
+    """
+    check_batch(batch, features)
+    bounds, kept = feature_bounds(batch, features), None
+    if any(feature.padding_idx is not None for feature in features):
+        batch, kept = drop_padding(batch, features)
+        kept = kept.to(device)
+    return batch.to(device, non_blocking=True), bounds, kept
+
+
 def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tuple[int, int], ...]:
     """Start and stop of each feature's lookups."""
     if not batch.batch_size:

@@ -7,9 +7,8 @@ serves all its tables and both tiers. A row of an arena is a *slot*.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +16,12 @@ import torch
 from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
+from placer.executor.memory.arena_order import ArenaKey, SlicedColumns, slice_columns
 from placer.executor.memory.row_cache import CacheRange
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
-from placer.tables import DType, OptimizerName, Table
-
-
-@dataclass(frozen=True, slots=True)
-class ArenaKey:
-    """What column slices must have in common to share an arena.
-
-    `row_cut` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
-    their state needs the gradient of the whole row, so they are updated table by table.
-    """
-
-    dtype: DType
-    width: int
-    optimizer: OptimizerName
-    row_cut: bool
+from placer.tables import OptimizerName, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,53 +164,40 @@ def check_plan(plan: Plan) -> None:
 
 def lay_out(
     plan: Plan,
-    optimizers: dict[str, OptimizerName],
+    optimizers: Mapping[str, OptimizerName],
     device: torch.device,
-    cut_elsewhere: Collection[str] = (),
+    sliced_elsewhere: Collection[str] = (),
 ) -> Layout:
     """Assign a slot to every row of every column slice.
 
-    Tables in `cut_elsewhere` have more columns than the plan knows of.
+    Tables in `sliced_elsewhere` have more columns than the plan knows of.
 
     A replicated shard is held once: in one process its copies would stay equal at every
     step, so more of them would cost memory and updates and show nothing.
     """
-    pieces: dict[ArenaKey, list[_Piece]] = defaultdict(list)
-    owners: dict[ArenaKey, list[tuple[Table, tuple[int, int]]]] = defaultdict(list)
-    for table in plan.tables:
-        shards = plan.shards_by_table[table.name]
-        edges = sorted({0, table.dim, *(edge for shard in shards for edge in shard.cols)})
-        for cols in pairwise(edges):
-            is_cut = len(edges) > 2 or table.name in cut_elsewhere
-            key = _arena_key(table, cols, is_cut, optimizers[table.name])
-            owners[key].append((table, cols))
-            pieces[key].extend(
-                _Piece(table, cols, shard, _home(plan, shard))
-                for shard in shards
-                if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
-            )
+    by_arena: dict[ArenaKey, list[SlicedColumns]] = defaultdict(list)
+    for columns in slice_columns(plan, optimizers, sliced_elsewhere):
+        by_arena[columns.key].append(columns)
     arenas = []
     column_slices: dict[str, list[ArenaSlice]] = {table.name: [] for table in plan.tables}
-    for index, (key, members) in enumerate(pieces.items()):
+    for index, (key, members) in enumerate(by_arena.items()):
         ranges, starts = _ranges(members)
         rows = ranges[-1].stop if ranges else 0
-        cache_shares = tuple(_cache_shares(starts.values()))
         kind = torch.int32 if rows < 2**31 else torch.int64
-        maps: list[Tensor] = [torch.empty(0, dtype=kind)]
-        drawn = []
-        mapped = 0
-        for table, cols in owners[key]:
-            follows, slots = _slots(plan, table, starts[table.name, cols])
-            drawn.append((table, cols, follows, -1 if slots is None else mapped))
+        places = [
+            _slots(plan, columns.table, own) for columns, own in zip(members, starts, strict=True)
+        ]
+        mapped = [slots.to(kind) for _, slots in places if slots is not None]
+        slot_map = torch.cat([torch.empty(0, dtype=kind), *mapped]).to(device)
+        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_shares(starts)), slot_map))
+        first = 0
+        for columns, (follows, slots) in zip(members, places, strict=True):
+            table, start, view = columns.table, -1, None
             if slots is not None:
-                maps.append(slots.to(kind))
-                mapped += table.rows
-        slot_map = torch.cat(maps).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, cache_shares, slot_map))
-        for table, cols, follows, first in drawn:
-            view = None if first < 0 else slot_map[first : first + table.rows]
+                start, first = first, first + table.rows
+                view = slot_map[start:first]
             column_slices[table.name].append(
-                ArenaSlice(table.name, cols, index, table.rows, follows, first, view)
+                ArenaSlice(table.name, columns.cols, index, table.rows, follows, start, view)
             )
     ordered = {
         name: tuple(sorted(parts, key=lambda columns: columns.cols))
@@ -233,50 +206,21 @@ def lay_out(
     return Layout(tuple(arenas), ordered)
 
 
-_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
+_Starts = list[list[tuple[Shard, int]]]
+"""For each column slice of an arena its shards, and the first slot of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The part of a shard within a column slice; `home` is the device in whose memory it is."""
-
-    table: Table
-    cols: tuple[int, int]
-    shard: Shard
-    home: str
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """Rows read alike lie side by side, those in HBM first."""
-        return _ORDER[self.shard.lookup] if self.shard.memory == "dram" else 0, self.home
-
-
-_Starts = dict[tuple[str, tuple[int, int]], list[tuple[_Piece, int]]]
-
-
-def _arena_key(
-    table: Table, cols: tuple[int, int], is_cut: bool, optimizer: OptimizerName
-) -> ArenaKey:
-    row_cut = optimizer == "rowwise_adagrad" and is_cut
-    return ArenaKey(table.dtype, cols[1] - cols[0], optimizer, row_cut)
-
-
-def _home(plan: Plan, shard: Shard) -> str:
-    """The device in whose memory the executor keeps a shard."""
-    device = shard.devices[0]
-    gpu = plan.topology.gpus_by_id.get(device)
-    return device if shard.memory == "hbm" or gpu is None else gpu.host
-
-
-def _ranges(pieces: list[_Piece]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Slots of each device and tier, and the pieces of each column slice with their first slots."""
-    starts: _Starts = defaultdict(list)
+def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
+    """Slots of each device and tier, and of each shard."""
+    starts: _Starts = [[] for _ in members]
     ranges: list[SlotRange] = []
     slot = 0
-    for piece in sorted(pieces, key=lambda piece: piece.order):
-        starts[piece.table.name, piece.cols].append((piece, slot))
-        stop = slot + piece.shard.row_count
-        kind = piece.home, piece.shard.memory, piece.shard.lookup
+    parts = [(number, part) for number, columns in enumerate(members) for part in columns.shards]
+    for number, part in sorted(parts, key=lambda pair: pair[1].order):
+        shard = part.shard
+        starts[number].append((shard, slot))
+        stop = slot + shard.row_count
+        kind = part.home, shard.memory, shard.lookup
         last = ranges[-1] if ranges else None
         if last is not None and (last.device, last.tier, last.lookup) == kind:
             ranges[-1] = SlotRange(*kind, last.start, stop)
@@ -286,25 +230,25 @@ def _ranges(pieces: list[_Piece]) -> tuple[tuple[SlotRange, ...], _Starts]:
     return tuple(ranges), starts
 
 
-def _cache_shares(column_slices: Iterable[list[tuple[_Piece, int]]]) -> Iterator[CacheShare]:
-    """What the staged and cached shards of an arena add to its row cache, in the order of slots."""
-    pieces = [
-        (start, piece.shard)
-        for columns in column_slices
-        for piece, start in columns
-        if piece.shard.memory == "dram" and piece.shard.lookup in ("staged", "cached")
+def _cache_shares(starts: _Starts) -> Iterator[CacheShare]:
+    """What the staged and cached shards of an arena add to its row cache, in order of slots."""
+    cached = [
+        (start, shard)
+        for columns in starts
+        for shard, start in columns
+        if shard.memory == "dram" and shard.lookup in ("staged", "cached")
     ]
-    for start, shard in sorted(pieces, key=lambda piece: piece[0]):
+    for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
         stop = start + shard.row_count
         part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows)
         yield CacheShare(shard.devices[0], part)
 
 
 def _slots(
-    plan: Plan, table: Table, starts: list[tuple[_Piece, int]]
+    plan: Plan, table: Table, starts: list[tuple[Shard, int]]
 ) -> tuple[Follows, Tensor | None]:
     """How slots follow ids, and the slot of each id where they do not."""
-    held = sorted((piece.shard.rows, slot) for piece, slot in starts if piece.shard.row_count)
+    held = sorted((shard.rows, slot) for shard, slot in starts if shard.row_count)
     in_a_row = all(step == 1 for (_, _, step), _ in held)
     if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:
         bases = [slot - start for (start, _, _), slot in held] or [0]

@@ -29,7 +29,7 @@ class _Block:
 
 
 def read_tensors(folder: Path) -> dict[str, TensorRows]:
-    """The tensors of a folder by their names, which are read when they are asked for.
+    """The tensors of a folder by their names, whose rows are read on demand.
 
     Rows are read block by block as they were saved, and the last block is kept: read a tensor's
     rows in order. Entries that are no tensors are left out.
@@ -44,7 +44,7 @@ def read_tensors(folder: Path) -> dict[str, TensorRows]:
     files = _Files(folder)
     try:
         return {
-            name: _stored(files, name, entry, metadata.storage_data)
+            name: _tensor_rows(files, name, entry, metadata.storage_data)
             for name, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         }
@@ -52,7 +52,9 @@ def read_tensors(folder: Path) -> dict[str, TensorRows]:
         raise CheckpointError(f"{folder / NAME} is damaged: {error!r}") from error
 
 
-def _stored(files: "_Files", name: str, entry: TensorStorageMetadata, places: Any) -> TensorRows:
+def _tensor_rows(
+    files: "_Files", name: str, entry: TensorStorageMetadata, places: Any
+) -> TensorRows:
     shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name} has dtype {dtype!r}")

@@ -1,15 +1,15 @@
-"""Which rank writes which rows of which table."""
+"""Blocks of tables: which process writes which of them to a checkpoint, and which it reads."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from placer.executor.id_order import IdOrder, Span, TableTensor
-from placer.executor.memory.initial_weights import CHUNK_ROWS
-
-BLOCK_BYTES = 16 << 20
-"""At most so much of a tensor is in memory at a time, on the rank that writes it."""
+from placer.executor.id_order import IdOrder, IdRange, TableTensor
+from placer.executor.tensor_names import check_shapes
+from placer.storage.row_blocks import block_rows, row_blocks
+from placer.storage.tensor_rows import TensorRows
 
 Name = tuple[str, ...]
 """A tensor's place in a nested state dict; joined by dots it is its name in the checkpoint."""
@@ -31,46 +31,39 @@ class NamedTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What each rank asks at one time of those that hold the tables.
+    """What each process fetches at one time from those that hold the tables.
 
     Attributes
     ----------
     tables : IdOrder
     names : tuple of Name or None, length world
-        The tensors of which each rank writes a block.
-    asked : tuple of Span or None, length world
+        The tensors of which each process writes a block.
+    requests : tuple of IdRange or None, length world
         The blocks.
     """
 
     tables: IdOrder
     names: tuple[Name | None, ...]
-    asked: tuple[Span | None, ...]
+    requests: tuple[IdRange | None, ...]
 
 
-def block_rows(row_bytes: int) -> int:
-    """Rows of a block: a power of two, so that the chunks in which others read are whole blocks."""
-    most = min(CHUNK_ROWS, BLOCK_BYTES // max(row_bytes, 1))
-    return 1 << max(most.bit_length() - 1, 0)
-
-
-def spans_of(tensor: TableTensor) -> Iterator[Span]:
-    """A tensor cut into blocks of ids; none if it has no rows."""
-    step = block_rows(tensor.row_bytes)
-    for start in range(0, tensor.shape[0], step):
-        yield Span(tensor, start, min(start + step, tensor.shape[0]))
+def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
+    """A tensor as blocks of ids; none if it has no rows."""
+    for start, stop in row_blocks(tensor.shape[0], block_rows(tensor.row_bytes)):
+        yield IdRange(tensor, start, stop)
 
 
 def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
-    """All blocks of all tables, dealt to the ranks: at most one for each of them in a round.
+    """All blocks of all tables, at most one for each process in a round.
 
-    A block goes to a rank that holds some of its table, so that a whole table does not travel,
-    and each rank writes about as many bytes of a table as it holds: to whom most is owed so far.
-    All ranks come to the same result.
+    A block goes to a process that holds some of its table, so that a whole table does not travel,
+    and each process writes about as many bytes of a table as it holds: a block goes to the one
+    with the most bytes left to write. All processes come to the same result.
     """
     rounds: list[Round] = []
-    owed = np.zeros(max((each.tables.world for each in named), default=1))
+    unwritten = np.zeros(max((each.tables.world for each in named), default=1))
     for each in named:
-        dealt: list[list[tuple[Name, Span]]] = [[] for _ in range(each.tables.world)]
+        assigned: list[list[tuple[Name, IdRange]]] = [[] for _ in range(each.tables.world)]
         for name, tensor in each.tensors.items():
             if not tensor.shape[0]:
                 continue
@@ -78,13 +71,62 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
             holders = np.flatnonzero(shares)
             if not holders.size:  # A table without columns.
                 holders, shares[0] = np.zeros(1, dtype=np.intp), 1.0
-            for span in spans_of(tensor):
-                owed[holders] += shares[holders] * span.nbytes
-                writer = int(holders[np.argmax(owed[holders])])
-                owed[writer] -= span.nbytes
-                dealt[writer].append((name, span))
-        for number in range(max(map(len, dealt))):
-            now = [mine[number] if number < len(mine) else (None, None) for mine in dealt]
-            names, asked = zip(*now, strict=True)
-            rounds.append(Round(each.tables, names, asked))
+            for block in blocks_of(tensor):
+                unwritten[holders] += shares[holders] * block.nbytes
+                writer = int(holders[np.argmax(unwritten[holders])])
+                unwritten[writer] -= block.nbytes
+                assigned[writer].append((name, block))
+        for number in range(max(map(len, assigned))):
+            now = [own[number] if number < len(own) else (None, None) for own in assigned]
+            names, requests = zip(*now, strict=True)
+            rounds.append(Round(each.tables, names, requests))
     return rounds
+
+
+def check_stored(
+    what: str,
+    stored: Mapping[str, TensorRows],
+    expected: Mapping[str, TableTensor | Tensor],
+    counts: Iterable[str] = (),
+) -> None:
+    """Check names, shapes and types of what a checkpoint holds, before any of it is loaded.
+
+    Parameters
+    ----------
+    what : str
+        How the error begins.
+    stored, expected : mapping of name to tensor
+    counts : iterable of str
+        Names of numbers of updates.
+
+    Raises
+    ------
+    CheckpointError
+        Names all that are missing, of no table, of another shape or of another type.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    dtypes = {name: tensor.dtype for name, tensor in expected.items()}
+    check_shapes(what, stored, shapes | dict.fromkeys(counts, ()), dtypes)
+
+
+def load_blocks(named: Sequence[NamedTables], stored: Mapping[str, TensorRows]) -> None:
+    """Overwrite weights and optimizer state; each process reads the rows that it holds.
+
+    Parameters
+    ----------
+    named : sequence of NamedTables
+    stored : mapping of name to TensorRows
+        All of the tables' tensors, checked before.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is damaged; rows before it are changed then.
+    """
+    for each in named:
+        each.tables.synchronize()
+        for name, tensor in each.tensors.items():
+            rows = stored[".".join(name)]
+            for block in blocks_of(tensor):
+                if each.tables.holds(block):
+                    each.tables.write(block, rows.read(block.start, block.stop))

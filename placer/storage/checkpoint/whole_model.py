@@ -1,7 +1,6 @@
 """Checkpoints of whole models: their placed tables, and all that is beside them."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,27 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from placer.errors import CheckpointError
-from placer.executor import PlacedEmbeddings, ShardedEmbeddings
-from placer.executor.id_order import IdOrder, OwnTables, TableTensor, tensors_of
+from placer.executor.embeddings import Embeddings
+from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
+from placer.files import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.load import check_tensors, fill
-from placer.storage.checkpoint.sink import flush
-from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.checkpoint.table_blocks import (
+    Name,
+    NamedTables,
+    check_stored,
+    load_blocks,
+)
 from placer.storage.tensor_rows import AnyTensor
-
-AnyEmbeddings = PlacedEmbeddings | ShardedEmbeddings
 
 MODEL, STATE = "model", "table_optimizer"
 """Groups of a checkpoint: what `nn.Module.state_dict` has, and the optimizer state of tables."""
-
-
-def id_order_of(embeddings: AnyEmbeddings) -> IdOrder:
-    """Tables by id, in one process or over many ranks."""
-    if isinstance(embeddings, PlacedEmbeddings):
-        return OwnTables(embeddings)
-    return embeddings.id_order()
 
 
 def save_model(
@@ -66,31 +60,27 @@ def save_model(
     BackendError
         If a rank is lost; there is no such folder then, or a complete one.
     """
-    target = Path(folder)
-    found = _parts_of(model)
+    hidden = HiddenFolder(Path(folder))
+    parts = _parts_of(model)
     kept: dict[Name, AnyTensor] = {
-        (MODEL, key): tensor.detach() for key, tensor in found.dense.items()
+        (MODEL, key): tensor.detach() for key, tensor in parts.dense.items()
     }
     for key, tensor in (tensors or {}).items():
         if key.split(".")[0] in (MODEL, STATE):
             raise CheckpointError(f"the name {key!r} is one of the model's own; use another")
         kept[(key,)] = tensor
-    for prefix, tables in found.counted.items():
+    for prefix, tables in parts.counted.items():
         kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
-    partial = target.parent / f".{target.name}.partial"
 
     def begin() -> None:
-        if target.exists():
-            raise CheckpointError(f"{target} is there already; save to another folder")
-        shutil.rmtree(partial, ignore_errors=True)  # Of a save that was cut short.
-        partial.mkdir(parents=True)
+        if hidden.target.exists():
+            raise CheckpointError(f"{folder} is there already; save to another folder")
+        hidden.begin()
 
-    def finish() -> None:
-        flush(partial)
-        partial.rename(target)
-        flush(target.parent)
-
-    write_folder(partial, found.named, kept, target=target, begin=begin, finish=finish)
+    try:
+        write_folder(hidden, parts.named, kept, begin=begin, finish=hidden.publish)
+    finally:
+        hidden.discard()
 
 
 def load_model(
@@ -120,32 +110,27 @@ def load_model(
         If the folder is damaged, or tensors of the model are missing or have another shape or
         type. Names, shapes and types are checked before anything is changed.
     """
-    stored, found = read_tensors(Path(folder)), _parts_of(model)
+    stored, parts = read_tensors(Path(folder)), _parts_of(model)
     groups = (MODEL, STATE) if optimizer_state else (MODEL,)
     named = [
         NamedTables(each.tables, {n: t for n, t in each.tensors.items() if n[0] in groups})
-        for each in found.named
+        for each in parts.named
     ]
-    wanted = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
-    shapes = {key: tensor.shape for key, tensor in wanted.items()}
-    dtypes = {key: tensor.dtype for key, tensor in wanted.items()}
-    for key, tensor in found.dense.items():
-        shapes[f"{MODEL}.{key}"] = tuple(tensor.shape)
-        dtypes[f"{MODEL}.{key}"] = tensor.dtype
-    counts = {f"{STATE}.{prefix}{UPDATES}": tables for prefix, tables in found.counted.items()}
-    if optimizer_state:
-        shapes |= dict.fromkeys(counts, ())
-    rest = {key for key in stored if key.split(".")[0] not in (MODEL, STATE)}
+    dense = {f"{MODEL}.{key}": tensor for key, tensor in parts.dense.items()}
+    of_tables = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
+    counts = {f"{STATE}.{prefix}{UPDATES}": tables for prefix, tables in parts.counted.items()}
+    if not optimizer_state:
+        counts = {}
     known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
-    check_tensors(f"{folder} does not fit the model", known, shapes, dtypes)
+    check_stored(f"{folder} does not fit the model", known, {**of_tables, **dense}, counts)
     with torch.no_grad():
-        for key, tensor in found.dense.items():
-            tensor.copy_(stored[f"{MODEL}.{key}"].whole())
-    fill(named, known)
-    if optimizer_state:
-        for key, tables in counts.items():
-            tables.set_update_count(int(stored[key].whole()))
-    return {key: stored[key].whole() for key in sorted(rest)}
+        for key, tensor in dense.items():
+            tensor.copy_(stored[key].whole())
+    load_blocks(named, known)
+    for key, tables in counts.items():
+        tables.set_update_count(int(stored[key].whole()))
+    others = sorted(key for key in stored if key.split(".")[0] not in (MODEL, STATE))
+    return {key: stored[key].whole() for key in others}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,9 +163,9 @@ def _parts_of(model: nn.Module) -> _Parts:
             dense.update(_own_tensors(module, prefix))
             continue
         embeddings, weight_key = tables
-        order = id_order_of(embeddings)
+        order = embeddings.id_order()
         tensors: dict[Name, TableTensor] = {}
-        for tensor in tensors_of(order):
+        for tensor in order.tensors():
             key = f"{prefix}{weight_key(tensor.table.name)}"
             if tensor.name == "weight":
                 tensors[MODEL, key] = tensor
@@ -197,13 +182,13 @@ def _parts_of(model: nn.Module) -> _Parts:
     return _Parts(named, counted, dense)
 
 
-def _tables_in(module: nn.Module) -> tuple[AnyEmbeddings, Callable[[str], str]] | None:
+def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:
     """The tables that a module stands for, and how its state dict calls their weights."""
     from placer.adapters.pytorch.stand_in import StandIn
 
     if isinstance(module, StandIn):
         return module.table.embeddings, lambda _: "weight"
-    if isinstance(module, PlacedEmbeddings | ShardedEmbeddings):
+    if isinstance(module, Embeddings):
         return module, lambda table: f"{table}.weight"
     return None
 

@@ -1,27 +1,26 @@
 """From the shards of one plan to those of the next: what has not changed is kept."""
 
-import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from placer.files import sha256_file
+from placer.files import StrPath, sha256_file
 from placer.plan.diff import diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
-from placer.storage.shards.gather import gather
-from placer.storage.shards.shard_file import ShardForm, ShardWriter, chunk_rows
+from placer.storage.row_blocks import chunk_rows, row_blocks
+from placer.storage.shards.shard_file import ShardLayout, shard_writer
 from placer.storage.shards.shard_folder import (
-    NewFolder,
+    NewShards,
     ShardFile,
     ShardFolder,
     files_by_table,
-    new_folder,
+    new_shards,
     open_shards,
     refuse_other_plan,
 )
-from placer.storage.shards.shard_rows import ids_at, same_ids
+from placer.storage.shards.shard_rows import gather, ids_at, same_ids
 from placer.storage.shards.transfers import Tally, Transfers, check_tables, transfers_of
 
 
@@ -48,9 +47,9 @@ class Resharded:
 
 
 def reshard(
-    shards: ShardFolder | str | os.PathLike[str],
+    shards: ShardFolder | StrPath,
     new: Plan,
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     old: Plan | None = None,
     verify_files: bool = True,
@@ -58,7 +57,7 @@ def reshard(
     """Make the folder of a plan from that of another one, byte for byte as from a checkpoint.
 
     Files whose rows and columns are those of an older file become hard links to it. The others
-    are written from the pieces that hold their rows, a bounded number at a time; rows are known
+    are written from the files that hold their rows, a bounded number at a time; rows are known
     by their ids, whatever the row orders. Optimizer state goes with its rows.
 
     Parameters
@@ -93,7 +92,7 @@ def reshard(
     refuse_other_plan(shards, old)
     verify(new)
     dropped = check_tables(diff(old, new))
-    with new_folder(path, new) as made:
+    with new_shards(path, new) as made:
         work = _Resharding(made, old, shards)
         for copies in (copies for parts in files_by_table(new).values() for copies in parts):
             work.make(copies)
@@ -104,7 +103,7 @@ def reshard(
 class _Resharding:
     """Makes one shard's files after the other, and counts."""
 
-    def __init__(self, made: NewFolder, old: Plan, shards: ShardFolder) -> None:
+    def __init__(self, made: NewShards, old: Plan, shards: ShardFolder) -> None:
         self._made, self._old, self._shards = made, old, shards
         self._tally = Tally(old, made.plan)
         self._orders: dict[str, tuple[Ranks, bool]] = {}
@@ -114,7 +113,7 @@ class _Resharding:
     def make(self, copies: tuple[ShardFile, ...]) -> None:
         """Make the files of a shard: the first one of what there is, the others of the first."""
         first, *others = copies
-        kept = self._unchanged(first.form)
+        kept = self._unchanged(first.layout)
         if kept is None:
             self._write(first)
             sha256 = sha256_file(self._made.target(first))
@@ -124,12 +123,12 @@ class _Resharding:
             source = self._nearest(kept, first)
             self._shards.check(source)
             sha256 = self._shards.manifest.files[source.name].sha256
-            copied = self._made.take(self._shards.path / source.name, first, sha256)
+            copied = self._made.link(self._shards.path / source.name, first, sha256)
             self._count("kept", first, written=copied)
-            shard = first.form.shard
-            self._tally.add(source.form.shard, shard, shard.row_count)
+            shard = first.layout.shard
+            self._tally.add(source.layout.shard, shard, shard.row_count)
         for other in others:
-            copied = self._made.take(self._made.target(first), other, sha256)
+            copied = self._made.link(self._made.target(first), other, sha256)
             self._count("kept", other, written=copied)
 
     def result(self, dropped_tables: tuple[str, ...]) -> Resharded:
@@ -144,7 +143,7 @@ class _Resharding:
 
     def _count(self, kind: str, file: ShardFile, *, written: bool) -> None:
         self._files[kind] += 1
-        self._bytes["written" if written else "kept"] += file.form.size_bytes
+        self._bytes["written" if written else "kept"] += file.layout.size_bytes
 
     def _order(self, table: str) -> tuple[Ranks, bool]:
         """The newer row order of a table, and whether it is the older one."""
@@ -154,12 +153,12 @@ class _Resharding:
             self._orders[table] = order, same
         return self._orders[table]
 
-    def _unchanged(self, form: ShardForm) -> tuple[ShardFile, ...] | None:
+    def _unchanged(self, layout: ShardLayout) -> tuple[ShardFile, ...] | None:
         """Files of an older shard with the same rows in the same order."""
-        table, shard = form.table.name, form.shard
+        table, shard = layout.table.name, layout.shard
         (order, same), older_order = self._order(table), self._shards.order_of(table)
         for files in self._shards.files[table]:
-            older = files[0].form.shard
+            older = files[0].layout.shard
             if older.cols != shard.cols or older.row_count != shard.row_count:
                 continue
             if same:
@@ -171,28 +170,26 @@ class _Resharding:
         return None
 
     def _write(self, file: ShardFile) -> None:
-        """Write a shard's file from the pieces that hold its rows."""
-        form, shard = file.form, file.form.shard
-        order, _ = self._order(form.table.name)
-        step = chunk_rows(form.row_bytes)
-        with ShardWriter(self._made.target(file), form) as writer:
-            for start in range(0, shard.row_count, step):
-                stop = min(start + step, shard.row_count)
+        """Write a shard's file from the files that hold its rows."""
+        layout, shard = file.layout, file.layout.shard
+        order, _ = self._order(layout.table.name)
+        with shard_writer(self._made.target(file), layout) as writer:
+            for start, stop in row_blocks(shard.row_count, chunk_rows(layout.row_bytes)):
                 chunk = gather(
                     self._shards,
-                    form,
-                    form.tensors,
+                    layout,
+                    layout.tensors,
                     ids_at(order, shard, start, stop),
                     lambda sources: self._nearest(sources, file),
                     lambda source, rows: self._tally.add(source, shard, rows),
                 )
                 positions = np.arange(start, stop, dtype=np.int64)
                 for name, rows in chunk.items():
-                    writer.write(form.tensors[name], positions, rows)
+                    writer.write(layout.tensors[name], positions, rows)
 
     def _nearest(self, sources: tuple[ShardFile, ...], file: ShardFile) -> ShardFile:
         """The replica that a device has its rows from."""
-        older, newer = sources[0].form.shard, file.form.shard
+        older, newer = sources[0].layout.shard, file.layout.shard
         steps = transfers_of(self._old, self._made.plan, older, newer)
         home = next(was for _, was, now in steps if now == file.home)
         return next(source for source in sources if source.home == home)

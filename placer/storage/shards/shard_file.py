@@ -1,20 +1,17 @@
 """The file of one shard: a safetensors file whose layout the plan alone decides.
 
-The format (https://huggingface.co/docs/safetensors): eight bytes with the size of a JSON header,
-the header with each tensor's type, shape and place, and the tensors' bytes. Table and shard say
-which tensors there are and of what shape; so a file's first bytes are known beforehand, a row's
-place is arithmetic, and rows are read and written as bytes, whatever their type.
+Table and shard say which tensors there are and of what shape; so a file's first bytes are known
+beforehand, and so is each row's place.
 """
 
+import contextlib
 import errno
-import hashlib
-import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +19,8 @@ import numpy.typing as npt
 from placer.errors import CheckpointError
 from placer.plan.order import Int
 from placer.plan.shard import Shard
+from placer.storage.manifest import check_sha256, check_size
+from placer.storage.safetensors_layout import StoredTensor, lay_out
 from placer.tables import OptimizerName, Table
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,60 +34,12 @@ STATE: dict[OptimizerName, tuple[str, ...]] = {
 """As `placer.executor.optimizers.rule.STATE`, which cannot be had without torch."""
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_HASHED_BYTES = 1 << 20
 _NEAR_BYTES = 16 << 10  # What a call costs, about, in bytes that could have been read.
 _WINDOW_BYTES = 8 << 20
-CHUNK_BYTES = 32 << 20
-MOST_ROWS = 1 << 17  # Of short rows, their ids and ranks are what takes memory.
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTensor:
-    """One tensor of a shard's file.
-
-    Attributes
-    ----------
-    name : str
-        ``weight``, or a name of the optimizer's state.
-    dtype : str
-        As safetensors call it: ``F32``, ``F16``, ``BF16``.
-    element_bytes : int
-    shape : tuple of int
-        (rows, columns), or (rows,) for state that is one number a row.
-    offset : int
-        Where its bytes begin in the file.
-    """
-
-    name: str
-    dtype: str
-    element_bytes: int
-    shape: tuple[int, ...]
-    offset: int = 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.element_bytes * (self.shape[1] if len(self.shape) > 1 else 1)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.shape[0] * self.row_bytes
-
-    @property
-    def is_per_row(self) -> bool:
-        """Whether it is one number a row, which every strip of a row has a copy of."""
-        return len(self.shape) == 1
-
-    def columns(self, start: int, stop: int) -> slice:
-        """Bytes of a row that hold some of the shard's columns."""
-        if self.is_per_row:
-            return slice(0, self.row_bytes)
-        return slice(start * self.element_bytes, stop * self.element_bytes)
 
 
 @dataclass(frozen=True)
-class ShardForm:
+class ShardLayout:
     """What a shard's file holds, and where.
 
     Attributes
@@ -101,7 +52,7 @@ class ShardForm:
     shard: Shard
 
     @cached_property
-    def tensors(self) -> dict[str, ShardTensor]:
+    def tensors(self) -> dict[str, StoredTensor]:
         """By name, in the order of the file."""
         return {tensor.name: tensor for tensor in self._laid_out[1]}
 
@@ -121,58 +72,31 @@ class ShardForm:
         return self.table.bytes_per_row(self.shard.width)
 
     @cached_property
-    def _laid_out(self) -> tuple[bytes, tuple[ShardTensor, ...]]:
+    def _laid_out(self) -> tuple[bytes, tuple[StoredTensor, ...]]:
         rows, width, table = self.shard.row_count, self.shard.width, self.table
         state_shape = (rows,) if table.optimizer == "rowwise_adagrad" else (rows, width)
-        tensors = [ShardTensor("weight", _DTYPES[table.dtype], table.element_bytes, (rows, width))]
-        tensors += [ShardTensor(name, "F32", 4, state_shape) for name in STATE[table.optimizer]]
-        # As safetensors' own writer does: by falling size of the elements, which aligns all.
-        tensors.sort(key=lambda tensor: (-tensor.element_bytes, tensor.name))
-        entries, start, offsets = {}, 0, []
-        for tensor in tensors:
-            offsets.append(start)
-            stop = start + tensor.size_bytes
-            entries[tensor.name] = {
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "data_offsets": [start, stop],
-            }
-            start = stop
-        text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        header = len(text).to_bytes(8, "little") + text
-        placed = (
-            ShardTensor(t.name, t.dtype, t.element_bytes, t.shape, len(header) + offset)
-            for t, offset in zip(tensors, offsets, strict=True)
-        )
-        return header, tuple(placed)
+        tensors = [("weight", _DTYPES[table.dtype], (rows, width))]
+        return lay_out([*tensors, *((name, "F32", state_shape) for name in STATE[table.optimizer])])
 
 
-def chunk_rows(row_bytes: int) -> int:
-    """Rows that are handled at a time, where one takes so many bytes: bounds the memory."""
-    return max(1, min(MOST_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
+@contextlib.contextmanager
+def shard_writer(path: Path, layout: ShardLayout) -> Iterator["ShardWriter"]:
+    """Make a shard's file, which must not exist; afterwards it is on disk."""
+    with path.open("xb", buffering=0) as file:
+        writer = ShardWriter(file.fileno())
+        writer.write_at(layout.header, 0)
+        os.ftruncate(file.fileno(), layout.size_bytes)
+        yield writer
+        os.fsync(file.fileno())
 
 
 class ShardWriter:
-    """Writes a shard's file, rows in any order; within ``with``, after which it is on disk.
+    """Writes rows of a shard's file in any order; see `shard_writer`."""
 
-    Parameters
-    ----------
-    path : Path
-        Must not exist.
-    form : ShardForm
-    """
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
-    def __init__(self, path: Path, form: ShardForm) -> None:
-        self._file = path.open("xb", buffering=0)
-        try:
-            self._put(form.header, 0)
-            os.ftruncate(self._file.fileno(), form.size_bytes)
-        except OSError:
-            self._file.close()
-            raise
-
-    def write(self, tensor: ShardTensor, positions: Int, rows: Bytes) -> None:
+    def write(self, tensor: StoredTensor, positions: Int, rows: Bytes) -> None:
         """Overwrite rows of a tensor.
 
         Parameters
@@ -189,31 +113,17 @@ class ShardWriter:
         edges = [0, *breaks.tolist(), positions.size]
         for first, last in pairwise(edges):
             at = tensor.offset + int(positions[first]) * tensor.row_bytes
-            self._put(content[first:last].data, at)
+            self.write_at(content[first:last].data, at)
 
-    def _put(self, content: "bytes | memoryview", at: int) -> None:
+    def write_at(self, content: "bytes | memoryview", at: int) -> None:
+        """Write bytes at a place of the file."""
         left = memoryview(content).cast("B")
         while left:  # Near a full disk, a part is written first.
-            done = os.pwrite(self._file.fileno(), left, at)
+            done = os.pwrite(self._descriptor, left, at)
             left, at = left[done:], at + done
 
-    def __enter__(self) -> "ShardWriter":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if kind is None:
-                os.fsync(self._file.fileno())
-        finally:
-            self._file.close()
-
-
-def read_rows(path: Path, tensor: ShardTensor, positions: Int) -> Bytes:
+def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
     """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes).
 
     Rows that are near one another are read at once, with what is between them.
@@ -223,9 +133,9 @@ def read_rows(path: Path, tensor: ShardTensor, positions: Int) -> Bytes:
     CheckpointError
         If the file cannot be read.
     """
-    found = np.empty((positions.size, tensor.row_bytes), dtype=np.uint8)
+    result = np.empty((positions.size, tensor.row_bytes), dtype=np.uint8)
     if not positions.size:
-        return found
+        return result
     order = np.argsort(positions, kind="stable")
     ascending = positions[order]
     starts = ascending * tensor.row_bytes
@@ -240,10 +150,10 @@ def read_rows(path: Path, tensor: ShardTensor, positions: Int) -> Bytes:
                 at = tensor.offset + low * tensor.row_bytes
                 window = _read(file.fileno(), count * tensor.row_bytes, at)
                 rows = window.reshape(count, tensor.row_bytes)
-                found[order[first:last]] = rows[ascending[first:last] - low]
+                result[order[first:last]] = rows[ascending[first:last] - low]
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    return found
+    return result
 
 
 def _read(descriptor: int, size_bytes: int, at: int) -> Bytes:
@@ -257,7 +167,7 @@ def _read(descriptor: int, size_bytes: int, at: int) -> Bytes:
     return window
 
 
-def check_file(path: Path, form: ShardForm, sha256: str | None) -> None:
+def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:
     """Check that a file is the shard's and, where a hash is given, every byte of it.
 
     Raises
@@ -266,23 +176,13 @@ def check_file(path: Path, form: ShardForm, sha256: str | None) -> None:
         If it is missing, cut short, of another shard, or altered.
     """
     fix = "write the shards again from a checkpoint (`placer export --to shards`)"
+    check_size(path, layout.size_bytes, fix)
     try:
         with path.open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != form.size_bytes:
-                raise CheckpointError(
-                    f"{path} is cut short or altered: it has {size_bytes} bytes and should have "
-                    f"{form.size_bytes}; {fix}"
-                )
-            header = file.read(len(form.header))
-            digest = hashlib.sha256(header)
-            while sha256 is not None and (part := file.read(_HASHED_BYTES)):
-                digest.update(part)
+            first_bytes = file.read(len(layout.header))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}; {fix}") from error
-    if header != form.header:
+    if first_bytes != layout.header:
         raise CheckpointError(f"{path} was altered: it does not begin as its shard's does; {fix}")
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise CheckpointError(
-            f"{path} was altered: its SHA-256 is not the one that shards.json lists; {fix}"
-        )
+    if sha256 is not None:
+        check_sha256(path, sha256, "shards.json", fix)

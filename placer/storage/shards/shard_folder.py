@@ -7,42 +7,42 @@ and what is in them; ``shards.json`` adds each one's size and SHA-256.
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from placer.errors import CheckpointError, PlacerError, PlanMismatchError
-from placer.files import write_text
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.files import StrPath, new_folder, sync
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
-from placer.storage.shards.shard_file import Bytes, ShardForm, ShardTensor, check_file, read_rows
+from placer.storage.manifest import (
+    Manifest,
+    Strict,
+    check_size,
+    read_manifest,
+    write_manifest,
+)
+from placer.storage.safetensors_layout import StoredTensor
+from placer.storage.shards.shard_file import Bytes, ShardLayout, check_file, read_rows
 
 FORMAT_VERSION = 1
 MANIFEST = "shards.json"
 PLAN = "plan.json"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class TensorEntry(_Strict):
+class TensorEntry(Strict):
     """A tensor of a file."""
 
     dtype: str
     shape: list[int]
 
 
-class FileEntry(_Strict):
+class ShardEntry(Strict):
     """A file of ``shards.json``."""
 
     table: str
@@ -55,7 +55,7 @@ class FileEntry(_Strict):
     sha256: str
 
 
-class CheckpointEntry(_Strict):
+class CheckpointEntry(Strict):
     """How far the run was whose checkpoint the rows are from."""
 
     step: int
@@ -63,15 +63,13 @@ class CheckpointEntry(_Strict):
     samples: int
 
 
-class Manifest(_Strict):
+class ShardManifest(Manifest):
     """``shards.json``."""
 
-    format_version: int
     plan_sha256: str
     checkpoint: CheckpointEntry
     updates: int | None
-    files: dict[str, FileEntry]
-    sha256: str = ""
+    files: dict[str, ShardEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +80,34 @@ class ShardFile:
     ----------
     name : str
         Path within the folder.
-    form : ShardForm
+    layout : ShardLayout
     home : Home
         The device that serves its rows, and the tier.
     """
 
     name: str
-    form: ShardForm
+    layout: ShardLayout
     home: Home
 
 
 def shard_files(plan: Plan) -> Iterator[tuple[ShardFile, ...]]:
     """The files of each shard: one for every device that serves it."""
     for index, shard in enumerate(plan.shards):
-        form = ShardForm(plan.tables_by_name[shard.table], shard)
+        layout = ShardLayout(plan.tables_by_name[shard.table], shard)
         word = re.sub(r"[^A-Za-z0-9_]+", "-", shard.table)[:40]
         name = f"{index:05d}-{word}.safetensors"
         yield tuple(
-            ShardFile(f"{quote(home.device, safe='')}.{home.memory}/{name}", form, home)
+            ShardFile(f"{quote(home.device, safe='')}.{home.memory}/{name}", layout, home)
             for home in homes_of(shard)
         )
 
 
 def files_by_table(plan: Plan) -> dict[str, tuple[tuple[ShardFile, ...], ...]]:
     """The files of each shard of a table, in the plan's order, by table."""
-    found: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
+    by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
     for files in shard_files(plan):
-        found[files[0].form.table.name].append(files)
-    return {table: tuple(parts) for table, parts in found.items()}
+        by_table[files[0].layout.table.name].append(files)
+    return {table: tuple(files) for table, files in by_table.items()}
 
 
 def placement_sha256(plan: Plan) -> str:
@@ -131,21 +129,21 @@ def placement_sha256(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A folder of shards, of which rows are read when they are asked for.
+    """A folder of shards, whose rows are read on demand.
 
     Attributes
     ----------
     path : Path
     plan : Plan
         Whose shards the files are.
-    manifest : Manifest
+    manifest : ShardManifest
     verifies : bool
         Whether a file's SHA-256 is compared before its first row is read.
     """
 
     path: Path
     plan: Plan
-    manifest: Manifest
+    manifest: ShardManifest
     verifies: bool = True
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -170,7 +168,7 @@ class ShardFolder:
             self._orders[table] = Ranks.in_plan(self.plan, table)
         return self._orders[table]
 
-    def rows(self, file: ShardFile, tensor: ShardTensor, positions: Int) -> Bytes:
+    def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
         """Rows of a file: uint8, shape (n, row_bytes).
 
         Raises
@@ -185,7 +183,7 @@ class ShardFolder:
         """Check a file once; raises `CheckpointError` if it is missing or damaged."""
         if file.name not in self._checked:
             sha256 = self.manifest.files[file.name].sha256 if self.verifies else None
-            check_file(self.path / file.name, file.form, sha256)
+            check_file(self.path / file.name, file.layout, sha256)
             self._checked.add(file.name)
 
     @cached_property
@@ -193,7 +191,7 @@ class ShardFolder:
         return {}
 
 
-def open_shards(path: str | os.PathLike[str], *, verify: bool = True) -> ShardFolder:
+def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
     """A folder that `write_shards` or `reshard` made.
 
     Parameters
@@ -210,14 +208,19 @@ def open_shards(path: str | os.PathLike[str], *, verify: bool = True) -> ShardFo
         was altered, or it is of a newer format; the message names the file.
     """
     folder = Path(path)
-    manifest = _read_manifest(folder / MANIFEST)
+    manifest = read_manifest(
+        folder / MANIFEST,
+        ShardManifest,
+        FORMAT_VERSION,
+        if_older="write the shards again",
+        if_missing="a folder of shards is made by `placer export --to shards`",
+    )
     plan = Plan.load(folder / PLAN)
     if placement_sha256(plan) != manifest.plan_sha256:
         raise CheckpointError(
             f"{folder / PLAN} is not the plan that the shards in {folder} were written with; "
             "write them again with `placer export --to shards`"
         )
-    opened = ShardFolder(folder, plan, manifest, verify)
     expected = {file.name: file for files in shard_files(plan) for file in files}
     if expected.keys() != manifest.files.keys():
         odd = min(expected.keys() ^ manifest.files.keys())
@@ -225,70 +228,28 @@ def open_shards(path: str | os.PathLike[str], *, verify: bool = True) -> ShardFo
             f"{folder / MANIFEST} does not list the files of its plan: {odd} is in one of both "
             "only; write the shards again"
         )
-    for file in expected.values():
-        try:
-            size_bytes = (folder / file.name).stat().st_size
-        except OSError as error:
-            raise CheckpointError(
-                f"{folder / file.name} is missing; write the shards again"
-            ) from error
-        if size_bytes != file.form.size_bytes:
-            raise CheckpointError(
-                f"{folder / file.name} is cut short or altered: it has {size_bytes} bytes and "
-                f"should have {file.form.size_bytes}; write the shards again"
-            )
-    return opened
-
-
-def _read_manifest(path: Path) -> Manifest:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {path}: {error.strerror or error}; a folder of shards is made by "
-            "`placer export --to shards`"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is cut short or altered: it is not JSON") from error
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version} and this placer reads up to {FORMAT_VERSION}; "
-            "update placer"
-        )
-    try:
-        manifest = Manifest.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise CheckpointError(f"{path} was altered: {where}: {first['msg']}") from error
-    if _hash_of(manifest) != manifest.sha256:
-        raise CheckpointError(f"{path} was altered: its content is not what its SHA-256 says")
-    return manifest
-
-
-def _hash_of(manifest: Manifest) -> str:
-    body = manifest.model_dump(exclude={"sha256"})
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    for name, file in expected.items():
+        check_size(folder / name, file.layout.size_bytes, "write the shards again")
+    return ShardFolder(folder, plan, manifest, verify)
 
 
 def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
     """Raise `PlanMismatchError` if a folder's files are not those of a plan."""
-    found, own = placement_sha256(plan), folder.manifest.plan_sha256
-    if found != own:
+    expected, own = placement_sha256(plan), folder.manifest.plan_sha256
+    if expected != own:
         raise PlanMismatchError(
             f"the shards in {folder.path} were not written with the older plan: its placement has "
-            f"SHA-256 {found[:12]}…, theirs {own[:12]}…; give the plan that they were written "
+            f"SHA-256 {expected[:12]}…, theirs {own[:12]}…; give the plan that they were written "
             f"with, which is {folder.path / PLAN}"
         )
 
 
-class NewFolder:
-    """A folder of shards that is being written; see `new_folder`."""
+class NewShards:
+    """A folder of shards that is being written; see `new_shards`."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        self.entries: dict[str, FileEntry] = {}
+        self.entries: dict[str, ShardEntry] = {}
 
     def target(self, file: ShardFile) -> Path:
         """Where a file belongs; its own folder is there."""
@@ -296,22 +257,22 @@ class NewFolder:
         path.parent.mkdir(exist_ok=True)
         return path
 
-    def take(self, source: Path, file: ShardFile, sha256: str) -> bool:
+    def link(self, source: Path, file: ShardFile, sha256: str) -> bool:
         """Make a file of one that is there already; whether its bytes had to be copied."""
         target, copied = self.target(file), False
         try:
             target.hardlink_to(source)
         except OSError:  # Another file system, or one without links.
             shutil.copyfile(source, target)
-            _flush(target)
+            sync(target)
             copied = True
         self.add(file, sha256)
         return copied
 
     def add(self, file: ShardFile, sha256: str) -> None:
         """List a file that is there."""
-        form, shard = file.form, file.form.shard
-        self.entries[file.name] = FileEntry(
+        layout, shard = file.layout, file.layout.shard
+        self.entries[file.name] = ShardEntry(
             table=shard.table,
             rows=list(shard.rows),
             cols=list(shard.cols),
@@ -319,63 +280,30 @@ class NewFolder:
             memory=file.home.memory,
             tensors={
                 name: TensorEntry(dtype=tensor.dtype, shape=list(tensor.shape))
-                for name, tensor in form.tensors.items()
+                for name, tensor in layout.tensors.items()
             },
-            size_bytes=form.size_bytes,
+            size_bytes=layout.size_bytes,
             sha256=sha256,
         )
 
     def finish(self, position: Mapping[str, int], updates: int | None) -> None:
         """Write the plan and ``shards.json``."""
         self.plan.save(self.path / PLAN)
-        manifest = Manifest(
+        manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             plan_sha256=placement_sha256(self.plan),
             checkpoint=CheckpointEntry(**position),
             updates=updates,
             files=dict(sorted(self.entries.items())),
         )
-        body: dict[str, Any] = manifest.model_dump() | {"sha256": _hash_of(manifest)}
-        write_text(self.path / MANIFEST, json.dumps(body, indent=1) + "\n")
-        for folder in {self.path, *((self.path / name).parent for name in self.entries)}:
-            _flush(folder)
+        body = manifest.model_dump(exclude={"sha256"})
+        write_manifest(self.path / MANIFEST, body, end="\n")
+        for folder in {(self.path / name).parent for name in self.entries}:
+            sync(folder)
 
 
 @contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str], plan: Plan) -> Iterator[NewFolder]:
-    """Write a folder beside its place, under a hidden name; on success it is renamed, else gone.
-
-    What a process that was killed left under that name is removed by the next.
-
-    Raises
-    ------
-    PlacerError
-        If there is something at `path` already, or it cannot be written, as on a full disk.
-    """
-    target = Path(path)
-    if target.exists() or target.is_symlink():
-        raise PlacerError(f"{target} exists already; give another name, or remove it")
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir()
-        yield NewFolder(partial, plan)
-        partial.rename(target)
-        _flush(target.parent)
-    except OSError as error:
-        raise PlacerError(
-            f"cannot write {target}: {error.strerror or error}; nothing was left there"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def new_shards(path: StrPath, plan: Plan) -> Iterator[NewShards]:
+    """Write a folder of shards, which appears when it is complete; see `new_folder`."""
+    with new_folder(path) as folder:
+        yield NewShards(folder, plan)

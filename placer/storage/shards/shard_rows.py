@@ -1,17 +1,27 @@
-"""Which ids are at which rows of a shard, by arithmetic: no table's ids are ever listed."""
+"""Rows of tables by their ids: which shards hold them, by arithmetic, and in which files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from placer.errors import CheckpointError
 from placer.plan.order import Int, Ranks
 from placer.plan.shard import Shard
-from placer.storage.shards.shard_file import MOST_ROWS
+from placer.storage.row_blocks import MOST_ROWS
+from placer.storage.shards.shard_file import Bytes, ShardLayout
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder
+
+Choose = Callable[[tuple[ShardFile, ...]], ShardFile]
+"""Which of a shard's replicas is read."""
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
-    """Ids at rows ``start..stop`` of a shard, shape (stop − start,)."""
+    """Ids at rows ``start..stop`` of a shard, shape (stop − start,).
+
+    >>> ids_at(Ranks.of([7, 3]), Shard("t", (0, 100, 1), (0, 8), ("gpu:0",), "hbm", "device"), 0, 4)
+    array([7, 3, 0, 1])
+    """
     first, _, step = shard.rows
     ranks = first + step * np.arange(start, stop, dtype=np.int64)
     known = int(np.searchsorted(ranks, order.listed.size))
@@ -19,7 +29,7 @@ def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class HeldRows:
     """Those of some ids that a shard holds.
 
     Attributes
@@ -39,7 +49,9 @@ class Found:
     positions: Int
 
 
-def find(order: Ranks, shards: Sequence[Shard], ids: Int, cols: tuple[int, int]) -> Iterator[Found]:
+def held_rows(
+    order: Ranks, shards: Sequence[Shard], ids: Int, cols: tuple[int, int]
+) -> Iterator[HeldRows]:
     """The shards of a table that hold some of these ids in some of these columns.
 
     Parameters
@@ -63,7 +75,7 @@ def find(order: Ranks, shards: Sequence[Shard], ids: Int, cols: tuple[int, int])
             inside &= (ranks - start) % step == 0
         where = np.flatnonzero(inside)
         if where.size:
-            yield Found(index, shard, where, (ranks[where] - start) // step)
+            yield HeldRows(index, shard, where, (ranks[where] - start) // step)
 
 
 def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
@@ -75,3 +87,60 @@ def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
             return False
         start, step = stop, min(4 * step, MOST_ROWS)
     return True
+
+
+def gather(
+    folder: ShardFolder,
+    layout: ShardLayout,
+    names: Iterable[str],
+    ids: Int,
+    choose: Choose,
+    on_shard: Callable[[Shard, int], None] | None = None,
+) -> dict[str, Bytes]:
+    """Rows of tensors, as a shard of other rows and columns has them.
+
+    Parameters
+    ----------
+    folder : ShardFolder
+    layout : ShardLayout
+        Whose table, columns and bytes of a row the result has.
+    names : iterable of str
+        Which of its tensors.
+    ids : int64, shape (n,)
+    choose : callable
+    on_shard : callable, optional
+        Called with every shard that rows were taken from, and how many.
+
+    Returns
+    -------
+    dict of str to uint8, shape (n, bytes of a row)
+
+    Raises
+    ------
+    CheckpointError
+        If a file is damaged, or the folder lacks some of the rows.
+    """
+    table, cols = layout.table.name, layout.shard.cols
+    chunk = {
+        name: np.empty((ids.size, layout.tensors[name].row_bytes), dtype=np.uint8) for name in names
+    }
+    cells = 0
+    shards = folder.plan.shards_by_table[table]
+    for held in held_rows(folder.order_of(table), shards, ids, cols):
+        source = choose(folder.files[table][held.index])
+        own = held.shard.cols
+        low, high = max(cols[0], own[0]), min(cols[1], own[1])
+        for name, rows in chunk.items():
+            tensor = source.layout.tensors[name]
+            here = layout.tensors[name].columns(low - cols[0], high - cols[0])
+            there = tensor.columns(low - own[0], high - own[0])
+            rows[held.where, here] = folder.rows(source, tensor, held.positions)[:, there]
+        cells += held.where.size * (high - low)
+        if on_shard is not None:
+            on_shard(held.shard, held.where.size)
+    if cells != ids.size * layout.shard.width:
+        raise CheckpointError(
+            f"the shards in {folder.path} do not hold every row and column of table {table!r} "
+            "once; `placer verify` says which of its plan's are missing"
+        )
+    return chunk

@@ -111,9 +111,9 @@ class Tally:
 
     def total(self, dropped_tables: tuple[str, ...] = ()) -> Transfers:
         """What was counted."""
-        found = sorted(self._bytes.items(), key=lambda item: (item[0][0], str(item[0])))
+        counted = sorted(self._bytes.items(), key=lambda item: (item[0][0], str(item[0])))
         return Transfers(
-            tuple(Transfer(*key, size_bytes) for key, size_bytes in found), dropped_tables
+            tuple(Transfer(*key, size_bytes) for key, size_bytes in counted), dropped_tables
         )
 
 
@@ -122,13 +122,11 @@ def transfers_of(
 ) -> list[tuple[TransferKind, Home, Home]]:
     """For each device of a newer shard, which copy of an older one it has its rows from."""
     was, now = homes_of(source), homes_of(target)
-    found: list[tuple[TransferKind, Home, Home]] = [
+    kept: list[tuple[TransferKind, Home, Home]] = [
         ("kept", home, home) for home in now if home in was
     ]
-    for kind, near, home in steps_to(old, new, was, now):
-        if home is not None:
-            found.append((kind, near, home))
-    return found
+    steps = steps_to(old, new, was, now)
+    return kept + [(kind, near, home) for kind, near, home in steps if home is not None]
 
 
 def schedule(old: Plan, new: Plan) -> Schedule:
@@ -141,8 +139,8 @@ def schedule(old: Plan, new: Plan) -> Schedule:
     PlanError
         If one of the plans does not cover a table.
     """
-    found = diff(old, new)
-    dropped = check_tables(found)
+    difference = diff(old, new)
+    dropped = check_tables(difference)
     tally = Tally(old, new)
     for table in new.tables:
         sources, targets = old.shards_by_table[table.name], new.shards_by_table[table.name]
@@ -151,19 +149,19 @@ def schedule(old: Plan, new: Plan) -> Schedule:
         for i, j in zip(*np.nonzero(common), strict=True):
             tally.add(sources[i], targets[j], int(common[i, j]))
     try:
-        way = migration(found)
+        duration = migration(difference)
     except TopologyError:
-        way = None
-    return Schedule(tally.total(dropped), way)
+        duration = None
+    return Schedule(tally.total(dropped), duration)
 
 
-def check_tables(found: PlanDiff) -> tuple[str, ...]:
-    """Names of the tables that go; raises `PlanMismatchError` for those that rows lack for."""
+def check_tables(difference: PlanDiff) -> tuple[str, ...]:
+    """Names of the dropped tables; raises `PlanMismatchError` if there are tables without rows."""
     faults = [
         f"table {one.table!r} is new"
         if one.status == "added"
         else f"table {one.table!r} has another shape: {one.detail}"
-        for one in found.tables
+        for one in difference.tables
         if one.status in ("added", "reshaped")
     ]
     if faults:
@@ -171,4 +169,4 @@ def check_tables(found: PlanDiff) -> tuple[str, ...]:
             f"there are no rows for the newer plan: {'; '.join(faults)}; train on from a "
             "checkpoint with these tables, and write shards from it"
         )
-    return tuple(one.table for one in found.tables if one.status == "removed")
+    return tuple(one.table for one in difference.tables if one.status == "removed")

@@ -1,43 +1,38 @@
-"""From the canonical tables of a checkpoint to the shards of a plan, or to one file of tables."""
+"""From the tables of a checkpoint to the shards of a plan, or to one file of tables."""
 
 import contextlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from placer.errors import CheckpointError
-from placer.files import replacing, sha256_file
+from placer.files import StrPath, replacing, sha256_file
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
-from placer.storage.shards.shard_file import Bytes, ShardWriter, chunk_rows
+from placer.storage.row_blocks import chunk_rows
+from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
+from placer.storage.shards.shard_file import shard_writer
 from placer.storage.shards.shard_folder import (
-    NewFolder,
+    NewShards,
     ShardFile,
     ShardFolder,
     files_by_table,
-    new_folder,
+    new_shards,
     open_shards,
 )
-from placer.storage.shards.shard_rows import find
+from placer.storage.shards.shard_rows import held_rows
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from placer.storage.tensor_rows import TensorRows
-    from placer.training.checkpoint import Checkpoint
 
-_WEIGHTS, _STATES = "embeddings", "embedding_optimizer"
-"""What a checkpoint calls them."""
 _MOST_OPEN = 256
 """Files that are open at a time: systems allow some thousand."""
 
 
-def write_shards(plan: Plan, checkpoint: "Checkpoint", path: str | os.PathLike[str]) -> ShardFolder:
+def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFolder:
     """Write the tables of a checkpoint as a plan lays them out, one file a shard and device.
 
     Each table is read once, a bounded number of rows at a time, and its rows go to the files
@@ -48,7 +43,7 @@ def write_shards(plan: Plan, checkpoint: "Checkpoint", path: str | os.PathLike[s
     ----------
     plan : Plan
     checkpoint : Checkpoint
-        As `placer.training.checkpoint.open_checkpoint` gives it; of any plan of these tables.
+        As `placer.training.checkpoint.open_checkpoint` opens it; of any plan of these tables.
     path : str or path
         The folder to make; it appears when it is complete.
 
@@ -62,8 +57,8 @@ def write_shards(plan: Plan, checkpoint: "Checkpoint", path: str | os.PathLike[s
         If there is something at `path`, or it cannot be written; nothing is left there then.
     """
     verify(plan)
-    tensors = _canonical_tensors(plan, checkpoint)
-    with new_folder(path, plan) as made:
+    tensors = _tensors_by_table(plan, checkpoint)
+    with new_shards(path, plan) as made:
         for name, files in files_by_table(plan).items():
             order = Ranks.in_plan(plan, name)
             for start in range(0, len(files), _MOST_OPEN):
@@ -74,12 +69,12 @@ def write_shards(plan: Plan, checkpoint: "Checkpoint", path: str | os.PathLike[s
 
 def write_tables(
     plan: Plan,
-    checkpoint: "Checkpoint",
-    path: str | os.PathLike[str],
+    checkpoint: Checkpoint,
+    path: StrPath,
     *,
     with_optimizer: bool = False,
 ) -> None:
-    """Write the canonical tables of a checkpoint to one safetensors file, in rows.
+    """Write the tables of a checkpoint to one safetensors file, in rows.
 
     ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`; with the
     optimizer's state besides, as in its `optimizer_state_dict`.
@@ -91,105 +86,83 @@ def write_tables(
     PlacerError
         If the file cannot be written; what was there before is there still.
     """
-    from placer.storage import safetensors_file as tensor_file
+    from placer.storage import safetensors_file
 
-    found = {
+    named = {
         f"{table}.{name}": rows
-        for table, tensors in _canonical_tensors(plan, checkpoint, with_optimizer).items()
+        for table, tensors in _tensors_by_table(plan, checkpoint, with_optimizer).items()
         for name, rows in tensors.items()
     }
-    with replacing(Path(path)) as temporary:
-        tensor_file.write(temporary, found)
+    with replacing(path) as temporary:
+        safetensors_file.write(temporary, named)
 
 
 def _write_table(
-    made: NewFolder,
+    made: NewShards,
     order: Ranks,
     files: Sequence[tuple[ShardFile, ...]],
     tensors: dict[str, "TensorRows"],
 ) -> None:
     """Write some of a table's shards, reading the table once."""
-    table, shards = files[0][0].form.table, [copies[0].form.shard for copies in files]
+    from placer.storage.tensor_rows import bytes_of
+
+    layouts = [copies[0].layout for copies in files]
+    table, shards = layouts[0].table, [layout.shard for layout in layouts]
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(ShardWriter(made.target(copies[0]), copies[0].form))
+            stack.enter_context(shard_writer(made.target(copies[0]), copies[0].layout))
             for copies in files
         ]
         for name, rows in tensors.items():
-            for row, chunk in _chunks(rows):
-                ids = np.arange(row, row + len(chunk), dtype=np.int64)
-                for found in find(order, shards, ids, (0, table.dim)):
-                    form = files[found.index][0].form
-                    tensor = form.tensors[name]
-                    own = chunk[found.where]
-                    if not tensor.is_per_row:
-                        own = own[
-                            :, slice(*(tensor.element_bytes * col for col in found.shard.cols))
-                        ]
-                    writers[found.index].write(tensor, found.positions, own)
+            for start, block in rows.blocks(chunk_rows(rows.row_bytes)):
+                values = bytes_of(block).numpy().reshape(len(block), -1)
+                ids = np.arange(start, start + len(block), dtype=np.int64)
+                for held in held_rows(order, shards, ids, (0, table.dim)):
+                    tensor = layouts[held.index].tensors[name]
+                    own = values[held.where][:, tensor.columns(*held.shard.cols)]
+                    writers[held.index].write(tensor, held.positions, own)
     for first, *others in files:
         sha256 = sha256_file(made.target(first))
         made.add(first, sha256)
         for other in others:
-            made.take(made.target(first), other, sha256)
+            made.link(made.target(first), other, sha256)
 
 
-def _chunks(rows: "TensorRows") -> Iterator[tuple[int, Bytes]]:
-    """First row, and the bytes of some rows, shape (n, bytes of a row)."""
-    if not rows.shape[0]:
-        return
-    row_bytes = rows.size_bytes // rows.shape[0]
-    step = chunk_rows(row_bytes)
-    for start in range(0, rows.shape[0], step):
-        chunk = rows.read(start, min(start + step, rows.shape[0]))
-        yield start, _bytes_of(chunk.to(rows.dtype), row_bytes)
-
-
-def _bytes_of(chunk: "Tensor", row_bytes: int) -> Bytes:
-    """NumPy lacks bfloat16; bytes are bytes."""
-    import torch
-
-    flat = chunk.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return np.asarray(flat).reshape(-1, row_bytes)
-
-
-def _canonical_tensors(
-    plan: Plan, checkpoint: "Checkpoint", with_optimizer: bool = True
+def _tensors_by_table(
+    plan: Plan, checkpoint: Checkpoint, with_optimizer: bool = True
 ) -> dict[str, dict[str, "TensorRows"]]:
     """A checkpoint's tensors by table and name, checked against a plan's tables."""
-    from placer.executor.memory.arena import TORCH_DTYPES
-    from placer.executor.optimizers.rule import STATE
-    from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes, tensor_shape
-    from placer.storage.tensor_rows import in_rows
+    from placer.executor.id_order import tensors_of
+    from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
+    from placer.storage.tensor_rows import TensorRows
 
-    weights, states = (dict(checkpoint.tensors.get(name, {})) for name in (_WEIGHTS, _STATES))
-    shapes = {
-        f"{table.name}.weight": tensor_shape(table, "weight", table.optimizer)
-        for table in plan.tables
-    }
+    weights, states = (checkpoint.tensors.get(name, {}) for name in (WEIGHTS, STATES))
+    tensors = {t.name: list(tensors_of(t, t.optimizer)) for t in plan.tables}
+    shapes = {f"{table}.weight": weight.shape for table, (weight, *_) in tensors.items()}
     check_shapes("the checkpoint's tables do not fit the plan", weights, shapes)
     if with_optimizer:
         optimizers = {table.name: table.optimizer for table in plan.tables}
         shapes = state_shapes(plan.tables, optimizers, counted=UPDATES in states)
         check_shapes("the checkpoint's optimizer state does not fit the plan", states, shapes)
-    found: dict[str, dict[str, TensorRows]] = {}
+    by_table = {}
     for table in plan.tables:
-        rows = in_rows(weights[f"{table.name}.weight"])
-        if rows.dtype != TORCH_DTYPES[table.dtype]:
+        weight, *state = tensors[table.name]
+        rows = TensorRows.of(weights[f"{table.name}.weight"])
+        if rows.dtype != weight.dtype:
             raise CheckpointError(
                 f"table {table.name!r} is {rows.dtype} in the checkpoint and {table.dtype} in the "
                 "plan; make the plan with that --dtype"
             )
-        found[table.name] = {"weight": rows}
-        if with_optimizer:
-            for name in STATE[table.optimizer]:
-                found[table.name][name] = in_rows(states[f"{table.name}.{name}"])
-    return found
+        by_table[table.name] = {"weight": rows}
+        for tensor in state if with_optimizer else ():
+            rows = TensorRows.of(states[f"{table.name}.{tensor.name}"])
+            by_table[table.name][tensor.name] = rows
+    return by_table
 
 
-def _updates(checkpoint: "Checkpoint") -> int | None:
+def _updates(checkpoint: Checkpoint) -> int | None:
     from placer.executor.tensor_names import UPDATES
-    from placer.storage.tensor_rows import in_rows
+    from placer.storage.tensor_rows import TensorRows
 
-    found = checkpoint.tensors.get(_STATES, {}).get(UPDATES)
-    return None if found is None else int(in_rows(found).whole())
+    updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
+    return None if updates is None else int(TensorRows.of(updates).whole())

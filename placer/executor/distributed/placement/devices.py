@@ -1,5 +1,7 @@
 """Which rank stands for which device of a plan."""
 
+from collections.abc import Mapping
+
 from placer.errors import PlanMismatchError
 from placer.plan.shard import Shard
 from placer.topology.topology import Topology
@@ -34,6 +36,6 @@ def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
     return ranks
 
 
-def holders_of(shard: Shard, ranks: dict[str, int]) -> tuple[int, ...]:
+def holders_of(shard: Shard, ranks: Mapping[str, int]) -> tuple[int, ...]:
     """Ranks that hold a shard, each once, in order; replicas on devices of one rank are one."""
     return tuple(sorted({ranks[device] for device in shard.devices}))

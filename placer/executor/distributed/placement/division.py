@@ -8,8 +8,9 @@ from itertools import pairwise
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
+from placer.executor.memory.arena_order import LOOKUP_ORDER
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
+from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
 
 _MOST_PARTS = 1 << 16
@@ -88,7 +89,7 @@ class ColumnSlice:
 
 
 def divide(
-    plan: Plan, ranks: dict[str, int], optimizers: Mapping[str, OptimizerName]
+    plan: Plan, ranks: Mapping[str, int], optimizers: Mapping[str, OptimizerName]
 ) -> dict[str, tuple[ColumnSlice, ...]]:
     """The column slices of each table, from left to right. A table without rows has none.
 
@@ -108,7 +109,7 @@ _Held = dict[tuple[int, ...], tuple[RowSlice, ...]]
 
 
 def _divide_table(
-    plan: Plan, table: Table, ranks: dict[str, int], optimizer: OptimizerName
+    plan: Plan, table: Table, ranks: Mapping[str, int], optimizer: OptimizerName
 ) -> Iterator[ColumnSlice]:
     shards = [
         (shard, RowSlice(*shard.rows), holders_of(shard, ranks))
@@ -192,9 +193,6 @@ def _aligned(
         yield ColumnSlice(cols, targets)
 
 
-_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
-
-
 def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
     """Whether memory that is ordered by how rows are read has these rows in their own order.
 
@@ -203,7 +201,7 @@ def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
     edges = sorted({edge for shard in shards for edge in shard.cols})
     for cols in pairwise(edges):
         met = sorted(
-            (part.start, part.members[-1], _ORDER[shard.lookup])
+            (part.start, part.members[-1], LOOKUP_ORDER[shard.lookup])
             for shard in shards
             if shard.cols[0] <= cols[0]
             and cols[1] <= shard.cols[1]

@@ -1,8 +1,10 @@
 """What one rank holds, as a plan of its own."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.row_slices import RowSlice
 from placer.plan.fields import RowOrder
@@ -42,44 +44,72 @@ def update_name(target: Target) -> str:
     return f"update of {target.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """The plan of what a process holds, and where its shards come from.
+
+    Attributes
+    ----------
+    plan : Plan
+    origins : tuple of (int, RowSlice)
+        For each of its shards the number of the whole plan's shard, and the rows of that.
+    """
+
+    plan: Plan
+    origins: tuple[tuple[int, RowSlice], ...]
+
+
+HeldShards = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, Shard]]]
+"""Shards and their numbers in the plan, by table and by the ranks that hold them."""
+
+
+def shards_by_holders(plan: Plan, ranks: Mapping[str, int]) -> HeldShards:
+    """What each set of ranks holds of each table."""
+    held: dict[tuple[str, tuple[int, ...]], list[tuple[int, Shard]]] = defaultdict(list)
+    for number, shard in enumerate(plan.shards):
+        held[shard.table, holders_of(shard, ranks)].append((number, shard))
+    return held
+
+
 def local_plan(
     plan: Plan,
     targets: Sequence[Target],
     features: Sequence[tuple[Feature, ...]],
-    shards_of: Mapping[tuple[str, tuple[int, ...]], Sequence[Shard]],
+    shards: HeldShards,
     optimizers: Mapping[str, OptimizerName],
     gpus: Sequence[Gpu],
-) -> Plan:
-    """The plan by which a rank holds `targets`: one GPU and one host.
+) -> LocalPlan:
+    """The plan by which a process that stands for `gpus` holds `targets`: one GPU and one host.
 
-    Row-wise tables are in the order of their parts. Whole ones keep their row order. `shards_of`
-    says what each set of ranks holds of a table; the rank stands for `gpus`.
+    Row-wise tables are in the order of their parts. Whole ones keep their row order.
     """
-    tables, shards = [], []
+    tables: list[Table] = []
+    local: list[tuple[Shard, tuple[int, RowSlice]]] = []
     orders, hot_ids = {}, {}
     for target, read_by in zip(targets, features, strict=True):
         whole = target.table
         optimizer = optimizers[whole.name]
         table = Table(target.name, target.rows, target.width, whole.dtype, optimizer, read_by)
         tables.append(table)
-        shards += [
-            piece
-            for shard in shards_of[whole.name, target.holders]
-            for piece in _pieces(shard, target, plan)
+        local += [
+            (own, (number, rows))
+            for number, shard in shards[whole.name, target.holders]
+            for own, rows in _within(shard, target, plan)
         ]
         if target.by_id and plan.order_of(whole.name).kind == "profile":
             orders[target.name] = RowOrder("profile")
             hot_ids[target.name] = plan.hot_ids[whole.name]
     topology = _machine(plan.topology, gpus)
-    return Plan(tuple(tables), topology, tuple(shards), orders, hot_ids, plan.batch_size)
+    own_shards = tuple(shard for shard, _ in local)
+    own = Plan(tuple(tables), topology, own_shards, orders, hot_ids, plan.batch_size)
+    return LocalPlan(own, tuple(origin for _, origin in local))
 
 
-def _pieces(shard: Shard, target: Target, plan: Plan) -> Iterator[Shard]:
-    """The parts of a shard within a target, in its rows and columns."""
+def _within(shard: Shard, target: Target, plan: Plan) -> Iterator[tuple[Shard, RowSlice]]:
+    """The parts of a shard within a target, in the target's rows and columns; and their rows."""
     first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
     if first >= last:
         return
-    cols = first - target.cols[0], last - target.cols[0]
     device = _HOST if shard.devices[0] in plan.topology.hosts_by_id else _GPU
     for part, base in zip(target.parts, target.bases, strict=True):
         met = part.meet(RowSlice(*shard.rows))
@@ -87,16 +117,17 @@ def _pieces(shard: Shard, target: Target, plan: Plan) -> Iterator[Shard]:
             continue
         rows = part.local(met)
         share = met.count / shard.row_count
-        yield replace(
+        local = replace(
             shard,
             table=target.name,
             rows=(base + rows.start, base + rows.stop, rows.step),
-            cols=cols,
+            cols=(first - target.cols[0], last - target.cols[0]),
             devices=(device,),
             cache_rows=_share(shard.cache_rows, share, met.count, int(shard.cache_rows > 0)),
             staging_rows=_share(shard.staging_rows, share, met.count, 0),
             buffer_bytes=int(shard.buffer_bytes * share * (last - first) / shard.width),
         )
+        yield local, met
 
 
 def _share(rows: int, share: float, most: int, least: int) -> int:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from placer.data.zipf import ZipfMandelbrot
 from placer.errors import DataError
 from placer.files import replacing
+from placer.profile.zipf import ZipfMandelbrot
 
 SyntheticFormat = Literal["criteo", "parquet"]
 
@@ -62,9 +62,10 @@ MISSING_SHARE: Mapping[str, float] = {
 }  # fmt: skip
 
 # Cardinalities: as published for the Criteo Kaggle log (DLRM, arXiv:1906.00091, and its
-# repository's preprocessing). Exponents and shifts: `fit_zipf_mandelbrot` with these
-# cardinalities on the first 10,000 lines of that log; tests/test_synthetic_real.py fits them
-# again. The head of a log understates how many values a long log has, not how they are skewed.
+# repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in benchmarks) with
+# these cardinalities on the first 10,000 lines of that log; tests/test_synthetic_log_real.py
+# fits them again. The head of a log understates how many values a long log has, not how they
+# are skewed.
 CATEGORICAL: Mapping[str, CategoricalColumn] = {
     "C1": CategoricalColumn(1460, 2.060, 0.5, "always"),
     "C2": CategoricalColumn(583, 1.430, 4.0, "always"),
@@ -188,7 +189,7 @@ def write_synthetic_log(
         Tab-separated text as Criteo published it (label, 13 integers, 26 hashed categories of
         8 hexadecimal digits; missing values are empty), or the same columns in Parquet.
     on_samples : callable, optional
-        Told the samples written so far, for a progress bar.
+        Called with the samples written so far, for a progress bar.
 
     Raises
     ------

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_benchmark_slow_memory import imported
 
-from placer.data.synthetic import CATEGORICAL, INTEGER, MISSING_SHARE
-from placer.data.zipf import ZipfMandelbrot, fit_zipf_mandelbrot
+from placer.profile.zipf import ZipfMandelbrot
+from placer.workloads.synthetic_log import CATEGORICAL, INTEGER, MISSING_SHARE
+
+fit_zipf_to_sample = imported("_zipf_sample").fit_zipf_to_sample
 
 pytestmark = pytest.mark.real
 
@@ -24,7 +27,7 @@ def columns(real_data: Path) -> dict[str, np.ndarray]:
 def test_exponents_and_shifts_are_the_fitted_ones(columns, name: str) -> None:
     column, values = CATEGORICAL[name], columns[name]
     counts = np.unique(values[values != ""], return_counts=True)[1]
-    fitted = fit_zipf_mandelbrot(counts, column.rows)
+    fitted = fit_zipf_to_sample(counts, column.rows)
     assert fitted.shift == column.shift
     assert fitted.exponent == pytest.approx(column.exponent, abs=0.02)
 

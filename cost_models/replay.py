@@ -17,14 +17,23 @@ trains: a step takes a GPU the longer of the two. Without look-ahead they add up
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import with_own_part
-from cost_models.step_equation.unit_costs import PerUnit, Rates, ReadKind
-from cost_models.step_equation.work import charges_of_groups, group_of
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    READS,
+    Rates,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
+    as_array,
+)
+from cost_models.step_equation.work import Extras, group_charges, group_of, groups_of
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.plan.plan import Plan
@@ -33,7 +42,7 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts, Totals
-from placer.simulator.parts import Arrangement, Part
+from placer.simulator.parts import Arrangement
 from placer.simulator.replay import Simulator
 from placer.simulator.summary import served
 from placer.simulator.windows import StepRecord
@@ -110,46 +119,37 @@ class StepTimer:
                 f"times need one process for each of the {len(topology.gpus)} GPUs, not "
                 f"{arrangement.processes} processes"
             )
-        self._gpus, self._hosts = len(topology.gpus), len(topology.hosts)
+        self._gpus = len(topology.gpus)
         problem = Problem(
-            _known(plan) if profile is None else profile, topology, max(1, plan.batch_size)
+            _of_tables_alone(plan) if profile is None else profile,
+            topology,
+            max(1, plan.batch_size),
         )
-        parts = _Rows(arrangement.parts, equation, problem, plan)
-        self._parts = parts
+        tables = _table_numbers(problem, plan)
         costs = [
             [equation.unit_costs(problem, table, gpu) for gpu in range(self._gpus)]
-            for table in _numbers(problem, plan)
+            for table in tables
         ]
-
-        def constants(name: str) -> Float:
-            return np.array([[getattr(one, name) for one in row] for row in costs], np.float64)
-
-        self._vector_s, self._byte_s = constants("output_vector_s"), constants("output_byte_s")
-        self._exchange_s = constants("exchange_byte_s")
-        shard_s = constants("shard_s")
-        self._launch_s = np.zeros(self._gpus)
-        charges, seen = charges_of_groups(plan), set()
-        for part in arrangement.parts:
-            gpu = parts.gpu_number.get(part.device)
-            if gpu is None:
-                continue
-            if part.leads_shard:
-                self._launch_s[gpu] += shard_s[part.table, gpu]
-            shard = plan.shards[part.shard]
-            group = group_of(shard, part.device)
-            if group not in seen:
-                seen.add(group)
-                self._launch_s[gpu] += charges[group].seconds(costs[part.table][gpu])
+        self._parts = _PartTimer(arrangement, equation, problem, tables, costs)
+        arrays = np.array([[as_array(each)[READS:] for each in row] for row in costs])
+        # Of each table on each GPU; what reads cost is in the constants of parts.
+        without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
+        self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
+        self._launch_s = _launch_s(arrangement, costs)
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
-        hbm_s, link_s, dram_s, copy_hbm_s, copy_link_s, copy_dram_s = self._parts.seconds(counts)
-        of = counts.served
-        outputs = of.output_vectors * self._vector_s + of.output_bytes * self._byte_s
-        hbm_s = hbm_s + outputs.sum(0)
-        spread = with_own_part(1.0, self._gpus)
-        asked_s = (of.asked_bytes * self._exchange_s).sum(0) * spread
-        returned_s = (of.returned_bytes * self._exchange_s).sum(0) * spread
+        (hbm_s, link_s, dram_s), copies = self._parts.seconds(counts)
+        copy_hbm_s, copy_link_s, copy_dram_s = copies
+        served, spread = counts.served, with_own_part(1.0, self._gpus)
+        outputs = Extras(
+            output_vectors=served.output_vectors, output_bytes=served.output_bytes
+        ).hbm_s(self._costs)
+        asked_s, returned_s = (
+            np.sum(Extras(exchanged_bytes=sent * spread).exchange_s(self._costs), axis=0)
+            for sent in (served.asked_bytes, served.returned_bytes)
+        )
+        hbm_s = hbm_s + np.sum(outputs, axis=0)
         return StepTimes(
             hbm_s + copy_hbm_s,
             link_s + copy_link_s,
@@ -247,77 +247,104 @@ class TimeSummary:
         return cls(float(values.mean()), float(low), float(high))
 
 
-class _Rows:
+def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
+    """Fixed costs of the shards and groups of each GPU, shape (gpus,)."""
+    plan = arrangement.plan
+    numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
+    dims = {table.name: table.dim for table in plan.tables}
+    charges = {key: group_charges(group, dims[key[0]]) for key, group in groups_of(plan).items()}
+    launch_s, seen = np.zeros(len(numbers)), set()
+    for part in arrangement.parts:
+        if part.device not in numbers:
+            continue
+        gpu, group = numbers[part.device], group_of(plan.shards[part.shard])
+        extras = Extras(shards=float(part.leads_shard))
+        if (group, gpu) not in seen:
+            seen.add((group, gpu))
+            extras = charges[group]._replace(shards=extras.shards)
+        launch_s[gpu] += extras.launch_s(costs[part.table][gpu])
+    return launch_s
+
+
+class _PartTimer:
     """Constants of each part, as arrays that counts are multiplied with."""
 
     def __init__(
-        self, parts: Sequence[Part], equation: StepEquation, problem: Problem, plan: Plan
+        self,
+        arrangement: Arrangement,
+        equation: StepEquation,
+        problem: Problem,
+        tables: Sequence[int],
+        costs: Sequence[Sequence[UnitCosts]],
     ) -> None:
+        plan, parts = arrangement.plan, arrangement.parts
         topology = plan.topology
-        self.gpu_number = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
-        host_number = {host.id: number for number, host in enumerate(topology.hosts)}
-        numbers = _numbers(problem, plan)
-        self._pooled = np.array([part.is_pooled for part in parts], dtype=bool)
+        gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        split = {
+            key: len({shard.lookup for shard in group if shard.row_count}) > 1
+            for key, group in groups_of(plan).items()
+        }
+        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
-        # Hosts that serve by themselves: their link time is that of all their GPUs.
-        self._gpu_shares = np.zeros((len(topology.gpus), len(parts)))
-        self._hosts = np.zeros((len(topology.hosts), len(parts)))
+        self._gpu_shares = np.zeros((len(gpus), len(parts)))
+        self._hosts = np.zeros((len(hosts), len(parts)))
         self._split_lookup_s = np.zeros(len(parts))
-        charges = charges_of_groups(plan)
-        rates: list[list[list[PerUnit]]] = [[], [], []]
+        reads: list[list[ReadCosts]] = []
         for at, part in enumerate(parts):
-            gpu = self.gpu_number.get(part.device)
+            shard, gpu = plan.shards[part.shard], gpus.get(part.device)
             if gpu is None:
-                host = part.device
-                attached = topology.gpus_of(host) or topology.gpus
-                for one in attached:
-                    self._gpu_shares[self.gpu_number[one.id], at] = 1 / len(attached)
+                # A host that serves by itself: the link time is that of all its GPUs, and its
+                # memory does for its rows what a GPU does.
+                attached = topology.gpus_of(part.device) or topology.gpus
+                served_by, host = [gpus[one.id] for one in attached], part.device
             else:
-                host = topology.gpus[gpu].host
-                self._gpu_shares[gpu, at] = 1.0
-            self._hosts[host_number[host], at] = 1.0
-            number = gpu if gpu is not None else self.gpu_number[attached[0].id]
-            costs = equation.unit_costs(problem, numbers[part.table], number)
-            shard = plan.shards[part.shard]
-            if gpu is not None and charges[group_of(shard, part.device)].splits:
+                served_by, host = [gpu], topology.gpus[gpu].host
+            self._gpu_shares[served_by, at] = 1 / len(served_by)
+            self._hosts[hosts[host], at] = 1.0
+            unit = costs[part.table][served_by[0]]
+            kinds = [unit.read(kind) for kind in _KINDS[part.lookup]]
+            if gpu is None:
+                own = equation.host_rates(problem, tables[part.table], host)
+                kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
+            elif split[group_of(shard)]:
                 share = (part.cols[1] - part.cols[0]) / shard.width
-                self._split_lookup_s[at] = share * costs.split_lookup_s
-            kinds = _KINDS[part.lookup]
-            for which, kind in enumerate(kinds):
-                read = costs.read(kind)
-                resources = [read.hbm, read.link, read.dram]
-                if gpu is None:  # It does for its rows what a GPU does, and no GPU asks it.
-                    own = equation.host_rates(problem, numbers[part.table], host)
-                    resources = [Rates(), read.link, own]
-                sizes = part.weight_bytes, part.row_bytes, part.weight_bytes
-                rates[which].append([one.of(*sizes) for one in resources])
-        shape = (len(parts), 3, 3)
-        base, moved, in_place = (np.array(one, np.float64).reshape(shape) for one in rates)
-        self._base, self._extra, self._in_place = base, moved - base, in_place
+                self._split_lookup_s[at] = share * unit.split_lookup_s
+            reads.append(kinds)
+        weight_bytes = np.array([part.weight_bytes for part in parts], dtype=np.float64)
+        row_bytes = np.array([part.row_bytes for part in parts], dtype=np.float64)
+        # By how rows are read, by resource and by rate: constants of all parts at once.
+        rates = np.array(reads, dtype=np.float64).reshape(len(parts), *_RATES_SHAPE)
+        self._in_hbm, self._copied, self._in_place = (
+            [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
+            for kind in np.moveaxis(rates, 0, -1)
+        )
 
-    def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float, Float]:
-        """Time of HBM and link by GPU and of DRAM by host; then the same of copies ahead."""
+    def seconds(self, counts: StepCounts) -> tuple[list[Float], list[Float]]:
+        """Time of HBM and link by GPU and of DRAM by host; and the same of copies ahead."""
         c = counts.parts
-        left = c.in_place_lookups, c.in_place_rows
         # Each holder of replicated rows updates all that any holder's samples read.
         touched = np.where(self._replicated, c.update_rows, c.rows)
-        lookups, rows = c.lookups - left[0], np.maximum(touched - left[1], 0)
-        own = self._base * np.stack([lookups, rows, c.vectors], 1)[:, None]
-        own += self._in_place * np.stack([*left, np.zeros_like(left[0])], 1)[:, None]
+        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
+        own = [
+            unit.seconds(lookups, rows, c.vectors)
+            + in_place.seconds(c.in_place_lookups, c.in_place_rows)
+            for unit, in_place in zip(self._in_hbm, self._in_place, strict=True)
+        ]
+        own[0] = own[0] + c.lookups * self._split_lookup_s
         missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
         both = (c.staged_rows + c.written_back_rows) / 2
         busier = np.maximum(c.staged_rows, c.written_back_rows)
-        moved = np.stack([both, busier, both], 1)
-        copies = self._extra[:, :, 0] * missed[:, None] + self._extra[:, :, 1] * moved
-        totals = own.sum(2)
-        totals[:, 0] += c.lookups * self._split_lookup_s
+        copies = [
+            copied.seconds(missed, moved) - unit.seconds(missed, moved)
+            for copied, unit, moved in zip(
+                self._copied, self._in_hbm, (both, busier, both), strict=True
+            )
+        ]
+        holders = (self._gpu_shares, self._gpu_shares, self._hosts)
         return (
-            self._gpu_shares @ totals[:, 0],
-            self._gpu_shares @ totals[:, 1],
-            self._hosts @ totals[:, 2],
-            self._gpu_shares @ copies[:, 0],
-            self._gpu_shares @ copies[:, 1],
-            self._hosts @ copies[:, 2],
+            [holder @ time for holder, time in zip(holders, own, strict=True)],
+            [holder @ time for holder, time in zip(holders, copies, strict=True)],
         )
 
 
@@ -329,6 +356,8 @@ _KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
     "host": ("host", "host", "host"),
 }
 """How rows of a part are read: those in HBM, those that were copied there, and all others."""
+
+_RATES_SHAPE = (3, len(ReadCosts._fields), len(Rates._fields))
 
 
 def step_equation(model: object) -> StepEquation:
@@ -348,7 +377,7 @@ def step_equation(model: object) -> StepEquation:
     return model
 
 
-def _numbers(problem: Problem, plan: Plan) -> list[int]:
+def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
     """Number of each of the plan's tables in the problem's profile."""
     known = {name: number for number, name in enumerate(problem.profile.table_names)}
     missing = [table.name for table in plan.tables if table.name not in known]
@@ -357,7 +386,7 @@ def _numbers(problem: Problem, plan: Plan) -> list[int]:
     return [known[table.name] for table in plan.tables]
 
 
-def _known(plan: Plan) -> Profile:
+def _of_tables_alone(plan: Plan) -> Profile:
     """A profile of which nothing but the tables is known: all rows are read alike."""
     return Profile(
         tuple(TableProfile(table, AccessCdf.zipf(table.rows, 0.0)) for table in plan.tables)

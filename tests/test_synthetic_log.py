@@ -13,20 +13,23 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_benchmark_slow_memory import imported
 from training_cases import plan_for
 
 from placer.data.reader import open_log
-from placer.data.synthetic import (
+from placer.errors import DataError
+from placer.profile.zipf import ZipfMandelbrot
+from placer.training.config import TrainConfig
+from placer.training.loop import train
+from placer.workloads.synthetic_log import (
     CATEGORICAL,
     INTEGER,
     MISSING_SHARE,
     scaled_rows,
     write_synthetic_log,
 )
-from placer.data.zipf import ZipfMandelbrot, fit_zipf_mandelbrot
-from placer.errors import DataError
-from placer.training.config import TrainConfig
-from placer.training.loop import train
+
+fit_zipf_to_sample = imported("_zipf_sample").fit_zipf_to_sample
 
 SAMPLES = 20_000
 COLUMNS = ["label", *INTEGER, *CATEGORICAL]
@@ -74,7 +77,7 @@ def test_skew_is_that_of_the_law(table: pa.Table) -> None:
     column = CATEGORICAL["C3"]
     rows = scaled_rows(0.001)["C3"]
     counts = table.column("C3").drop_null().value_counts().field("counts").to_numpy()
-    fitted = fit_zipf_mandelbrot(counts, rows)
+    fitted = fit_zipf_to_sample(counts, rows)
     assert fitted.exponent == pytest.approx(column.exponent, abs=0.15)
 
 
@@ -151,7 +154,7 @@ def test_bad_arguments_are_refused_and_nothing_is_written(
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
-        "from placer.data.synthetic import write_synthetic_log\n"
+        "from placer.workloads.synthetic_log import write_synthetic_log\n"
         "from placer.errors import PlacerError\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({1 << 16}, {resource.RLIM_INFINITY}))\n"
         "try:\n"
@@ -204,7 +207,7 @@ def test_frequencies_are_those_of_the_law_beyond_the_exact_ranks(law: ZipfMandel
 def test_fitting_finds_the_law_of_a_sample(exponent: float, shift: float) -> None:
     law = ZipfMandelbrot(50_000, exponent, shift)
     ranks = law.draw(np.random.default_rng(5), 20_000)
-    fitted = fit_zipf_mandelbrot(np.bincount(ranks)[np.unique(ranks)], law.rows)
+    fitted = fit_zipf_to_sample(np.bincount(ranks)[np.unique(ranks)], law.rows)
     # Exponent and shift can stand in for one another; what they mean is where lookups fall.
     quantiles = np.linspace(0.01, 0.99, 50)
     one, two = law.ranks_at(quantiles), fitted.ranks_at(quantiles)
@@ -214,7 +217,7 @@ def test_fitting_finds_the_law_of_a_sample(exponent: float, shift: float) -> Non
 @pytest.mark.parametrize(("counts", "rows"), [([], 5), ([1, 1, 1], 2)])
 def test_samples_that_fit_no_law_are_refused(counts: list[int], rows: int) -> None:
     with pytest.raises(DataError, match=f"cannot fit the skew of {rows} rows"):
-        fit_zipf_mandelbrot(counts, rows)
+        fit_zipf_to_sample(counts, rows)
 
 
 @pytest.mark.parametrize("arguments", [(0, 1.0, 0.0), (5, -1.0, 0.0), (5, 1.0, -0.5)])

@@ -1,0 +1,175 @@
+"""The step equation as a function of how many rows of a shard are in HBM."""
+
+import numpy as np
+
+from cost_models.base import CostCurve, Float, Int, TableShard
+from cost_models.step_equation.slice_load import (
+    cumulative_load,
+    rows_in_flight,
+    slice_load,
+    with_steps_at_ends,
+)
+from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
+from cost_models.step_equation.work import Extras, returned_and_exchanged
+from placer.plan.buffers import (
+    exchange_buffer_bytes,
+    index_buffer_bytes,
+    output_vectors,
+    staging_buffer_bytes,
+)
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
+from placer.problem import Problem
+
+Load = tuple[Int, Float, Float]
+"""Hot rows of a shard, and lookups and distinct rows of a step that fall in them; shapes (m,)."""
+
+
+def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCurve:
+    """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
+
+    The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
+    one shard with a cache); see `cost_models.step_equation.work`.
+    """
+    profile, option = problem.profile.tables[shard.table], shard.option
+    spec, cold = profile.table, option.cold
+    step_lookups = problem.global_batch_size * spec.lookups_per_sample
+    load = cumulative_load(profile, shard.rows(spec.rows), step_lookups)
+    row_cache_s = costs.row_cache_s if cold in ("staged", "cached") else 0.0
+    if row_cache_s or cold in ("host", "cached"):  # Their costs jump beside none and all.
+        load = with_steps_at_ends(*load)
+    hot, lookups, unique = load
+    rows, all_lookups, all_unique = int(hot[-1]), float(lookups[-1]), float(unique[-1])
+    first, last = shard.columns(spec.dim)
+    width, row_bytes = last - first, spec.bytes_per_row(last - first)
+    gpu_s, dram_s = _read_s(problem, shard, costs, load)
+    split_s = costs.shard_s + costs.split_s + all_lookups * costs.split_lookup_s
+    # A row cache is needed however few rows are staged.
+    if cold == "staged" and rows:
+        gpu_s[0] += row_cache_s
+        split_s += row_cache_s
+    vectors, output, exchanged = returned_and_exchanged(
+        problem,
+        shard.table,
+        width,
+        all_lookups,
+        all_unique,
+        all_rows=option.row_slices == 1 and not option.replicated_rows,
+        column_slices=max(1, len(option.column_widths)),
+    )
+    extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, vectors, output, exchanged)
+    # Ranks differ from ids, and so need a map, where they decide what is read where. With
+    # replicated rows every GPU has that map anyway.
+    has_map = profile.counts is not None and not option.replicated_rows
+    map_bytes = row_map_bytes(spec) if has_map else 0
+    by_rank = option.row_slices > 1 and not option.blocked
+    buffers = _buffer_bytes(problem, shard, load)
+    in_dram = ((rows - hot) * row_bytes).astype(np.float64)
+    if cold == "cached":
+        in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
+    return CostCurve(
+        hot_rows=hot,
+        gpu_s=extras.gpu_s(costs) + gpu_s,
+        dram_s=dram_s,
+        hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
+        dram_bytes=in_dram,
+        # A cache and the rows behind it are one shard, and know their rows by id.
+        split_s=0.0 if cold == "cached" else split_s,
+        split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
+    )
+
+
+def replica_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCurve:
+    """Cost on one GPU of rows that every GPU holds, for its own samples; one point."""
+    profile, gpus = problem.profile.tables[shard.table], len(problem.topology.gpus)
+    spec, replicated_rows = profile.table, shard.option.replicated_rows
+    samples, rows = problem.global_batch_size // gpus, shard.rows(spec.rows)
+    lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
+    vectors, output, exchanged = returned_and_exchanged(
+        problem,
+        shard.table,
+        spec.dim,
+        lookups,
+        unique,
+        replicated=rows,
+        replicas=gpus,
+        all_rows=replicated_rows == spec.rows,
+    )
+    extras = Extras(1.0, 0.0, 1.0, vectors, output, exchanged)
+    read, _ = costs.device.of(spec.weight_bytes_per_row(), spec.bytes_per_row())
+    hbm_bytes = float(replicated_rows * spec.bytes_per_row())
+    hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
+    hbm_bytes += index_buffer_bytes(lookups)
+    if profile.counts is not None and replicated_rows < spec.rows:
+        hbm_bytes += row_map_bytes(spec)
+    return CostCurve(
+        hot_rows=np.array([replicated_rows]),
+        gpu_s=np.array([read.seconds(lookups, unique) + extras.gpu_s(costs)]),
+        dram_s=np.zeros(1),
+        hbm_bytes=np.array([hbm_bytes]),
+        dram_bytes=np.zeros(1),
+        split_s=0.0,
+        split_hbm_bytes=0.0,
+    )
+
+
+def _read_s(
+    problem: Problem, shard: TableShard, costs: UnitCosts, load: Load
+) -> tuple[Float, Float]:
+    """Time of the GPU and of its host's memory for reading and updating rows, shapes (m,)."""
+    spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
+    hot, lookups, unique = load
+    first, last = shard.columns(spec.dim)
+    sizes = spec.weight_bytes_per_row(last - first), spec.bytes_per_row(last - first)
+    hot_kind: ReadKind = "hit" if cold == "cached" else "device"
+    cold_kind: ReadKind = "miss" if cold == "cached" else cold
+    left = lookups[-1] - lookups, unique[-1] - unique
+    vectors = _host_vectors(problem, shard, left[0]) if cold == "host" else None
+    # With all rows in HBM there is nothing for the host to send; without any row it sends
+    # empty bags.
+    sends = (hot < hot[-1]) | (hot[-1] == 0) if cold == "host" else None
+    times = []
+    for of_hot, of_cold in zip(
+        costs.read(hot_kind).of(*sizes), costs.read(cold_kind).of(*sizes), strict=True
+    ):
+        cold_s = of_cold.seconds(*left, vectors)
+        cold_s = cold_s if sends is None else np.where(sends, cold_s, 0.0)
+        times.append(np.asarray(of_hot.seconds(lookups, unique) + cold_s))
+    gpu_s, dram_s = times
+    if cold == "cached":
+        gpu_s += hot * costs.cache_row_s + costs.row_cache_s
+        # Ends of a cache's curve are shards without one: in place, or just in HBM.
+        for end, costs_there in ((-1, costs.device), (0, costs.uva)):
+            of_gpu, of_dram = costs_there.of(*sizes)
+            gpu_s[end] = of_gpu.seconds(lookups[-1], unique[-1])
+            dram_s[end] = of_dram.seconds(lookups[-1], unique[-1])
+    return gpu_s, dram_s
+
+
+def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:
+    """Vectors that the host returns of a shard's cold rows, shape (m,)."""
+    spec, samples = problem.profile.tables[shard.table].table, problem.global_batch_size
+    total = float(cold_lookups[0])
+    bags = output_vectors(spec, samples, 0.0)
+    by_row = output_vectors(spec, samples, total) - bags
+    return bags + by_row * (cold_lookups / total if total else np.zeros_like(cold_lookups))
+
+
+def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
+    """Buffers of a shard in HBM, shape (m,)."""
+    profile, samples = problem.profile.tables[shard.table], problem.global_batch_size
+    spec, cold = profile.table, shard.option.cold
+    hot, lookups, _ = load
+    first, last = shard.columns(spec.dim)
+    all_lookups = float(lookups[-1])
+    fixed = exchange_buffer_bytes(spec, samples, all_lookups, last - first)
+    buffers = np.full(hot.size, fixed + index_buffer_bytes(all_lookups))
+    if cold in ("staged", "cached"):
+        step_lookups = samples * spec.lookups_per_sample
+        in_flight = rows_in_flight(profile, shard.rows(spec.rows), step_lookups, hot)
+        staging = staging_buffer_bytes(spec, in_flight[-1] - in_flight, last - first)
+        if cold == "cached":  # Without a cache, rows are read in place.
+            staging[0] = 0.0
+        buffers += staging
+    if cold == "cached":
+        buffers += np.where(hot < hot[-1], hot * ROW_CACHE_ENTRY_BYTES, 0)
+    return buffers

@@ -1,0 +1,224 @@
+"""Tables whose parts many processes hold, in the order of their ids."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import ColumnRoutes, TableRoutes, ids_of
+from placer.executor.id_order import IdOrder, IdRange, LocalShard, tensors_of
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
+from placer.plan.plan import Plan
+from placer.tables import OptimizerName, Table
+
+
+class DistributedIdOrder(IdOrder):
+    """Tables that the processes of a group share; see `IdOrder`.
+
+    Parameters
+    ----------
+    plan, optimizers, counts_updates
+        See `IdOrder`.
+    routes : mapping of table name to TableRoutes
+        Which process holds which rows.
+    held : mapping of target name to PlacedEmbeddings
+        What this process holds.
+    comm : Communicator
+    device : torch.device
+        Of the routes.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        optimizers: Mapping[str, OptimizerName],
+        counts_updates: bool,
+        routes: Mapping[str, TableRoutes],
+        held: Mapping[str, PlacedEmbeddings],
+        comm: Communicator,
+        device: torch.device,
+    ) -> None:
+        super().__init__(plan, optimizers, counts_updates)
+        self.rank, self.world, self.group = comm.rank, comm.world, comm.group
+        self._modules = tuple({id(module): module for module in held.values()}.values())
+        self._routes, self._held, self._comm, self._device = routes, held, comm, device
+
+    def gather(self, table: str, tensor: str, into: Tensor) -> None:
+        """Fill a tensor of a whole table, on the host, on every process; all must call it.
+
+        A chunk of rows at a time: each process puts in what it holds and zeros elsewhere, and the
+        bits are added as integers, so that they arrive as they are.
+        """
+        if not into.numel():
+            return
+        for start in range(0, into.shape[0], CHUNK_ROWS):
+            part = into[start : start + CHUNK_ROWS]
+            ids = torch.arange(start, start + part.shape[0])
+            chunk = torch.zeros(part.shape, dtype=torch.float32)
+            for target, module, places, rows in self._here(table, ids):
+                if target.holders[0] != self.rank:
+                    continue
+                values = read_rows(module, target.name, tensor, rows).float()
+                if chunk.dim() == 2:
+                    chunk[places, slice(*target.cols)] = values
+                elif not target.cols[0]:  # Of the copies that column slices have, one.
+                    chunk[places] = values
+            bits = self._comm.total("state", chunk.view(torch.int32)).cpu()
+            part.copy_(bits.view(torch.float32))
+
+    def scatter(self, table: str, tensor: str, values: Tensor) -> None:
+        """Overwrite what this process holds of a table, from the whole tensor."""
+        for start in range(0, values.shape[0], CHUNK_ROWS):
+            part = values[start : start + CHUNK_ROWS]
+            self._write_ids(table, tensor, torch.arange(start, start + part.shape[0]), part)
+
+    def draw(self, table: str, seed: int) -> None:
+        """Set initial weights, as one process would draw them."""
+        for ids, values in initial_weights(self.plan.tables_by_name[table], seed):
+            self._write_ids(table, "weight", ids, values)
+
+    def synchronize(self) -> None:
+        for module in self._modules:
+            module.rows.settle()
+
+    def shares(self, table: Table) -> list[float]:
+        held = [0.0] * self.world
+        for columns in self._routes[table.name].column_slices:
+            for target in columns.targets:
+                for holder in target.holders:
+                    held[holder] += target.rows * target.width / len(target.holders)
+        return [cells / (table.rows * table.dim) for cells in held]
+
+    def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
+        # Only the requested bytes travel, as they are, by one all-to-all. Who sends what follows
+        # from the plan, so that no process has to ask. What is here does not go through it.
+        own = requests[self.rank]
+        sent = [
+            self._packed(None if asker == self.rank else block, asker)
+            for asker, block in enumerate(requests)
+        ]
+        parts = [] if own is None else list(self._sources(own, self.rank))
+        sizes = [0] * self.world
+        for target, places, _ in parts:
+            source = target.holder_for(self.rank)
+            if own is not None and source != self.rank:
+                sizes[source] += places.numel() * own.tensor.width_bytes(target.width)
+        counts = [part.numel() for part in sent]
+        received = self._comm.exchange("state", torch.cat(sent), counts, sizes).cpu()
+        if own is None:
+            return None
+        by_source = list(torch.split(received, sizes))
+        by_source[self.rank] = self._packed(own, self.rank)
+        read = [0] * self.world
+        result = torch.empty(own.shape, dtype=own.tensor.dtype)
+        for target, places, _ in parts:
+            source = target.holder_for(self.rank)
+            size = places.numel() * own.tensor.width_bytes(target.width)
+            values = by_source[source][read[source] : read[source] + size].view(result.dtype)
+            read[source] += size
+            if own.tensor.is_per_row:
+                result[places] = values
+            else:
+                result[places, slice(*target.cols)] = values.view(-1, target.width)
+        return result
+
+    def holds(self, block: IdRange) -> bool:
+        return any(rows.numel() for *_, rows in self._here(block.tensor.table.name, block.ids))
+
+    def write(self, block: IdRange, values: Tensor) -> None:
+        self._write_ids(block.tensor.table.name, block.tensor.name, block.ids, values)
+
+    def local_shards(self) -> Iterator[LocalShard]:
+        for routes in self._routes.values():
+            targets = (target for columns in routes.column_slices for target in columns.targets)
+            for target in targets:
+                if target.name not in self._held:
+                    continue
+                write = partial(_write_rows, self._held[target.name], target.name)
+                ids = partial(_ids_between, self.plan, target)
+                for tensor in tensors_of(routes.table, self.optimizers[routes.table.name]):
+                    cols = None if tensor.is_per_row else target.cols
+                    yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
+
+    def update_count(self) -> int:
+        own = max((module.update_count() for module in self._modules), default=0)
+        return int(self._comm.gather("state", torch.tensor([own])).max())
+
+    def set_update_count(self, updates: int) -> None:
+        for module in self._modules:
+            module.set_update_count(updates)
+
+    def _write_ids(self, table: str, tensor: str, ids: Tensor, values: Tensor) -> None:
+        """Overwrite what this process holds of some rows, whose ids are distinct."""
+        for target, module, places, rows in self._here(table, ids):
+            own = values[places]
+            if own.dim() == 2:
+                own = own[:, slice(*target.cols)]
+            _write_rows(module, target.name, tensor, rows, own)
+
+    def _packed(self, block: IdRange | None, asker: int) -> Tensor:
+        """What this process sends of a block, as bytes."""
+        parts = [torch.empty(0, dtype=torch.uint8)]
+        if block is not None:
+            for target, _, rows in self._sources(block, asker, self.rank):
+                values = read_rows(self._held[target.name], target.name, block.tensor.name, rows)
+                flat = values.to(block.tensor.dtype).contiguous().view(-1)
+                parts.append(flat.view(torch.uint8))
+        return torch.cat(parts)
+
+    def _sources(
+        self, block: IdRange, asker: int, only: int | None = None
+    ) -> Iterator[tuple[Target, Tensor, Tensor]]:
+        """Targets that have some of a block, positions in the block, and rows of the target.
+
+        With `only`, those from which this process serves the asker; each cell comes from one
+        holder.
+        """
+        routes = self._routes[block.tensor.table.name]
+        # Column slices of a row have equal copies of a state that is one number a row.
+        last = 1 if block.tensor.is_per_row else None
+        for columns in routes.column_slices[:last]:
+            serves = [only in (None, target.holder_for(asker)) for target in columns.targets]
+            if any(serves):
+                yield from self._routed(routes, columns, block.ids, serves)
+
+    def _here(
+        self, table: str, ids: Tensor
+    ) -> Iterator[tuple[Target, PlacedEmbeddings, Tensor, Tensor]]:
+        """What is here of some ids: target, module, positions among the ids, rows."""
+        routes = self._routes[table]
+        for columns in routes.column_slices:
+            held = [target.name in self._held for target in columns.targets]
+            if any(held):
+                for target, places, rows in self._routed(routes, columns, ids, held):
+                    yield target, self._held[target.name], places, rows
+
+    def _routed(
+        self, routes: TableRoutes, columns: ColumnRoutes, ids: Tensor, wanted: Sequence[bool]
+    ) -> Iterator[tuple[Target, Tensor, Tensor]]:
+        """Of the wanted targets of a column slice: positions among the ids, and rows."""
+        position, rows = (part.cpu() for part in routes.route(ids.to(self._device), columns))
+        for number, target in enumerate(columns.targets):
+            if wanted[number]:
+                places = torch.nonzero(position == number).squeeze(1)
+                yield target, places, rows[places]
+
+
+def read_rows(module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor) -> Tensor:
+    """Some rows of a table's weights or state, on the host."""
+    return module.rows.read_rows(module.plan.tables_by_name[table], tensor, rows)
+
+
+def _write_rows(
+    module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor, values: Tensor
+) -> None:
+    if rows.numel():
+        module.rows.write_rows(module.plan.tables_by_name[table], tensor, rows, values)
+
+
+def _ids_between(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
+    return ids_of(plan, target, range(start, stop))

@@ -1,0 +1,207 @@
+"""What embeddings have in common, whether one process holds them or many."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from placer.errors import PlanMismatchError
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.lookups.batch_reads import feature_reads
+from placer.executor.memory.layout import check_plan
+from placer.executor.optimizers.rule import STATE
+from placer.executor.tensor_names import (
+    UPDATES,
+    check_shapes,
+    check_weights,
+    state_shapes,
+    weights_to_load,
+)
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZERS, OptimizerName, Table
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.collectives import Kind, Volume
+    from placer.executor.id_order import IdOrder
+
+
+class Embeddings(nn.Module, ABC):
+    """Embedding tables laid out by a plan, with the optimizer fused into the backward pass.
+
+    `PlacedEmbeddings` holds them in this process, `ShardedEmbeddings` shares them with others;
+    `make_embeddings` takes the one that fits. Both are called with a `BagBatch` and give pooled
+    rows by feature.
+
+    Attributes
+    ----------
+    plan : Plan
+    device : torch.device
+        Where rows are pooled.
+    optimizers : mapping of table name to optimizer
+    features : tuple of FeatureRead
+    rank, world : int
+        This process's number among those that share the tables, and how many they are.
+    """
+
+    rank, world = 0, 1
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        optimizer: OptimizerName | None,
+        weights: Mapping[str, Tensor],
+        padding_idx: Mapping[str, int] | None,
+        *,
+        stochastic: bool,
+    ) -> None:
+        super().__init__()
+        check_plan(plan)
+        check_weights("weights", weights, plan.tables)
+        if optimizer is not None and optimizer not in OPTIMIZERS:
+            raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
+        self.plan, self.device, self._stochastic = plan, device, stochastic
+        self.optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
+        self.features = feature_reads(plan.tables, padding_idx or {})
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Features of the plan's tables, in order: what batches must follow."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    @abstractmethod
+    def backend(self) -> str:
+        """Name of the backend in use; empty where a process holds no rows."""
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether results depend on the number of updates: under Adam and stochastic rounding."""
+        return self._stochastic or "adam" in self.optimizers.values()
+
+    @abstractmethod
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate from the next backward pass on; do so in every process."""
+
+    @abstractmethod
+    def prefetch(self, batch: Any) -> Any:
+        """Find a batch's rows ahead of its forward pass, which takes the result in its place."""
+
+    @abstractmethod
+    def hit_rates(self) -> HitRates | None:
+        """How many lookups of the rows held here were served from HBM; waits for the device.
+
+        None for backends that read all rows where they are.
+        """
+
+    @abstractmethod
+    def reset_hit_rates(self) -> None:
+        """Count hits from here on."""
+
+    @abstractmethod
+    def memory_use(self) -> dict[tuple[str, str], int]:
+        """Bytes held here by (device id, purpose), to compare with what the plan says.
+
+        Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
+        the entries for staged and cached rows with their directory; and ``row_maps``, under
+        the device that serves the table's first shard. A replicated shard counts on its first
+        device alone, where one process holds it. Where many processes share the tables, their
+        devices are called ``gpu:0`` and ``host:0`` in each of them.
+        """
+
+    def comm_stats(self) -> "dict[Kind, Volume]":
+        """Bytes that this process sent to others so far, by kind."""
+        return {}
+
+    def reset_comm_stats(self) -> None:
+        """Count bytes from here on."""
+
+    def routing_bytes(self) -> dict[str, int]:
+        """Bytes of the tables by which this process sends each table's ids to others."""
+        return {}
+
+    def close(self) -> None:
+        """Let go of the connections to other processes; nothing can be looked up any more."""
+
+    @abstractmethod
+    def id_order(self) -> "IdOrder":
+        """The tables by id, some rows at a time: what checkpoints read and write."""
+
+    @abstractmethod
+    def update_count(self) -> int:
+        """Updates so far in this process; waits for the device."""
+
+    @abstractmethod
+    def set_update_count(self, updates: int) -> None:
+        """Go on counting updates from here."""
+
+    def optimizer_state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
+
+        float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
+        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,
+        ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
+        depend on it. Every process gets the whole state, and all of them must call this.
+        """
+        state = {
+            f"{table.name}.{name}": self._read(table, name)
+            for table in self.plan.tables
+            for name in STATE[self.optimizers[table.name]]
+        }
+        if self.counts_updates:
+            state[UPDATES] = torch.tensor(self.id_order().update_count())
+        return state
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+
+        Raises
+        ------
+        CheckpointError
+            If a table's state is missing or of another shape; nothing is changed then.
+        """
+        shapes = state_shapes(self.plan.tables, self.optimizers, counted=UPDATES in state)
+        check_shapes("the optimizer state does not fit", state, shapes)
+        for table in self.plan.tables:
+            for name in STATE[self.optimizers[table.name]]:
+                self._write(table, name, state[f"{table.name}.{name}"])
+        if UPDATES in shapes:
+            self.set_update_count(int(state[UPDATES]))
+
+    @abstractmethod
+    def _read(self, table: Table, name: str) -> Tensor:
+        """A whole tensor in id order, on the host; all processes must read it."""
+
+    @abstractmethod
+    def _write(self, table: Table, name: str, values: Tensor) -> None:
+        """Overwrite what is held here of a whole tensor in id order."""
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for table in self.plan.tables:
+            destination[f"{prefix}{table.name}.weight"] = self._read(table, "weight")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        weights = weights_to_load(
+            state_dict,
+            prefix,
+            self.plan.tables,
+            strict=strict,
+            missing_keys=missing_keys,
+            unexpected_keys=unexpected_keys,
+        )
+        for name, tensor in weights.items():
+            self._write(self.plan.tables_by_name[name], "weight", tensor)

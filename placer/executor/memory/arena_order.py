@@ -1,0 +1,99 @@
+"""Which rows share an arena, and in which order they lie there.
+
+This one rule serves the layout of the executor's memory, the division of tables over processes,
+and the simulator, whose counts equal the executor's only if ties between rows fall alike.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
+from placer.tables import DType, OptimizerName, Table
+
+LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
+"""Rows in HBM come first, then staged and cached ones, those read in place, those of the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaKey:
+    """What column slices must have in common to share an arena.
+
+    `row_cut` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
+    their state needs the gradient of the whole row, so they are updated table by table.
+    """
+
+    dtype: DType
+    width: int
+    optimizer: OptimizerName
+    row_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaShard:
+    """The part of a shard within a column slice.
+
+    Attributes
+    ----------
+    number : int
+        Of the shard in the plan.
+    shard : Shard
+    home : str
+        The device in whose memory the executor keeps it.
+    """
+
+    number: int
+    shard: Shard
+    home: str
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """What an arena is sorted by: rows that are read alike lie side by side."""
+        return LOOKUP_ORDER[self.shard.lookup] if self.shard.memory == "dram" else 0, self.home
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedColumns:
+    """A range of a table's columns that no shard's edge divides, and the shards that have it."""
+
+    table: Table
+    cols: tuple[int, int]
+    key: ArenaKey
+    shards: tuple[ArenaShard, ...]
+
+
+def slice_columns(
+    plan: Plan, optimizers: Mapping[str, OptimizerName], sliced_elsewhere: Collection[str] = ()
+) -> Iterator[SlicedColumns]:
+    """The column slices of all tables, table by table and from left to right.
+
+    Tables in `sliced_elsewhere` have more columns than the plan knows of.
+    """
+    shards_of: dict[str, list[ArenaShard]] = defaultdict(list)
+    for number, shard in enumerate(plan.shards):
+        shards_of[shard.table].append(ArenaShard(number, shard, _home(plan, shard)))
+    for table in plan.tables:
+        shards = shards_of[table.name]
+        edges = sorted({0, table.dim, *(edge for part in shards for edge in part.shard.cols)})
+        optimizer = optimizers[table.name]
+        sliced = len(edges) > 2 or table.name in sliced_elsewhere
+        row_cut = sliced and optimizer == "rowwise_adagrad"
+        for first, last in pairwise(edges):
+            yield SlicedColumns(
+                table,
+                (first, last),
+                ArenaKey(table.dtype, last - first, optimizer, row_cut),
+                tuple(
+                    part
+                    for part in shards
+                    if part.shard.cols[0] <= first and last <= part.shard.cols[1]
+                ),
+            )
+
+
+def _home(plan: Plan, shard: Shard) -> str:
+    device = shard.devices[0]
+    gpu = plan.topology.gpus_by_id.get(device)
+    return device if shard.memory == "hbm" or gpu is None else gpu.host

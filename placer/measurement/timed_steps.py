@@ -1,0 +1,153 @@
+"""Times the steps of a plan in this process: prefetch, forward, backward and update."""
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from placer.executor import (
+    BagBatch,
+    Embeddings,
+    PlacedEmbeddings,
+    ShardedEmbeddings,
+    keep_freed_memory,
+    look_ahead,
+)
+from placer.executor.optimizers.rule import STATE
+from placer.measurement.batches import drawn_batches
+from placer.measurement.times import Effort, Measured, Setting
+from placer.plan.plan import Plan
+from placer.profile.profile import Profile
+
+_WARM_UP = 4
+_GPU_BLOCK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan to time, and what for."""
+
+    plan: Plan
+    profile: Profile
+    samples: int
+    seed: int
+    effort: Effort
+
+
+def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
+    """This process's times."""
+    plan, effort = job.plan, job.effort
+    weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
+    model: Embeddings
+    if setting.ranks == 1:
+        model = PlacedEmbeddings(
+            plan, weights=weights, backend=setting.backend, device=setting.device
+        )
+        _touch_state(model)
+    else:
+        model = ShardedEmbeddings(
+            plan, weights=weights, backend=setting.backend, device=setting.device
+        )
+        for held in model.children():
+            if isinstance(held, PlacedEmbeddings):
+                _touch_state(held)
+    source = drawn_batches(plan, job.profile, job.samples, job.seed * setting.ranks + rank)
+    batches = list(islice(source, effort.batches))
+    if setting.device.startswith("cuda"):
+        batches = [batch.pin_memory() for batch in batches]
+    try:
+        return _timed(model, batches, effort, setting)
+    finally:
+        model.close()
+
+
+def _touch_state(model: PlacedEmbeddings) -> None:
+    """Write optimizer state everywhere: pages that nobody wrote yet would come in the steps."""
+    for table in model.plan.tables:
+        for name in STATE[table.optimizer]:
+            shape = (table.rows,) if table.optimizer == "rowwise_adagrad" else (1, 1)
+            values = torch.full(shape, 0.01)
+            if values.dim() == 2:
+                values = values.expand(table.rows, table.dim)
+            model.rows.write(table, name, values)
+
+
+def _timed(
+    model: Embeddings,
+    batches: Sequence[BagBatch],
+    effort: Effort,
+    setting: Setting,
+) -> Measured:
+    block = _GPU_BLOCK if setting.device.startswith("cuda") else 1
+    together = setting.ranks > 1
+    gradients: list[Tensor] = []
+    wall: list[float] = []
+    cpu: list[float] = []
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        started, start, start_cpu = time.perf_counter(), 0.0, 0.0
+        stream = look_ahead(_endless(batches), model)
+        with contextlib.closing(stream):
+            for number, batch in enumerate(stream):
+                outputs = list(model(batch).values())
+                if not gradients:
+                    gradients = [torch.randn_like(out) / len(out) for out in outputs]
+                torch.autograd.backward(outputs, gradients)
+                if (number + 1) % block:
+                    continue
+                if block > 1:
+                    torch.cuda.synchronize()
+                now, now_cpu = time.perf_counter(), time.process_time()
+                if number < _WARM_UP * block:
+                    started = now
+                else:
+                    wall.append((now - start) / block)
+                    cpu.append((now_cpu - start_cpu) / block)
+                    if _enough(len(wall), now - started, effort, together):
+                        break
+                start, start_cpu = time.perf_counter(), time.process_time()
+    finally:
+        if collecting:
+            gc.enable()
+    return Measured(tuple(wall), tuple(cpu))
+
+
+def _enough(steps: int, seconds: float, effort: Effort, together: bool) -> bool:
+    if together:  # All ranks have to stop at the same step.
+        return steps >= 2 * effort.least_steps
+    if steps >= effort.most_steps or seconds >= effort.most_s:
+        return True
+    return steps >= effort.least_steps and seconds >= effort.least_s
+
+
+def _endless(batches: Sequence[BagBatch]) -> Iterator[BagBatch]:
+    while True:
+        yield from batches
+
+
+@contextlib.contextmanager
+def quiet(setting: Setting, rank: int) -> Iterator[None]:
+    """The threads and cores of a setting, for a while."""
+    threads = torch.get_num_threads()
+    cores: set[int] | None = None
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+    torch.set_num_threads(setting.threads)
+    keep_freed_memory()  # As `placer train` does.
+    try:
+        if setting.pinned and cores and len(cores) >= setting.ranks * setting.threads:
+            first = rank * setting.threads
+            os.sched_setaffinity(0, sorted(cores)[first : first + setting.threads])
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if cores:
+            os.sched_setaffinity(0, cores)

@@ -1,0 +1,124 @@
+"""What is measured: times of steps, in a setting, with some effort."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from placer.executor.backends import make_backend
+
+Clock = Literal["wall", "cpu"]
+"""Time that passes, or time of the processors; the same on a quiet machine with one thread."""
+
+NOISY_SPREAD = 0.15
+"""Half of the steps lie further apart than this share of their median: not to be trusted."""
+
+NOISY_WAIT = 0.15
+"""So much longer on the clock than on the processor: somebody else had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure.
+
+    Attributes
+    ----------
+    least_steps, most_steps : int
+        Steps that are timed, after a few that warm up.
+    least_s, most_s : float
+        Timing ends after `least_s`, but not before `least_steps`; and after `most_s` anyway.
+    batches : int
+        Batches that the steps cycle through.
+    """
+
+    least_steps: int = 8
+    most_steps: int = 100
+    least_s: float = 0.25
+    most_s: float = 2.0
+    batches: int = 12
+
+
+QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of steps, each prefetch of the next batch, forward, backward and update.
+
+    Attributes
+    ----------
+    wall_s : tuple of float
+        By the clock. With several ranks, of the slowest.
+    cpu_s : tuple of float
+        Of all the process's threads; with several ranks, of the busiest.
+    """
+
+    wall_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+
+    def seconds(self, clock: Clock = "wall") -> float:
+        """Time of a step: the lower quartile, as whatever else runs only ever adds time."""
+        times = self.wall_s if clock == "wall" else self.cpu_s
+        return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]
+
+    def spread(self, clock: Clock = "wall") -> float:
+        """Interquartile range of the times, over their median."""
+        times = self.wall_s if clock == "wall" else self.cpu_s
+        if len(times) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(times, n=4)
+        return (high - low) / statistics.median(times)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether something else ran on the machine, or the steps differ too much."""
+        waited = self.seconds("wall") > (1 + NOISY_WAIT) * self.seconds("cpu")
+        return waited or self.spread() > NOISY_SPREAD
+
+
+def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
+    """Step time of what was measured several times: the least, as other load comes in bursts."""
+    return min(times.seconds(clock) for times in measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What measures: part of what a measurement means.
+
+    Attributes
+    ----------
+    backend : str
+        Of the executor; see `PlacedEmbeddings`.
+    device : str
+    ranks : int
+        Processes that train together over gloo, as many as the plan has GPUs.
+    threads : int
+        Of each process.
+    pinned : bool
+        Whether each process stays on cores of its own.
+    """
+
+    backend: str = "auto"
+    device: str = "cpu"
+    ranks: int = 1
+    threads: int = 1
+    pinned: bool = True
+
+    @property
+    def tiers(self) -> bool:
+        """Whether the backend keeps HBM and DRAM apart."""
+        return self.backend not in ("numba", "torch")
+
+
+def resolved(setting: Setting) -> Setting:
+    """The same with the backend that ``auto`` means here.
+
+    Raises
+    ------
+    BackendError
+        If the backend is not there.
+    """
+    backend = make_backend(setting.backend, torch.device(setting.device))
+    return replace(setting, backend=backend.name)

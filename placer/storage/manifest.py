@@ -1,0 +1,123 @@
+"""Manifests: a JSON file that lists the files of a folder, with their sizes and SHA-256."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from placer.errors import CheckpointError
+from placer.files import HashedFile, sha256_file, sha256_json
+
+
+class Strict(BaseModel):
+    """A JSON object that has these keys and no others, with values of exactly these types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FileEntry(Strict):
+    """A file of a manifest."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(Strict):
+    """What all manifests have: their format's version, and a SHA-256 of all other keys."""
+
+    format_version: int
+    sha256: str = ""
+
+
+M = TypeVar("M", bound=Manifest)
+
+
+def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
+    """Write a manifest: its keys and, last of all, their SHA-256; raises OSError."""
+    text = json.dumps({**body, "sha256": sha256_json(body)}, indent=1)
+    file = HashedFile(path)
+    file.write((text + end).encode())
+    file.finish()
+
+
+def read_manifest(
+    path: Path, kind: type[M], version: int, *, if_older: str, if_missing: str = ""
+) -> M:
+    """Read and check a manifest.
+
+    Parameters
+    ----------
+    path : Path
+    kind : type
+        Its keys.
+    version : int
+        The only format version that is read.
+    if_older, if_missing : str
+        What to do about a manifest of an older format, and about none.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing, cut short, altered, or of another format version.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        advice = if_missing and f"; {if_missing}"
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}{advice}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is cut short or altered: it is not JSON") from error
+    written = content.get("format_version") if isinstance(content, dict) else None
+    if isinstance(written, int) and written != version:
+        advice = "update placer" if written > version else if_older
+        raise CheckpointError(
+            f"{path} has format version {written} and this placer reads {version}; {advice}"
+        )
+    try:
+        manifest = kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise CheckpointError(f"{path} was altered: {where}: {first['msg']}") from error
+    if sha256_json({key: content[key] for key in content if key != "sha256"}) != manifest.sha256:
+        raise CheckpointError(f"{path} was altered: its content is not what its SHA-256 says")
+    return manifest
+
+
+def check_size(path: Path, size_bytes: int, advice: str) -> None:
+    """Check that a file is there, and complete.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing or has another size; ends with the advice.
+    """
+    try:
+        found_bytes = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path} is missing; {advice}") from error
+    if found_bytes != size_bytes:
+        raise CheckpointError(
+            f"{path} is cut short or altered: it has {found_bytes} bytes and should have "
+            f"{size_bytes}; {advice}"
+        )
+
+
+def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
+    """Compare every byte of a file with what was written.
+
+    Raises
+    ------
+    CheckpointError
+        If it was altered or cannot be read; ends with the advice.
+    """
+    try:
+        same = sha256_file(path) == sha256
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
+    if not same:
+        raise CheckpointError(
+            f"{path} was altered: its SHA-256 is not the one that {manifest} lists; {advice}"
+        )

@@ -1,0 +1,49 @@
+"""What a training run saves in a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from placer.storage.tensor_rows import AnyTensor
+
+WEIGHTS, STATES = "embeddings", "embedding_optimizer"
+"""Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run has come.
+
+    Attributes
+    ----------
+    step : int
+        Steps taken.
+    epoch : int
+        Passes over the log that are complete.
+    samples : int
+        Samples of the log read in the current pass, held-out ones included.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """All that a run needs to go on.
+
+    Attributes
+    ----------
+    position : Position
+    settings : mapping of str to JSON value
+        What must be the same when the run goes on, by name: the model's shape, the batch, …
+    tensors : mapping of group to mapping of name to tensor
+        In memory, or to be read in rows. When saved, those that all processes have alike; when
+        read, those of the tables too. Groups have no dot in their name.
+    """
+
+    position: Position
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, Mapping[str, "AnyTensor"]]
