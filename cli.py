@@ -23,7 +23,7 @@ from rich.progress import Progress as Bar
 import placer
 from cost_models import cost_model, is_model_name, model_names
 from cost_models import report as cost_reports
-from cost_models.sweep.run import (
+from cost_models.sweep import (
     AXES,
     DEFAULT_AXES,
     MODELS,
@@ -33,7 +33,7 @@ from cost_models.sweep.run import (
     platform,
     with_overrides,
 )
-from cost_models.sweep.run import sweep as sweep_placements
+from cost_models.sweep import sweep as sweep_placements
 from placer import report
 from placer.constraints.unmet import unmet
 from placer.data import FORMATS, ID_MAPPINGS, EncodedLog, open_log

@@ -22,7 +22,7 @@ from typing import Any
 from _machine import RESULTS
 
 from cost_models import cost_model
-from cost_models.sweep.run import MODELS, Platform, Setting, platform, sweep
+from cost_models.sweep import MODELS, Platform, Setting, platform, sweep
 from placer.files import write_text
 
 BATCHES = (200, 1600, 8192)

@@ -11,6 +11,13 @@ DType = Literal["float32", "float16", "bfloat16"]
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+OPTIMIZER_STATE: dict[OptimizerName, tuple[str, ...]] = {
+    "sgd": (),
+    "adagrad": ("sum",),
+    "rowwise_adagrad": ("sum",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+}
+"""Names of an optimizer's state, as torch's own optimizers call it."""
 
 
 @dataclass(frozen=True, slots=True)

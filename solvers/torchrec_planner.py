@@ -9,7 +9,6 @@ TorchRec's own.
 import copy
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,11 +44,7 @@ from solvers.result import SolveResult
 
 DEFAULT_TIME_LIMIT_S = 20.0
 
-DTYPES: dict[str, DType] = {
-    "float32": "float32",
-    "float16": "float16",
-    "bfloat16": "bfloat16",
-}
+DTYPES: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 """Of tables that are trained."""
 
 
@@ -59,7 +54,7 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
     the enumerator, over table-, column- and row-wise and data-parallel options, within the memory
     that the storage reservation leaves. Host memory is shared by the ranks of a host. On several
-    hosts TorchRec's greedy proposers are asked as well, because they know options that are not
+    hosts TorchRec's greedy proposers are run as well, because they know options that are not
     searched, such as ``table_row_wise``, and the better plan is taken. Where no
     plan is found, the `PlannerError` says of tables that fit no GPU what they are short of.
 
@@ -120,8 +115,8 @@ plan_loader
                 f"performance_model {type(performance_model).__name__}: PlacerPlanner minimizes "
                 "the time of the slowest rank, which is NoopPerfModel; leave it out"
             )
-        for name, given in (("proposer", proposer), ("partitioner", partitioner)):
-            if given is not None:
+        for name, value in (("proposer", proposer), ("partitioner", partitioner)):
+            if value is not None:
                 warnings.warn(f"PlacerPlanner searches by itself: {name} is not used", stacklevel=2)
         search = _Search(
             {
@@ -160,7 +155,7 @@ plan_loader
 
 
 class _Once(Proposer):  # type: ignore[misc]
-    """Hands the search space to the search, and asks it once."""
+    """Hands the search space to the search, and proposes once."""
 
     def __init__(self, search: "_Search") -> None:
         self._search = search
@@ -169,18 +164,15 @@ class _Once(Proposer):  # type: ignore[misc]
     def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
         """Keep the options, and propose those of each table that take the least memory.
 
-        TorchRec tells by them, if there is no plan, whether all memory together is too little.
+        If there is no plan, TorchRec checks with them whether all memory together is too little.
         """
         self._search.options = search_space
         self._search.estimate = enumerator.populate_estimates
         least: dict[str, TorchRecOption] = {}
         for option in search_space:
             size = option.total_storage
-            other = least.get(option.fqn)
-            if other is None or (size.hbm, size.ddr) < (
-                other.total_storage.hbm,
-                other.total_storage.ddr,
-            ):
+            other = least.get(option.fqn, option).total_storage
+            if option.fqn not in least or (size.hbm, size.ddr) < (other.hbm, other.ddr):
                 least[option.fqn] = option
         self._proposal = list(least.values())
 
@@ -281,17 +273,18 @@ def _problem_of(options: list[TorchRecOption], topology: Any) -> Problem:
 
 def _table_of(option: TorchRecOption) -> Table:
     rows, dim = option.tensor.shape
-    dtype = str(option.tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
+    name = str(option.tensor.dtype).removeprefix("torch.")
+    dtype = next((known for known in DTYPES if known == name), None)
+    if dtype is None:
         raise ProblemError(
-            f"table {option.fqn!r} is {dtype}; PlacerPlanner knows {', '.join(DTYPES)}"
+            f"table {option.fqn!r} is {name}; PlacerPlanner knows {', '.join(DTYPES)}"
         )
     pooling: Any = "sum" if option.is_pooled else "none"
     return Table(
         option.fqn,
         rows,
         dim,
-        DTYPES[dtype],
+        dtype,
         _optimizer_of(option),
         tuple(
             Feature(f"{option.fqn}/{number}", float(length), pooling=pooling)
@@ -328,8 +321,7 @@ def _shortage(result: SolveResult, problem: Problem, model: EnumeratedOptions) -
 
 def _require_fit(placed: list[TorchRecOption], topology: Any, on_cpu: bool) -> None:
     """Raise unless every rank has the memory that TorchRec counts for it."""
-    used: Mapping[int, int] = {device.rank: 0 for device in topology.devices}
-    totals = dict(used)
+    totals = {device.rank: 0 for device in topology.devices}
     for option in placed:
         for shard in option.shards:
             totals[shard.rank] += math.ceil(shard.storage.ddr if on_cpu else shard.storage.hbm)

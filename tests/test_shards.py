@@ -20,7 +20,6 @@ from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, su
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError, PlanMismatchError
 from placer.executor import PlacedEmbeddings
-from placer.executor.optimizers.rule import STATE
 from placer.plan.fields import RowOrder
 from placer.storage import row_blocks
 from placer.storage.shards import (
@@ -72,10 +71,6 @@ def test_each_device_has_the_rows_of_its_shards(plan: Plan) -> None:
         assert opened.step == 7
         found = {str(path.relative_to(folder)) for path in folder.glob("*/*")}
         assert found == set(listed)
-
-
-def test_state_has_the_names_of_the_executor() -> None:
-    assert shard_file.STATE == STATE
 
 
 def test_replicas_are_one_file_with_two_names(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cost_models.dense import (
     FlopRate,
     dense_costs,
 )
-from cost_models.sweep.run import (
+from cost_models.sweep import (
     AXES,
     DEFAULT_AXES,
     MODELS,

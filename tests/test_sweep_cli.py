@@ -10,7 +10,7 @@ from cli_cases import fail, invoke, succeed
 
 from cost_models import Roofline
 from cost_models.report import plot_sweep, sweep_report
-from cost_models.sweep.run import AXES, PLACEMENTS, Setting, platform, sweep
+from cost_models.sweep import AXES, PLACEMENTS, Setting, platform, sweep
 from placer.errors import PlacerError
 
 NUMBER_OR_NONE = {"type": ["number", "null"]}

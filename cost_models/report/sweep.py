@@ -105,10 +105,10 @@ def _words(case: Case) -> str:
 
 
 def _by_case(points: Sequence[Point]) -> dict[tuple[str, Case], list[Point]]:
-    found: dict[tuple[str, Case], list[Point]] = {}
+    cases: dict[tuple[str, Case], list[Point]] = {}
     for point in points:
-        found.setdefault((point.platform, _case(point)), []).append(point)
-    return found
+        cases.setdefault((point.platform, _case(point)), []).append(point)
+    return cases
 
 
 def _winner_rows(sweep: Sweep) -> list[Row]:
@@ -159,10 +159,10 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
 
 def _impossible(sweep: Sweep) -> list[Row]:
     """Placements that some case rules out: the cases, and why the last of them does."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    impossible: dict[tuple[str, str], dict[str, Any]] = {}
     for point in sweep.points:
         if point.samples_per_s is None:
-            row = found.setdefault((point.platform, point.placement), {"cases": []})
+            row = impossible.setdefault((point.platform, point.placement), {"cases": []})
             row["cases"].append(_words(_case(point)))
             row["detail"] = point.detail
     total = len(_by_case(sweep.points)) // max(1, len(sweep.platforms))
@@ -173,5 +173,5 @@ def _impossible(sweep: Sweep) -> list[Row]:
             "cases": "all" if len(row["cases"]) == total else ", ".join(row["cases"]),
             "detail": row["detail"],
         }
-        for (platform, placement), row in found.items()
+        for (platform, placement), row in impossible.items()
     ]

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
 from placer.files import replacing
-from placer.report.picture import drawing, image_format
+from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _COLOURS = ("#0f766e", "#5eb8ae", "#b45309", "#e0a458", "#1d4ed8", "#93b4f5", "#7c3aed",
             "#db2777", "#4b5563")  # fmt: skip
 _NONE = "#ffffff"
@@ -59,7 +58,7 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
             loc="outside lower center",
             ncols=len(handles),
             frameon=False,
-            labelcolor=_INK,
+            labelcolor=INK,
         )
         with replacing(Path(path)) as temporary:
             figure.savefig(temporary, format=suffix, dpi=130)
@@ -81,13 +80,13 @@ def _axes_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> A
         for panel, machine in zip(panels[:-1, column], machines, strict=True):
             _draw_lines(panel, sweep, machine, axis, colours)
             if column == 0:
-                panel.set_ylabel(f"{machine}\nsamples/s", color=_INK)
+                panel.set_ylabel(f"{machine}\nsamples/s", color=INK)
         names = [[_winner(sweep, machine, {axis: v}) for v in values] for machine in machines]
         below = panels[-1, column]
         _draw_map(below, names, colours)
         below.set_xticks(range(len(values)), [_short(v) for v in values], rotation=45)
         below.set_yticks(range(len(machines)), machines if column == 0 else [""] * len(machines))
-        below.set_xlabel(f"{axis}: fastest", color=_INK)
+        below.set_xlabel(f"{axis}: fastest", color=INK)
     return figure
 
 
@@ -103,11 +102,11 @@ def _grid_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> A
     for panel, machine in zip(panels[0], machines, strict=True):
         names = [[_winner(sweep, machine, {across: x, down: y}) for x in columns] for y in rows]
         _draw_map(panel, names, colours)
-        panel.set_title(machine, color=_INK)
+        panel.set_title(machine, color=INK)
         panel.set_xticks(range(len(columns)), [_short(value) for value in columns], rotation=45)
         panel.set_yticks(range(len(rows)), [_short(value) for value in rows])
-        panel.set_xlabel(across, color=_MUTED)
-        panel.set_ylabel(down, color=_MUTED)
+        panel.set_xlabel(across, color=MUTED)
+        panel.set_ylabel(down, color=MUTED)
     return figure
 
 
@@ -143,11 +142,8 @@ def _draw_lines(
     ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
     inside = [tick for tick in ticks if low <= tick <= high]
     panel.set_yticks(inside, [_short(tick) for tick in inside])
-    panel.grid(color=_FAINT, linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.tick_params(length=0, colors=_MUTED, which="both")
-    for side in panel.spines.values():
-        side.set_visible(False)
+    grid_behind(panel, linewidth=0.6)
+    plain_panel(panel)
 
 
 def _draw_map(
@@ -161,9 +157,7 @@ def _draw_map(
         aspect="auto",
         interpolation="nearest",
     )
-    panel.tick_params(length=0, colors=_INK)
-    for side in panel.spines.values():
-        side.set_visible(False)
+    plain_panel(panel, INK)
 
 
 def _short(value: float) -> str:

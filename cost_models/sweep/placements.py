@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cost_models import CostModel
 from placer.plan.memory import Shortage, cache_bytes, device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard, whole_table_shard
+from placer.plan.shard import Lookup, Memory, Shard, whole_table_shard
 from placer.problem import Problem
 
 PlanOf = Callable[[Problem, CostModel], Plan]
@@ -41,70 +41,38 @@ def _gpu_of(problem: Problem, table: int) -> str:
     return gpus[table % len(gpus)].id
 
 
-def in_gpus(problem: Problem, model: CostModel) -> Plan:
-    """Each table whole in the memory of one GPU."""
-    return _plan(
-        problem,
-        model,
-        [
-            whole_table_shard(one.table, _gpu_of(problem, n), "hbm", "device")
+def _whole_tables(memory: Memory, lookup: Lookup) -> PlanOf:
+    """Plans in which each table is whole, on the GPUs in turn."""
+
+    def plan(problem: Problem, model: CostModel) -> Plan:
+        shards = [
+            whole_table_shard(one.table, _gpu_of(problem, n), memory, lookup)
             for n, one in enumerate(problem.profile)
-        ],
-    )
+        ]
+        return _plan(problem, model, shards)
+
+    return plan
 
 
 def by_rows(problem: Problem, model: CostModel) -> Plan:
     """The rows of each table dealt out over the memories of all GPUs."""
     gpus = problem.topology.gpus
-    return _plan(
-        problem,
-        model,
-        [
-            whole_table_shard(
-                one.table, gpu.id, "hbm", "device", (min(n, one.table.rows), one.table.rows,
-                                                     len(gpus))
-            )
-            for one in problem.profile
-            for n, gpu in enumerate(gpus)
-        ],
-    )  # fmt: skip
-
-
-def staged(problem: Problem, model: CostModel) -> Plan:
-    """All rows in host memory; the distinct ones of a step are copied to a GPU ahead of it."""
-    return _plan(
-        problem,
-        model,
-        [
-            whole_table_shard(one.table, _gpu_of(problem, n), "dram", "staged")
-            for n, one in enumerate(problem.profile)
-        ],
-    )
-
-
-def read_in_place(problem: Problem, model: CostModel) -> Plan:
-    """All rows in host memory, which GPUs read lookup by lookup."""
-    return _plan(
-        problem,
-        model,
-        [
-            whole_table_shard(one.table, _gpu_of(problem, n), "dram", "uva")
-            for n, one in enumerate(problem.profile)
-        ],
-    )
+    shards = []
+    for table in (one.table for one in problem.profile):
+        for n, gpu in enumerate(gpus):
+            rows = (min(n, table.rows), table.rows, len(gpus))
+            shards.append(whole_table_shard(table, gpu.id, "hbm", "device", rows))
+    return _plan(problem, model, shards)
 
 
 def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
     """All rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
     hosts = problem.topology.hosts
-    return _plan(
-        problem,
-        model,
-        [
-            whole_table_shard(one.table, hosts[n % len(hosts)].id, "dram", "host")
-            for n, one in enumerate(problem.profile)
-        ],
-    )
+    shards = [
+        whole_table_shard(one.table, hosts[n % len(hosts)].id, "dram", "host")
+        for n, one in enumerate(problem.profile)
+    ]
+    return _plan(problem, model, shards)
 
 
 def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
@@ -112,13 +80,11 @@ def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
 
     def parts(number: int, hot: int) -> list[Shard]:
         table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
-        found: list[Shard] = []
-        if hot:
-            found.append(whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1)))
-        if hot < table.rows:
-            cold = (hot, table.rows, 1)
-            found.append(whole_table_shard(table, gpu, "dram", "staged", cold))
-        return found
+        shards = [
+            whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1)),
+            whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1)),
+        ]
+        return [shard for shard in shards if shard.row_count]
 
     return _filled(problem, model, parts)
 
@@ -221,12 +187,21 @@ class Placement:
 PLACEMENTS: dict[str, Placement] = {
     one.name: one
     for one in (
-        Placement("gpu", "each table whole in one GPU's memory", in_gpus),
+        Placement("gpu", "each table whole in one GPU's memory", _whole_tables("hbm", "device")),
         Placement("row-wise", "rows of each table over all GPUs' memories", by_rows),
         Placement("hot-cold", "hottest rows in HBM, the others staged", hot_and_cold),
         Placement("cached", "caches in HBM over host memory", behind_caches),
-        Placement("host-staged", "host memory, a step's rows copied ahead", staged),
-        Placement("host-read", "host memory, read by the GPUs in place", read_in_place, False),
+        Placement(
+            "host-staged",
+            "host memory, a step's rows copied ahead",
+            _whole_tables("dram", "staged"),
+        ),
+        Placement(
+            "host-read",
+            "host memory, read by the GPUs in place",
+            _whole_tables("dram", "uva"),
+            False,
+        ),
         Placement("host-pooled", "host memory, CPUs pool and send", pooled_by_host),
         Placement("remote", "memory of CPU servers, which pool and send"),
         Placement("cpu", "host memory, dense layers on CPUs too"),

@@ -1,55 +1,15 @@
-"""`placer sweep`: which placement trains a DLRM fastest, over models and machines.
-
-The characterisation of Acun et al. (HPCA 2021, arXiv:2011.05497) with a cost model in place of
-their servers: dense and sparse features, hash size, MLPs, batch and pooling against the places
-where tables can be. A plan is built for each placement, `cost_models` says what its embeddings
-cost, `cost_models.dense` what the rest does, and a step takes as long as what it waits for most:
-
-* the GPU, which computes, looks up, updates and exchanges, one after the other, and waits for
-  rows that it reads in place;
-* its host link, over which staged rows, pooled rows and inputs come ahead of the step, beside
-  what GPUs without links of their own exchange;
-* the host's memory, from which CPUs pool, or staged rows are copied, beside the GPUs' work;
-* the network, and the memory of parameter servers, likewise.
-
-Of CPU servers, some are trainers and the others parameter servers, in the best proportion; they
-do not wait for one another. docs/sweep.md says what of this is assumed.
-"""
+"""Every placement of every setting on every platform."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cost_models import CostModel
 from cost_models.sweep.placements import PLACEMENTS, Placement
-from cost_models.sweep.platforms import Platform, platform
-from cost_models.sweep.settings import (
-    AXES,
-    DEFAULT_AXES,
-    MODELS,
-    Setting,
-    axis_values,
-    cases,
-    with_overrides,
-)
+from cost_models.sweep.platforms import Platform
+from cost_models.sweep.settings import Setting, cases
 from cost_models.sweep.steps import Embeddings, ImpossibleError, Steps
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.memory import Shortage
-
-__all__ = [
-    "AXES",
-    "DEFAULT_AXES",
-    "MODELS",
-    "PLACEMENTS",
-    "Placement",
-    "Platform",
-    "Point",
-    "Setting",
-    "Sweep",
-    "axis_values",
-    "platform",
-    "sweep",
-    "with_overrides",
-]
 
 PARAMETER_SERVERS = 8
 """CPU servers that hold the tables of placement ``remote``; an assumption."""
@@ -120,12 +80,13 @@ class Sweep:
         What needs further machines comes last: it is not the platform that is faster then. Of
         equals the first of `placements` comes first.
         """
-        found = [
+        possible = [
             point
             for point in self.points
             if point.platform == platform and point.varied == varied and point.samples_per_s
         ]
-        return tuple(sorted(found, key=lambda p: (p.extra_servers > 0, -(p.samples_per_s or 0.0))))
+        possible.sort(key=lambda point: (point.extra_servers > 0, -(point.samples_per_s or 0.0)))
+        return tuple(possible)
 
 
 def sweep(
@@ -149,14 +110,23 @@ def sweep(
     parameter_servers : int
         CPU servers of placement ``remote``.
     on_point : callable, optional
-        Told after each case how many are done, of how many.
+        Called after each case with how many are done, and of how many.
     stop : callable, optional
-        Asked before each case whether to end with the points so far.
+        Called before each case; if it returns true, the sweep ends with the points so far.
 
     Raises
     ------
     ProblemError
         If a placement is unknown, there is no platform or axis, or a platform is named twice.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from cost_models.sweep import platform
+    >>> machines = [platform("big-basin"), platform("zion")]
+    >>> found = sweep(machines, {"batch": [200]}, Roofline(), placements=["gpu", "host-pooled"])
+    >>> [found.ranked(name, {"batch": 200})[0].placement for name in ("big-basin", "zion")]
+    ['gpu', 'gpu']
     """
     base = base or Setting()
     unknown = [name for name in placements if name not in PLACEMENTS]

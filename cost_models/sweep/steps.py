@@ -82,10 +82,10 @@ class Embeddings:
         key = (name, placement.name, setting.batch, *setting.embedding_key)
         if key not in self._reports:
             self._reports[key] = self._evaluated(topology, setting, placement)
-        found = self._reports[key]
-        if isinstance(found, ImpossibleError):
-            raise found
-        return found
+        report = self._reports[key]
+        if isinstance(report, ImpossibleError):
+            raise report
+        return report
 
     def _evaluated(
         self, topology: Topology, setting: Setting, placement: Placement

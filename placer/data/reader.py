@@ -51,13 +51,12 @@ def open_log(
     paths : path or sequence of paths
         Files, read in order. A folder stands for its files in order of their names.
     format : {"criteo", "parquet", "dlrm"}, optional
-        By default what the first file's suffix says: ``.parquet``, ``.pt`` or ``.pt.gz``,
-        and Criteo's text format for any other.
+        By default the first file's suffix decides: ``.parquet``, ``.pt`` or ``.pt.gz``, and
+        Criteo's text format for any other.
     id_mapping : {"auto", "identity", "hash", "vocabulary"}
         ``identity``: ids are rows. ``hash``: row = key modulo rows. ``vocabulary``: ids get
-        rows in the order in which they first appear, from 1; all others share row 0.
-        ``auto``: vocabulary for texts, identity for integers. A vocabulary costs one more
-        pass over the log, here.
+        rows from 1 on as they first appear, which takes one more pass over the log, here; ids
+        left out share row 0. ``auto``: vocabulary for texts, identity for integers.
     rows : int or mapping of table name to int, optional
         Rows of the tables: a must for hash, a limit for a vocabulary (which then keeps the
         most read ids), and for identity by default the largest id + 1.
@@ -83,16 +82,8 @@ def open_log(
     files = _files(paths)
     chosen = format or _format_of(files[0])
     if encoding is not None:
-        source = _source(
-            files,
-            chosen,
-            list(encoding.feature_tables),
-            encoding.dense,
-            encoding.label,
-            (),
-            encoding.missing,
-        )
-        return EncodedLog(source, encoding)
+        columns = (list(encoding.feature_tables), encoding.dense, encoding.label, ())
+        return EncodedLog(_source(files, chosen, *columns, encoding.missing), encoding)
     if chosen != "parquet" and (label is not None or ignore):
         raise DataError(
             f"{files[0]} is read as {chosen}, whose columns have no names to choose by; "
@@ -102,16 +93,9 @@ def open_log(
         raise DataError(f"id_mapping {id_mapping!r} is none of {', '.join(ID_MAPPINGS)}")
     source = _source(files, chosen, sparse, dense, label, ignore, missing)
     features = _feature_tables(source, sparse if chosen != "parquet" else None, feature_tables)
-    return EncodedLog(
-        source,
-        Encoding(
-            feature_tables=features,
-            mappings=_mappings(source, features, id_mapping, rows, min_count, progress),
-            dense=source.dense_names,
-            label=source.label_name,
-            missing=missing,
-        ),
-    )
+    mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
+    own = Encoding(features, mappings, source.dense_names, source.label_name, missing)
+    return EncodedLog(source, own)
 
 
 def _files(paths: _Path | Sequence[_Path]) -> list[str]:

@@ -80,7 +80,7 @@ def check_shapes(
         raise CheckpointError(f"{what}: {'; '.join(faults)}")
 
 
-def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
+def check_weights(what: str, weights: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
     """Check weights by table name; tables may be left out.
 
     Raises
@@ -89,10 +89,10 @@ def check_weights(what: str, given: Mapping[str, Tensor], tables: Sequence[Table
         Names all that are of no table or of another shape.
     """
     shapes = {table.name: (table.rows, table.dim) for table in tables}
-    faults = [f"{name!r} is no table of the plan" for name in given if name not in shapes]
+    faults = [f"{name!r} is no table of the plan" for name in weights if name not in shapes]
     faults += [
         f"table {name!r} has shape {tuple(tensor.shape)}, the plan says {shapes[name]}"
-        for name, tensor in given.items()
+        for name, tensor in weights.items()
         if name in shapes and tuple(tensor.shape) != shapes[name]
     ]
     if faults:
@@ -119,12 +119,12 @@ def weights_to_load(
         If a table has another shape.
     """
     keys = {f"{prefix}{table.name}.weight": table.name for table in tables}
-    given = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
-    check_weights("checkpoint", given, tables)
+    weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
+    check_weights("checkpoint", weights, tables)
     missing = [key for key in keys if key not in state_dict]
     unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
     missing_keys.extend(missing)
     if not strict:
-        return given
+        return weights
     unexpected_keys.extend(unknown)
-    return {} if missing or unknown else given
+    return {} if missing or unknown else weights

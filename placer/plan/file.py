@@ -3,8 +3,6 @@
 import glob
 import hashlib
 import json
-import os
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,13 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from placer.errors import PlacerError, PlanError
-from placer.files import replacing, sha256_file, write_text
+from placer.files import StrPath, replacing_parts, sha256_file, write_bytes, write_text
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-
-StrPath = str | os.PathLike[str]
 
 
 def write(plan: PlanFields, path: StrPath) -> None:
@@ -40,18 +36,13 @@ def write(plan: PlanFields, path: StrPath) -> None:
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
     text = json.dumps(to_dict(plan), indent=1) + "\n"
-    before = set(_row_orders_of(target))
-    file = None
-    try:
+    with replacing_parts(lambda: _row_orders_of(target)) as names:
         if ordered:
             file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
+            names.add(file)
             reference = {"kind": "profile", "file": file, "sha256": sha256}
             text = json.dumps(to_dict(plan, dict.fromkeys(ordered, reference)), indent=1) + "\n"
         write_text(target, text)
-    except PlacerError:
-        _remove(order for order in _row_orders_of(target) if order not in before)
-        raise
-    _remove(order for order in before if order.name != file)
 
 
 def read(path: StrPath) -> PlanFields:
@@ -246,14 +237,8 @@ def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> 
     content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"{target.name}.rows-{sha256[:12]}.safetensors"
-    with replacing(target.with_name(name)) as temporary:
-        temporary.write_bytes(content)
+    write_bytes(target.with_name(name), content)
     return name, sha256
-
-
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
 
 
 def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.int64]]:

@@ -14,8 +14,7 @@ new one. docs/profile.md describes the files.
 import hashlib
 import io
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import numpy.typing as npt
 from placer.data.encoding import Encoding
 from placer.data.keys import Keys
 from placer.errors import PlacerError, ProfileError
-from placer.files import replacing, write_text
+from placer.files import StrPath, replacing_parts, sha256_json, write_bytes, write_text
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
@@ -38,7 +37,7 @@ JSON_NAME = "profile.json"
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write(profile: ProfileFields, path: str | os.PathLike[str]) -> None:
+def write(profile: ProfileFields, path: StrPath) -> None:
     """Write a profile into the folder `path`, replacing one that is there.
 
     Raises
@@ -47,13 +46,8 @@ def write(profile: ProfileFields, path: str | os.PathLike[str]) -> None:
         If the folder cannot be written or the disk is full.
     """
     folder = Path(path)
-    before = set(_parts_of(folder))
-    try:
-        named = _write_all(profile, folder)
-    except PlacerError:
-        _remove(part for part in _parts_of(folder) if part not in before)
-        raise
-    _remove(part for part in before if part.name not in named)
+    with replacing_parts(lambda: _parts_of(folder)) as names:
+        names |= _write_all(profile, folder)
 
 
 def _write_all(profile: ProfileFields, folder: Path) -> set[str]:
@@ -84,12 +78,7 @@ def _parts_of(folder: Path) -> Iterator[Path]:
         yield from folder.glob(pattern)
 
 
-def _remove(files: Iterable[Path]) -> None:
-    for file in files:
-        file.unlink(missing_ok=True)
-
-
-def read(path: str | os.PathLike[str]) -> ProfileFields:
+def read(path: StrPath) -> ProfileFields:
     """Read a profile from its folder or its JSON.
 
     Raises
@@ -251,8 +240,7 @@ def _vocabulary_from_parquet(content: bytes) -> dict[str, Keys]:
 def _write(folder: Path, kind: str, suffix: str, content: bytes) -> dict[str, Any]:
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"{kind}-{sha256[:16]}.{suffix}"
-    with replacing(folder / name) as temporary:
-        temporary.write_bytes(content)
+    write_bytes(folder / name, content)
     return {"name": name, "bytes": len(content), "sha256": sha256}
 
 
@@ -299,4 +287,4 @@ def _read_document(file: Path) -> dict[str, Any]:
 def _document_hash(document: Mapping[str, Any]) -> str:
     """Hash of all of the document but the hash itself."""
     content = {name: value for name, value in document.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_json(content)

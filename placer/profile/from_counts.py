@@ -76,17 +76,21 @@ def profile_counts(
     options = TableOptions(dim, dtype, optimizer, pooling)
     tables = []
     for name, counts in counted.items():
-        for feature, measured in by_table[name].items():
-            if measured.bags > samples:
-                raise DataError(
-                    f"feature {feature!r} has {measured.bags} bags that are not empty, "
-                    f"more than there are samples: {samples}"
-                )
+        _require_few_bags(by_table[name], samples)
         table = options.table(name, counts.rows, by_table[name], samples)
         tables.append(TableProfile.counted(table, counts, by_table[name]))
     return Profile(
         tables=tuple(tables), samples=samples, sampling=sampling, source=", ".join(map(str, files))
     )
+
+
+def _require_few_bags(features: Mapping[str, FeatureCounts], samples: int) -> None:
+    for feature, measured in features.items():
+        if measured.bags > samples:
+            raise DataError(
+                f"feature {feature!r} has {measured.bags} bags that are not empty, "
+                f"more than there are samples: {samples}"
+            )
 
 
 def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, RowCounts]:

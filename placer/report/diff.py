@@ -14,12 +14,12 @@ MOST_ROWS = 20
 """Tables and moves that a table shows."""
 
 
-def diff_report(found: PlanDiff) -> Report:
+def diff_report(diff: PlanDiff) -> Report:
     """Kinds of moves, tables and moves from device to device, most bytes first."""
-    old, new = found.old, found.new
-    share = found.changed_cells / found.compared_cells if found.compared_cells else 0.0
+    old, new = diff.old, diff.new
+    share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
     statuses: dict[str, int] = defaultdict(int)
-    for table in found.tables:
+    for table in diff.tables:
         statuses[table.status] += 1
     facts: Row = {
         "old_topology": old.topology.name,
@@ -30,22 +30,22 @@ def diff_report(found: PlanDiff) -> Report:
         "new_step_time_s": new.solver.step_time_s,
         "old_cost_model": old.solver.cost_model,
         "new_cost_model": new.solver.cost_model,
-        "compared_cells": found.compared_cells,
-        "changed_cells": found.changed_cells,
+        "compared_cells": diff.compared_cells,
+        "changed_cells": diff.changed_cells,
         "changed_share": share,
-        "moved_bytes": found.moved_bytes,
+        "moved_bytes": diff.moved_bytes,
         **{f"{status}_tables": count for status, count in sorted(statuses.items())},
     }
     words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
     headline = (
         f"{form.share(share)} of rows × columns get another device or tier; "
-        f"{format_bytes(found.moved_bytes)} to move, optimizer state included",
+        f"{format_bytes(diff.moved_bytes)} to move, optimizer state included",
         f"tables: {words}",
         f"step time {_time(old)} → {_time(new)}, as the plans record",
     )
     return Report(
         f"From a plan on {old.topology.name} to one on {new.topology.name}",
-        (_tables(found.tables), _kinds(found), _moves(found.moves)),
+        (_tables(diff.tables), _kinds(diff), _moves(diff.moves)),
         facts,
         headline,
     )
@@ -97,16 +97,16 @@ def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
     ]
 
 
-def _kinds(found: PlanDiff) -> Section:
+def _kinds(diff: PlanDiff) -> Section:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for move in found.moves:
+    for move in diff.moves:
         totals[move.kind][0] += move.cells
         totals[move.kind][1] += move.moved_bytes
     rows: list[Row] = [
         {
             "kind": kind,
             "cells": cells,
-            "cells_share": cells / found.compared_cells,
+            "cells_share": cells / diff.compared_cells,
             "moved_bytes": moved_bytes,
         }
         for kind, (cells, moved_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])

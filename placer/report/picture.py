@@ -1,16 +1,18 @@
-"""What pictures of reports have in common."""
+"""What pictures of reports have in common: formats, colours, and how a panel looks."""
 
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMATS = ("png", "pdf", "svg")
+INK, MUTED, FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 
 
 def image_format(path: str | os.PathLike[str]) -> str:
@@ -43,3 +45,16 @@ def drawing() -> "tuple[ModuleType, type[Figure]]":
             "--plot needs matplotlib; install it with: pip install 'embedding-placer[report]'"
         ) from error
     return matplotlib, Figure
+
+
+def plain_panel(panel: "Axes", colour: str = MUTED) -> None:
+    """Take the frame and the ticks of a panel away; labels get the colour."""
+    panel.tick_params(length=0, colors=colour, which="both")
+    for side in panel.spines.values():
+        side.set_visible(False)
+
+
+def grid_behind(panel: "Axes", **style: Any) -> None:
+    """Faint lines at the ticks, behind what is drawn."""
+    panel.grid(color=FAINT, **{"linewidth": 0.7, **style})
+    panel.set_axisbelow(True)

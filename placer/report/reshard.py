@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from placer.plan.migration import Migration
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
@@ -32,12 +32,9 @@ def reshard_report(
         f"{format_bytes(transfers.moved_bytes)} move{_time(way)}"
     ]
     if files is not None:
-        facts |= {
-            "kept_files": files.kept_files,
-            "written_files": files.written_files,
-            "kept_file_bytes": files.kept_file_bytes,
-            "written_file_bytes": files.written_file_bytes,
-        }
+        facts |= attributes(
+            files, "kept_files", "written_files", "kept_file_bytes", "written_file_bytes"
+        )
         headline.append(
             f"files: {files.kept_files} kept, {files.written_files} written; "
             f"{format_bytes(files.written_file_bytes)} written to disk, "

@@ -229,6 +229,11 @@ class Report:
         return rows_to_csv(rows)
 
 
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """A row, or the start of one: attributes of a value under their own names."""
+    return {name: getattr(value, name) for name in names}
+
+
 def rows_to_csv(rows: Sequence[Row]) -> str:
     """Rows as CSV; values that are missing are empty."""
     buffer = io.StringIO()

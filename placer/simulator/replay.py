@@ -82,22 +82,22 @@ class Simulator:
         self.arrangement: Arrangement = arrange(
             plan, self.options.processes, self.options.optimizer
         )
-        found = self.arrangement
-        self._readers = [TableReader(found, number) for number in range(len(plan.tables))]
-        self._exchanges = [TableExchange(found, reader) for reader in self._readers]
-        self._replicas = ReplicaExchange(found)
+        arrangement = self.arrangement
+        self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
+        self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
+        self._replicas = ReplicaExchange(arrangement)
         make_cache = cache_factory(self.options.cache_policy)
         policy: Policy = "lfu"
         if make_cache is None:
             policy = cast(Policy, self.options.cache_policy)
         self._row_caches = {
-            arena: ArenaRowCache([found.parts[at] for at in members], policy, make_cache)
-            for arena, members in found.row_caches.items()
+            arena: ArenaRowCache([arrangement.parts[at] for at in members], policy, make_cache)
+            for arena, members in arrangement.row_caches.items()
         }
-        self._open = [OpenSteps() for _ in found.modules]
-        self._module_of = {part.arena: part.module for part in found.parts}
+        self._open = [OpenSteps() for _ in arrangement.modules]
+        self._module_of = {part.arena: part.module for part in arrangement.parts}
         self._members: dict[int, list[int]] = {}
-        for at, part in enumerate(found.parts):
+        for at, part in enumerate(arrangement.parts):
             self._members.setdefault(part.arena, []).append(at)
 
     @property
@@ -144,12 +144,12 @@ class Simulator:
 
         reads = list(threads.map(read, range(len(plan.tables))))
         counts = PartCounts.zeros(len(self.arrangement.parts))
-        asked: dict[int, PartRead] = {}
-        for found in reads:
-            for one in () if found is None else found.parts:
+        by_part: dict[int, PartRead] = {}
+        for table_read in reads:
+            for one in () if table_read is None else table_read.parts:
                 counts.lookups[one.part], counts.rows[one.part] = one.lookups, one.rows
                 counts.vectors[one.part] = one.vectors
-                asked[one.part] = one
+                by_part[one.part] = one
         tickets = [steps.open() for steps in self._open]
         needed = np.zeros(len(self._row_caches), dtype=np.int64)
         ahead = self.options.look_ahead
@@ -159,17 +159,17 @@ class Simulator:
             # executor takes every prepared batch for one that trains.
             return ahead or not self.arrangement.modules[module].replicated
 
-        self._resolve(asked, counts, tickets, needed, updates, threads)
+        self._resolve(by_part, counts, tickets, needed, updates, threads)
         by_name = {
-            table.name: found
-            for table, found in zip(plan.tables, reads, strict=True)
-            if found is not None
+            table.name: table_read
+            for table, table_read in zip(plan.tables, reads, strict=True)
+            if table_read is not None
         }
         sent = nothing_sent(self.arrangement.processes)
         served = Served.zeros(len(plan.tables), self.arrangement.processes)
-        for number, found in enumerate(reads):
-            if found is not None:
-                self._exchanges[number].add(sent, served, bags[number], chunk.samples, found)
+        for number, table_read in enumerate(reads):
+            if table_read is not None:
+                self._exchanges[number].add(sent, served, bags[number], chunk.samples, table_read)
         self._replicas.add(sent, served, by_name)
         held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
         return _Step(chunk.samples, counts, tickets, held, needed, served, sent, by_name)
@@ -185,20 +185,20 @@ class Simulator:
         return StepCounts(step.samples, step.counts, row_caches, step.served, step.sent)
 
     def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
-        asked = {
+        by_part = {
             one.part: one
             for reader in self._readers
             if reader.table.name in step.reads
             for one in reader.updates(step.reads[reader.table.name])
         }
         own = PartCounts.zeros(len(self.arrangement.parts))
-        for at, one in asked.items():
+        for at, one in by_part.items():
             step.counts.update_rows[at] += one.rows
             own.lookups[at] = one.rows
         tickets = {module: self._open[module].open() for module in replicated}
         needed = np.zeros_like(step.needed)
         with ThreadPoolExecutor(1) as threads:
-            self._resolve(asked, own, tickets, needed, lambda module: True, threads)
+            self._resolve(by_part, own, tickets, needed, lambda module: True, threads)
         step.counts.update_hit_rows[:] = own.hit_rows
         for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
             getattr(step.counts, name)[:] += getattr(own, name)
@@ -213,14 +213,14 @@ class Simulator:
 
     def _resolve(
         self,
-        asked: Mapping[int, PartRead],
+        by_part: Mapping[int, PartRead],
         counts: PartCounts,
         tickets: Mapping[int, int] | Sequence[int],
         needed: Int,
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
     ) -> None:
-        """Give entries to the rows that were asked for, row_cache by row_cache."""
+        """Give entries to the rows that were asked for, one row cache after the other."""
 
         def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
             module = self._module_of[arena]
@@ -230,20 +230,20 @@ class Simulator:
             if not any(counts.lookups[at] for at in self._members[arena]):
                 return
             members = np.array(self.arrangement.row_caches[arena])
-            reads = [asked[at] for at in members if at in asked]
+            reads = [by_part[at] for at in members if at in by_part]
             slots = np.concatenate([_NONE, *(r.slots for r in reads if r.slots is not None)])
             times = np.concatenate([_NONE, *(r.counts for r in reads if r.counts is not None)])
-            found = row_cache.resolve(
+            resolved = row_cache.resolve(
                 slots,
                 times,
                 tickets[module],
                 self._open[module].oldest,
                 updates=updates(module),
             )
-            needed[number] = found.needed
+            needed[number] = resolved.needed
             for field in fields(PartCounts):
-                if hasattr(found, field.name):
-                    getattr(counts, field.name)[members] = getattr(found, field.name)
+                if hasattr(resolved, field.name):
+                    getattr(counts, field.name)[members] = getattr(resolved, field.name)
 
         waiting = [
             threads.submit(resolve, number, arena, row_cache)
@@ -293,11 +293,11 @@ def replay(
         See `Simulator`.
     """
     simulator = Simulator(plan, options)
-    found = simulator.arrangement
-    total = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
+    arrangement = simulator.arrangement
+    total = Totals.zeros(len(arrangement.parts), len(arrangement.row_caches), arrangement.processes)
     for step in simulator.run(batches):
         total += step
-    return found, total
+    return arrangement, total
 
 
 def _bags_of(chunk: Chunk, features: Sequence[str]) -> list[Bags]:

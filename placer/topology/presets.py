@@ -269,23 +269,19 @@ def preset(text: str) -> TopologyFields | None:
         message lists the kinds.
     """
     name = text.strip().lower()
-    servers = _SERVERS.fullmatch(name)
-    if servers is not None:
-        gpu, host = NAMED[servers["name"]]
-        return _build(name, int(servers["nodes"] or 1), _GPUS_PER_HOST, gpu, host)
-    match = _GRAMMAR.fullmatch(name)
+    match = _SERVERS.fullmatch(name) or _GRAMMAR.fullmatch(name)
     if match is None:
         return None
-    if match["kind"] not in GPU_KINDS:
+    machine = kinds(name)
+    if machine is None:
         raise TopologyError(f"{text!r}: no GPU is called {match['kind']!r}; use {preset_help()}")
-    count = int(match["count"])
+    gpu, host, count = machine
     if not 1 <= count <= _GPUS_PER_HOST:
         raise TopologyError(
             f"{text!r} puts {count} GPUs in a host, which holds 1 to {_GPUS_PER_HOST}; "
             f"for more write NODESxCOUNTxKIND, such as 2x8x{match['kind']}"
         )
-    nodes = int(match["nodes"] or 1)
-    return _build(name, nodes, count, GPU_KINDS[match["kind"]], HOST_KINDS[match["kind"]])
+    return _build(name, int(match["nodes"] or 1), count, gpu, host)
 
 
 def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:

@@ -125,10 +125,12 @@ def save(
 
 
 def _of_all_ranks(own: Mapping[str, FileRecord], ranks: Ranks) -> dict[str, FileRecord]:
-    """The files that all ranks wrote, with what each found of its own."""
-    said = ranks.texts(json.dumps({name: asdict(file) for name, file in own.items()}))
+    """The records of the files that all processes wrote."""
+    records = ranks.texts(json.dumps({name: asdict(file) for name, file in own.items()}))
     return {
-        name: FileRecord(**file) for text in said for name, file in sorted(json.loads(text).items())
+        name: FileRecord(**file)
+        for text in records
+        for name, file in sorted(json.loads(text).items())
     }
 
 
@@ -189,13 +191,13 @@ def load(path: Path) -> Checkpoint:
     CheckpointError
         See `open_checkpoint`.
     """
-    found = open_checkpoint(path)
+    opened = open_checkpoint(path)
     with _reporting(f"cannot read checkpoint {path}"):
         tensors = {
             group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-            for group, held in found.tensors.items()
+            for group, held in opened.tensors.items()
         }
-    return Checkpoint(found.position, found.settings, tensors)
+    return Checkpoint(opened.position, opened.settings, tensors)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:

@@ -8,12 +8,13 @@ k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what
 open.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
 from placer.problem import Problem
-from placer.topology.devices import LinkKind
+from placer.topology.devices import Gpu, Host, LinkKind
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 from solvers.bounds.binding import binding
@@ -159,36 +160,46 @@ def whatif(
     time_limit_s, gap, seed, max_steps, stop
         See `Limits`.
     on_solved : callable
-        Told how many problems are solved, of how many.
+        Called with how many problems are solved, and of how many.
 
     Returns
     -------
     WhatIf
         Without effects if the problem as it is has no plan; `base` says why. After `stop`, with
         those that were known already.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> problem = Problem(named_workload("random-3@1"), Topology.parse("2xt4", hbm="1GiB"), 64)
+    >>> answer = whatif(problem, Roofline(), max_steps=10)
+    >>> answer.effects[2].change
+    'HBM bandwidth +10%'
     """
 
-    def solved(changed: Problem) -> SolveResult:
-        return solve(
-            changed,
-            solver,
-            cost_model,
-            time_limit_s=time_limit_s,
-            gap=gap,
-            seed=seed,
-            max_steps=max_steps,
-            stop=stop,
-        )
-
+    solved = functools.partial(
+        solve,
+        solver=solver,
+        cost_model=cost_model,
+        time_limit_s=time_limit_s,
+        gap=gap,
+        seed=seed,
+        max_steps=max_steps,
+        stop=stop,
+    )
     base = solved(problem)
     if base.plan is None or base.step_time_s is None:
         return WhatIf(base, MemoryPrices(), ())
-    instance, report = Instance(problem, cost_model), cost_model.evaluate(problem, base.plan)
-    pooled = lagrangian_bound(instance)
+    instance = Instance(problem, cost_model)
+    lagrangian = lagrangian_bound(instance)
     relaxed = lp_bound(
-        instance, base.step_time_s, lagrangian=pooled, time_limit_s=time_limit_s, stop=stop
+        instance, base.step_time_s, lagrangian=lagrangian, time_limit_s=time_limit_s, stop=stop
     )
-    prices, words = _prices(pooled, relaxed), binding(instance, relaxed or pooled, report).words
+    prices = _prices(lagrangian, relaxed)
+    report = cost_model.evaluate(problem, base.plan)
+    words = binding(instance, relaxed or lagrangian, report).words
     changes = _changes(problem)
     on_solved(1, len(changes) + 1)
     effects = []
@@ -202,10 +213,10 @@ def whatif(
     return WhatIf(base, prices, tuple(effects), words)
 
 
-def _prices(pooled: LagrangianBound, relaxed: LpBound | None) -> MemoryPrices:
-    """Prices by the linear relaxation, or by the pooled bound where there was no time for it."""
+def _prices(lagrangian: LagrangianBound, relaxed: LpBound | None) -> MemoryPrices:
+    """Prices of the linear relaxation, or of the Lagrangian bound if there was no time for it."""
     if relaxed is None:
-        return MemoryPrices(pooled.price_s_per_byte)
+        return MemoryPrices(lagrangian.price_s_per_byte)
     return MemoryPrices(
         relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
     )
@@ -249,60 +260,58 @@ def front(
     """
     budgets = sorted(set(budgets_bytes))
     results = [solve_problem(problem_at(budget)) for budget in budgets]
-    times: list[float | None] = []
-    for result in results:
-        known = [t for t in (result.step_time_s, times[-1] if times else None) if t is not None]
-        times.append(min(known, default=None))
-    bounds: list[float | None] = []
-    for result in reversed(results):
-        known = [b for b in (result.bound_s, bounds[-1] if bounds else None) if b is not None]
-        bounds.append(max(known, default=None))
+    times = _running(min, [result.step_time_s for result in results])
+    bounds = _running(max, [result.bound_s for result in reversed(results)])[::-1]
     points = []
-    for budget, result, step_time_s, bound_s in zip(
-        budgets, results, times, reversed(bounds), strict=True
-    ):
-        found = step_time_s is not None and bool(bound_s)
-        points.append(
-            FrontPoint(
-                budget,
-                step_time_s,
-                bound_s if step_time_s is not None else None,
-                max(0.0, (step_time_s or 0.0) / (bound_s or 1.0) - 1) if found else None,
-                "" if step_time_s is not None else result.termination.detail,
-            )
-        )
+    for budget, result, step_time_s, bound_s in zip(budgets, results, times, bounds, strict=True):
+        if step_time_s is None:
+            points.append(FrontPoint(budget, None, None, None, result.termination.detail))
+        else:
+            gap = max(0.0, step_time_s / bound_s - 1) if bound_s else None
+            points.append(FrontPoint(budget, step_time_s, bound_s, gap))
     return tuple(points)
+
+
+def _running(
+    best: Callable[[Iterable[float]], float], values: Sequence[float | None]
+) -> list[float | None]:
+    """The best of the values up to each; None before the first that is known."""
+    known: list[float] = []
+    running = []
+    for value in values:
+        known += [] if value is None else [value]
+        running.append(best(known) if known else None)
+    return running
 
 
 def _changes(problem: Problem) -> list[tuple[str, Problem]]:
     """Changed problems with their names; links that the machine lacks are left out."""
     machine = problem.topology
-    larger = replace(
-        machine,
-        gpus=tuple(replace(g, memory_bytes=g.memory_bytes + HBM_STEP_BYTES) for g in machine.gpus),
-    )
-    roomier = replace(
-        machine,
-        hosts=tuple(
-            replace(h, memory_bytes=h.memory_bytes + DRAM_STEP_BYTES) for h in machine.hosts
-        ),
-    )
-    faster_hbm = replace(
-        machine,
-        gpus=tuple(replace(g, hbm_bytes_per_s=g.hbm_bytes_per_s * FASTER) for g in machine.gpus),
-    )
-    faster_dram = replace(
-        machine,
-        hosts=tuple(
-            replace(h, dram_bytes_per_s=h.dram_bytes_per_s * FASTER) for h in machine.hosts
-        ),
-    )
+
+    def with_gpus(change: Callable[[Gpu], Gpu]) -> Topology:
+        return replace(machine, gpus=tuple(map(change, machine.gpus)))
+
+    def with_hosts(change: Callable[[Host], Host]) -> Topology:
+        return replace(machine, hosts=tuple(map(change, machine.hosts)))
+
     machines = [
-        (f"+{format_bytes(HBM_STEP_BYTES)} of HBM per GPU", larger),
-        (f"+{format_bytes(DRAM_STEP_BYTES)} of DRAM per host", roomier),
-        ("HBM bandwidth +10%", faster_hbm),
+        (
+            f"+{format_bytes(HBM_STEP_BYTES)} of HBM per GPU",
+            with_gpus(lambda gpu: replace(gpu, memory_bytes=gpu.memory_bytes + HBM_STEP_BYTES)),
+        ),
+        (
+            f"+{format_bytes(DRAM_STEP_BYTES)} of DRAM per host",
+            with_hosts(lambda h: replace(h, memory_bytes=h.memory_bytes + DRAM_STEP_BYTES)),
+        ),
+        (
+            "HBM bandwidth +10%",
+            with_gpus(lambda gpu: replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * FASTER)),
+        ),
         ("host link bandwidth +10%", _with_faster(machine, "pcie")),
-        ("DRAM bandwidth +10%", faster_dram),
+        (
+            "DRAM bandwidth +10%",
+            with_hosts(lambda h: replace(h, dram_bytes_per_s=h.dram_bytes_per_s * FASTER)),
+        ),
     ]
     kinds = {link.kind for link in machine.links}
     if "nvlink" in kinds:

@@ -1,4 +1,4 @@
-"""Reports of plans and of what was asked about them; for the command line alone."""
+"""Reports of plans, comparisons and analyses; for the command line alone."""
 
 from solvers.report.compare import CompareRow, compare_report, compare_row
 from solvers.report.compare_plot import plot_compare

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from placer.errors import PlacerError
 from placer.files import replacing
 from placer.report import section as form
-from placer.report.picture import drawing, image_format
+from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
 from placer.units import format_bytes, format_seconds
 from solvers.report.compare import CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _BEST, _OTHER, _BOUND = "#0f766e", "#9fb3c8", "#b45309"
 
 _FIGURES = ("step time", "gap", "from HBM", "solved in")
@@ -62,10 +61,10 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
         for (bars, figures), (key, members) in zip(axes, panels.items(), strict=True):
             _draw_bars(bars, key, members, scale)
             _write_figures(figures, members)
-        axes[-1][0].set_xlabel(f"step time in {unit}, of the slowest GPU", color=_MUTED)
+        axes[-1][0].set_xlabel(f"step time in {unit}, of the slowest GPU", color=MUTED)
         axes[0][0].set_xlim(0, widest * scale * 1.02)
         figure.legend(
-            handles=_legend(), loc="outside upper right", ncols=3, frameon=False, labelcolor=_INK
+            handles=_legend(), loc="outside upper right", ncols=3, frameon=False, labelcolor=INK
         )
         with replacing(path) as temporary:
             figure.savefig(temporary, format=suffix, dpi=160)
@@ -91,7 +90,7 @@ def _draw_bars(
                 place,
                 row.status.replace("_", " "),
                 va="center",
-                color=_MUTED,
+                color=MUTED,
                 transform=across,
             )
             continue
@@ -102,21 +101,18 @@ def _draw_bars(
                 [row.bound_s * scale] * 2, [place - 0.38, place + 0.38], color=_BOUND, linewidth=2
             )
     axis.set_ylim(-0.5, len(members) - 0.5)
-    axis.set_yticks(range(len(members)), [row.solver for row in members], color=_INK)
+    axis.set_yticks(range(len(members)), [row.solver for row in members], color=INK)
     axis.invert_yaxis()
     axis.set_title(
         " · ".join(key),
         loc="left",
         fontsize=11,
         fontweight="bold",
-        color=_INK,
+        color=INK,
     )
-    axis.grid(axis="x", color=_FAINT, linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.tick_params(length=0, colors=_MUTED)
-    axis.tick_params(axis="y", labelcolor=_INK)
-    for side in axis.spines.values():
-        side.set_visible(False)
+    grid_behind(axis, axis="x")
+    plain_panel(axis)
+    axis.tick_params(axis="y", labelcolor=INK)
 
 
 def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
@@ -125,9 +121,9 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
     axis.set_xlim(0, len(_FIGURES))
     for column, heading in enumerate(_FIGURES):
         style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
-        axis.text(column + 0.95, -0.72, heading, color=_MUTED, **style)
+        axis.text(column + 0.95, -0.72, heading, color=MUTED, **style)
         for place, row in enumerate(members):
-            axis.text(column + 0.95, place, _figures(row)[column], color=_INK, **style)
+            axis.text(column + 0.95, place, _figures(row)[column], color=INK, **style)
 
 
 def _figures(row: CompareRow) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.explanation import Explanation
 from solvers.report.plan import placement_kind, short_names
@@ -15,41 +15,40 @@ MOST_ALTERNATIVES = 12
 _GIB = 2**30
 
 
-def explain_report(found: Explanation) -> Report:
+def explain_report(explanation: Explanation) -> Report:
     """What binds the table, its worth of HBM beside the price, and its alternatives."""
-    current = found.current
-    table = current.plan.tables_by_name[found.table]
-    shards = current.plan.shards_by_table[found.table]
+    current = explanation.current
+    table = current.plan.tables_by_name[explanation.table]
+    shards = current.plan.shards_by_table[explanation.table]
     devices = short_names(device for shard in shards for device in shard.devices)
     facts: Row = {
-        "table": found.table,
+        "table": explanation.table,
         "rows": table.rows,
         "dim": table.dim,
         "size_bytes": table.total_bytes,
-        "placement": placement_kind(current.plan, found.table),
+        "placement": placement_kind(current.plan, explanation.table),
         "devices": devices,
         "step_time_s": current.step_time_s,
         "table_s": current.table_s,
-        "pooled_price_s_per_byte": found.pooled_price_s_per_byte,
+        "pooled_price_s_per_byte": explanation.pooled_price_s_per_byte,
     }
     headline = (
         f"{form.count(table.rows)} rows x {table.dim}, {format_bytes(table.total_bytes)}: "
         f"{facts['placement']} on {devices}",
         f"{format_seconds(current.table_s)} of GPU time in a step of "
         f"{format_seconds(current.step_time_s)}",
-        f"one more GiB in the pool of all HBM would save "
-        f"{format_seconds(found.pooled_price_s_per_byte * _GIB)} of GPU time",
+        f"one more GiB of HBM, if GPUs shared all of it, would save "
+        f"{format_seconds(explanation.pooled_price_s_per_byte * _GIB)} of GPU time",
     )
     # Rows that every GPU has are not split, so that there is no margin to show.
-    margins = (_margins(found),) if found.margins else ()
-    sections = (_bindings(found), *margins, _alternatives(found))
-    return Report(f"Why table {found.table} is where it is", sections, facts, headline)
+    margins = (_margins(explanation),) if explanation.margins else ()
+    sections = (_bindings(explanation), *margins, _alternatives(explanation))
+    return Report(f"Why table {explanation.table} is where it is", sections, facts, headline)
 
 
-def _bindings(found: Explanation) -> Section:
+def _bindings(explanation: Explanation) -> Section:
     rows: list[Row] = [
-        {"constraint": one.constraint, "device": one.device, "detail": one.detail}
-        for one in found.bindings
+        attributes(one, "constraint", "device", "detail") for one in explanation.bindings
     ]
     columns = (
         Column("constraint", "constraint"),
@@ -64,18 +63,16 @@ def _per_gib(value: float | str) -> str:
     return value if isinstance(value, str) else format_seconds(value * _GIB)
 
 
-def _margins(found: Explanation) -> Section:
+def _margins(explanation: Explanation) -> Section:
     rows: list[Row] = [
         {
-            "device": one.device,
-            "rows": one.rows,
-            "hot_rows": one.hot_rows,
+            **attributes(one, "device", "rows", "hot_rows"),
             "last_s_per_byte": _finite(one.last_s_per_byte),
             "next_s_per_byte": _finite(one.next_s_per_byte),
             "gpu_price_s_per_byte": one.gpu_price_s_per_byte,
-            "pooled_price_s_per_byte": found.pooled_price_s_per_byte,
+            "pooled_price_s_per_byte": explanation.pooled_price_s_per_byte,
         }
-        for one in found.margins
+        for one in explanation.margins
     ]
     return Section(
         "margins",
@@ -95,7 +92,7 @@ def _margins(found: Explanation) -> Section:
 
 
 def _finite(value: float | None) -> Any:
-    """JSON has no infinity: rows that HBM takes at no cost are told in words."""
+    """JSON has no infinity: rows that take no HBM are said to be free."""
     return "free" if value == float("inf") else value
 
 
@@ -109,14 +106,14 @@ def _lacking(short_bytes: Mapping[str, int]) -> str:
     return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
 
 
-def _alternatives(found: Explanation) -> Section:
-    now = found.current
+def _alternatives(explanation: Explanation) -> Section:
+    now = explanation.current
     rows: list[Row] = [
         {
             "placement": one.name,
             "devices": short_names(
                 device
-                for shard in one.plan.shards_by_table[found.table]
+                for shard in one.plan.shards_by_table[explanation.table]
                 for device in shard.devices
             ),
             "step_time_s": one.step_time_s,
@@ -126,7 +123,7 @@ def _alternatives(found: Explanation) -> Section:
             "short_bytes": sum(one.short_bytes.values()),
             "detail": _lacking(one.short_bytes),
         }
-        for one in (now, *found.alternatives)
+        for one in (now, *explanation.alternatives)
     ]
     return Section(
         "alternatives",
@@ -141,5 +138,5 @@ def _alternatives(found: Explanation) -> Section:
         ),
         tuple(rows),
         shown=MOST_ALTERNATIVES,
-        order="of other GPUs and cuts the fastest that fit first",
+        order="of other GPUs and options the fastest that fit first",
     )

@@ -9,7 +9,7 @@ from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.tables import Table
 from placer.units import format_bytes, format_seconds
 from solvers.result import Termination
@@ -36,7 +36,7 @@ def plan_report(
     ----------
     plan : Plan
     evaluate : callable, optional
-        A cost model's answer for a plan of the same problem; it is asked for the whole and
+        The cost of a plan by a cost model; it is called for the whole plan and
         for each table by itself. Without one the report has memory alone.
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
@@ -83,18 +83,18 @@ def placement_kind(plan: Plan, table: str) -> str:
         tier = "hot/cold"
     else:
         tier = "HBM" if tiers == {"hbm"} else "DRAM"
-    cuts = []
+    shapes = []
     servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
     single = [shard for shard in shards if len(shard.devices) == 1]
     for shard in single:
         servers[shard.memory, shard.cols].update(shard.devices)
     if len(single) < len(shards):
-        cuts.append("hot rows replicated" if single else "replicated")
+        shapes.append("hot rows replicated" if single else "replicated")
     if any(len(devices) > 1 for devices in servers.values()):
-        cuts.append("row-wise")
+        shapes.append("row-wise")
     if len({shard.cols for shard in single}) > 1:
-        cuts.append("column-wise")
-    return ", ".join([tier, *cuts])
+        shapes.append("column-wise")
+    return ", ".join([tier, *shapes])
 
 
 def short_names(devices: Iterable[str]) -> str:
@@ -182,14 +182,8 @@ def _headline(
 def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
     rows: list[Row] = [
         {
-            "device": use.device,
-            "weight_bytes": use.weight_bytes,
-            "state_bytes": use.state_bytes,
-            "cache_bytes": use.cache_bytes,
-            "row_map_bytes": use.row_map_bytes,
-            "buffer_bytes": use.buffer_bytes,
-            "total_bytes": use.total_bytes,
-            "capacity_bytes": use.capacity_bytes,
+            **attributes(use, "device", "weight_bytes", "state_bytes", "cache_bytes"),
+            **attributes(use, "row_map_bytes", "buffer_bytes", "total_bytes", "capacity_bytes"),
             "used_share": use.total_bytes / use.capacity_bytes if use.capacity_bytes else None,
         }
         for use in memory.values()
@@ -219,11 +213,7 @@ def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
 def _time_section(cost: CostReport) -> Section:
     rows: list[Row] = [
         {
-            "device": gpu.device,
-            "hbm_s": gpu.hbm_s,
-            "link_s": gpu.link_s,
-            "communication_s": gpu.communication_s,
-            "launch_s": gpu.launch_s,
+            **attributes(gpu, "device", "hbm_s", "link_s", "communication_s", "launch_s"),
             "dram_s": None,
             "total_s": gpu.total_s,
         }
@@ -232,10 +222,7 @@ def _time_section(cost: CostReport) -> Section:
     rows += [
         {
             "device": host.device,
-            "hbm_s": None,
-            "link_s": None,
-            "communication_s": None,
-            "launch_s": None,
+            **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
             "dram_s": host.dram_s,
             "total_s": host.dram_s,
         }

@@ -4,51 +4,52 @@ import math
 
 from placer.plan.diff import PlanDiff
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.candidates import Candidate, Replanned
+
+_OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
 
 MOST_TABLES = 12
 """Tables that move, as a table shows them."""
 
 
-def replan_report(found: Replanned) -> Report:
+def replan_report(replanned: Replanned) -> Report:
     """Candidates, fewest bytes first, and the tables that the chosen one moves."""
-    chosen = found.chosen
+    chosen = replanned.chosen
     facts: Row = {
-        "horizon_steps": found.horizon_steps,
-        "old_step_time_s": found.old_step_time_s,
-        "old_refused": found.old_refused,
+        "horizon_steps": replanned.horizon_steps,
+        "old_step_time_s": replanned.old_step_time_s,
+        "old_refused": replanned.old_refused,
         "chosen": None if chosen is None else chosen.name,
-        "step_time_s": None if chosen is None else chosen.step_time_s,
-        "moved_bytes": None if chosen is None else chosen.moved_bytes,
-        "migration_s": None if chosen is None else chosen.migration_s,
-        "break_even_steps": None if chosen is None else chosen.break_even_steps,
+        **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
     }
-    sections = [_candidates(found)]
-    if found.moves is not None and found.moves.moves:
-        sections.append(_tables(found.moves))
-    return Report("What should follow the plan", tuple(sections), facts, tuple(_headline(found)))
+    sections = [_candidates(replanned)]
+    if replanned.moves is not None and replanned.moves.moves:
+        sections.append(_tables(replanned.moves))
+    return Report(
+        "What should follow the plan", tuple(sections), facts, tuple(_headline(replanned))
+    )
 
 
-def _headline(found: Replanned) -> list[str]:
-    chosen = found.chosen
-    if found.old_step_time_s is None:
-        lines = [f"the old placement does not work any more: {found.old_refused}"]
+def _headline(replanned: Replanned) -> list[str]:
+    chosen = replanned.chosen
+    if replanned.old_step_time_s is None:
+        lines = [f"the old placement does not work any more: {replanned.old_refused}"]
     else:
-        lines = [f"the old placement would take {format_seconds(found.old_step_time_s)} a step"]
+        lines = [f"the old placement would take {format_seconds(replanned.old_step_time_s)} a step"]
     if chosen is None:
         return [*lines, "nothing fits"]
     if chosen.moved_bytes:
         lines.append(
-            f"chosen for {found.horizon_steps:,} steps: {chosen.name}, "
+            f"chosen for {replanned.horizon_steps:,} steps: {chosen.name}, "
             f"{format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} move "
             f"in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
         )
     else:
-        lines.append(f"chosen for {found.horizon_steps:,} steps: {chosen.name}; nothing moves")
-    unlike = [] if found.moves is None else [
-        f"{table.table} ({table.status})" for table in found.moves.tables
+        lines.append(f"chosen for {replanned.horizon_steps:,} steps: {chosen.name}; nothing moves")
+    unlike = [] if replanned.moves is None else [
+        f"{table.table} ({table.status})" for table in replanned.moves.tables
         if table.status in ("added", "removed", "reshaped")
     ]  # fmt: skip
     if unlike:
@@ -57,9 +58,9 @@ def _headline(found: Replanned) -> list[str]:
     return lines
 
 
-def _break_even(found: Replanned, one: Candidate) -> str | None:
+def _break_even(replanned: Replanned, one: Candidate) -> str | None:
     """Break-even in words; None where there is no old placement to compare with."""
-    if found.old_step_time_s is None:
+    if replanned.old_step_time_s is None:
         return None
     if one.break_even_steps is None:
         return "never"
@@ -68,24 +69,21 @@ def _break_even(found: Replanned, one: Candidate) -> str | None:
     return f"{math.ceil(one.break_even_steps):,} steps"
 
 
-def _candidates(found: Replanned) -> Section:
-    before = found.old_step_time_s
+def _candidates(replanned: Replanned) -> Section:
+    before = replanned.old_step_time_s
     rows: list[Row] = [
         {
-            "chosen": "*" if one is found.chosen else "",
+            "chosen": "*" if one is replanned.chosen else "",
             "candidate": one.name,
             "step_time_s": one.step_time_s,
             "ratio": None if not before else one.step_time_s / before,
-            "moved_bytes": one.moved_bytes,
-            "migration_s": one.migration_s,
-            "waits_for": one.waits_for,
-            "break_even_steps": one.break_even_steps,
-            "break_even": _break_even(found, one),
+            **attributes(one, "moved_bytes", "migration_s", "waits_for", "break_even_steps"),
+            "break_even": _break_even(replanned, one),
             "cost_s": one.cost_s,
             "on_front": one.on_front,
             "front": "yes" if one.on_front else "",
         }
-        for one in found.candidates
+        for one in replanned.candidates
     ]
     return Section(
         "candidates",

@@ -8,12 +8,11 @@ from placer.errors import PlacerError
 from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.picture import drawing, image_format
-from placer.report.section import Column, Report, Row, Section
+from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
-_INK, _MUTED, _FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 _TIME, _BOUND = "#0f766e", "#b45309"
 
 _NO_GAIN = 5e-6
@@ -23,7 +22,7 @@ _NO_GAIN = 5e-6
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
 ) -> Report:
-    """The effects, and the front of memory and step time if it was asked for."""
+    """The effects, and step time over HBM budgets if there are any."""
     base = answer.base
     step_time_s = base.step_time_s or 0.0
     facts: Row = {
@@ -31,9 +30,7 @@ def whatif_report(
         "hbm_bytes": max(gpu.memory_bytes for gpu in problem.topology.gpus),
         "batch_size": problem.batch_size,
         "solver": solver,
-        "step_time_s": base.step_time_s,
-        "bound_s": base.bound_s,
-        "gap": base.gap,
+        **attributes(base, "step_time_s", "bound_s", "gap"),
         "samples_per_s": problem.global_batch_size / step_time_s if step_time_s else None,
         "hbm_price_s_per_byte": answer.prices.hbm_s_per_byte,
         "dram_price_s_per_byte": answer.prices.dram_s_per_byte,
@@ -64,14 +61,8 @@ def _saved(saved_s: float, step_time_s: float) -> str:
 def _effects(effects: Sequence[Effect]) -> Section:
     rows: list[Row] = [
         {
-            "change": one.change,
-            "step_time_s": one.step_time_s,
-            "bound_s": one.bound_s,
-            "gap": one.gap,
-            "gain": one.gain,
-            "priced_gain": one.priced_gain,
-            "least_gain": one.least_gain,
-            "most_gain": one.most_gain,
+            **attributes(one, "change", "step_time_s", "bound_s", "gap"),
+            **attributes(one, "gain", "priced_gain", "least_gain", "most_gain"),
             "proven": one.is_proven,
             "verdict": _verdict(one),
         }
@@ -112,10 +103,7 @@ def gain(value: float) -> str:
 def _front(points: Sequence[FrontPoint], samples: int) -> Section:
     rows: list[Row] = [
         {
-            "hbm_bytes": point.hbm_bytes,
-            "step_time_s": point.step_time_s,
-            "bound_s": point.bound_s,
-            "gap": point.gap,
+            **attributes(point, "hbm_bytes", "step_time_s", "bound_s", "gap"),
             "samples_per_s": samples / point.step_time_s if point.step_time_s else None,
             "detail": point.detail,
         }
@@ -165,13 +153,10 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
     axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
     axis.minorticks_off()
     axis.set_ylim(0, max(times) * 1.05)
-    axis.set_xlabel("HBM per GPU", color=_MUTED)
-    axis.set_ylabel("step time in ms", color=_MUTED)
-    axis.grid(color=_FAINT, linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.tick_params(length=0, colors=_MUTED)
-    for side in axis.spines.values():
-        side.set_visible(False)
-    axis.legend(frameon=False, labelcolor=_INK)
+    axis.set_xlabel("HBM per GPU", color=MUTED)
+    axis.set_ylabel("step time in ms", color=MUTED)
+    grid_behind(axis)
+    plain_panel(axis)
+    axis.legend(frameon=False, labelcolor=INK)
     with replacing(Path(path)) as temporary:
         figure.savefig(temporary, format=suffix, dpi=160)

@@ -123,20 +123,7 @@ class SplitCollection(nn.Module):
         self._readings: list[_Reading | str] = []
         split: list[Any] = []
         for config in configs:
-            own = self.parts.get(config.name)
-            if own is None:
-                split.append(replace(config))
-                self._readings += config.feature_names
-                continue
-            mean = self.pooled and config.pooling == PoolingType.MEAN
-            _require_splittable(collection, config.name, mean and weighted)
-            split += [_part_config(config, part, self.pooled) for part in own]
-            self._readings += [
-                _Reading(
-                    feature, config.name, tuple(_feature_of(feature, part) for part in own), mean
-                )
-                for feature in config.feature_names
-            ]
+            split += self._split_config(collection, config, weighted)
         device = next(collection.parameters()).device
         if self.pooled:
             self.placed_tables = EmbeddingBagCollection(split, weighted, device)
@@ -149,6 +136,20 @@ class SplitCollection(nn.Module):
             for feature, name in zip(config.feature_names, names, strict=True)
         }
         self._sources = [config.name for config in configs for _ in config.feature_names]
+
+    def _split_config(self, collection: Any, config: Any, weighted: bool) -> list[Any]:
+        """The configurations of a table's parts; notes how its features are read."""
+        own = self.parts.get(config.name)
+        if own is None:
+            self._readings += config.feature_names
+            return [replace(config)]
+        mean = self.pooled and config.pooling == PoolingType.MEAN
+        _require_splittable(collection, config.name, mean and weighted)
+        self._readings += [
+            _Reading(feature, config.name, tuple(_feature_of(feature, part) for part in own), mean)
+            for feature in config.feature_names
+        ]
+        return [_part_config(config, part, self.pooled) for part in own]
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """What the original collection returns of these features."""

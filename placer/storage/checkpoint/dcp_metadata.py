@@ -36,7 +36,7 @@ does anything but hold values."""
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _ADMITTED.get(module, ()):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it wants {module}.{name}")
         return super().find_class(module, name)
 
 
@@ -54,7 +54,7 @@ def read_metadata(folder: Path) -> Metadata:
     path = folder / NAME
     try:
         with path.open("rb") as file:
-            found = _Reader(file).load()
+            metadata = _Reader(file).load()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     # A damaged pickle may raise anything.
@@ -63,6 +63,6 @@ def read_metadata(folder: Path) -> Metadata:
             f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {error}; "
             "nothing of it was run"
         ) from error
-    if not isinstance(found, Metadata):
+    if not isinstance(metadata, Metadata):
         raise CheckpointError(f"{path} is no metadata of torch.distributed.checkpoint")
-    return found
+    return metadata

@@ -88,7 +88,7 @@ def write_folder(
     group = named[0].tables.group if named else None
     planner = _Planner(named, tensors)
     writer = _Writer(folder.partial, begin, finish)
-    # Else it finds out by itself, and older versions of PyTorch cannot be told.
+    # Else it finds out by itself; older versions of PyTorch lack the argument.
     alone = {"no_dist": True} if group is None and dist.is_initialized() else {}
     try:
         with warnings.catch_warnings():

@@ -59,6 +59,20 @@ def save_model(
         placed table, or a state that is no plain tensor.
     BackendError
         If a rank is lost; there is no such folder then, or a complete one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("t", 6, 2),), Topology.parse("1xh100"), (shard,))
+    >>> model, other = (PlacedEmbeddings(plan, seed=seed, backend="torch") for seed in (0, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(f"{folder}/model", model, {"epoch": torch.tensor(3)})
+    ...     load_model(f"{folder}/model", other)
+    {'epoch': tensor(3)}
+    >>> torch.equal(other.state_dict()["t.weight"], model.state_dict()["t.weight"])
+    True
     """
     hidden = HiddenFolder(Path(folder))
     parts = _parts_of(model)

@@ -21,17 +21,9 @@ from placer.plan.order import Int
 from placer.plan.shard import Shard
 from placer.storage.manifest import check_sha256, check_size
 from placer.storage.safetensors_layout import StoredTensor, lay_out
-from placer.tables import OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, Table
 
 Bytes = npt.NDArray[np.uint8]
-
-STATE: dict[OptimizerName, tuple[str, ...]] = {
-    "sgd": (),
-    "adagrad": ("sum",),
-    "rowwise_adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-}
-"""As `placer.executor.optimizers.rule.STATE`, which cannot be had without torch."""
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NEAR_BYTES = 16 << 10  # What a call costs, about, in bytes that could have been read.
@@ -75,8 +67,9 @@ class ShardLayout:
     def _laid_out(self) -> tuple[bytes, tuple[StoredTensor, ...]]:
         rows, width, table = self.shard.row_count, self.shard.width, self.table
         state_shape = (rows,) if table.optimizer == "rowwise_adagrad" else (rows, width)
-        tensors = [("weight", _DTYPES[table.dtype], (rows, width))]
-        return lay_out([*tensors, *((name, "F32", state_shape) for name in STATE[table.optimizer])])
+        weight = ("weight", _DTYPES[table.dtype], (rows, width))
+        state = [(name, "F32", state_shape) for name in OPTIMIZER_STATE[table.optimizer]]
+        return lay_out([weight, *state])
 
 
 @contextlib.contextmanager
@@ -168,7 +161,7 @@ def _read(descriptor: int, size_bytes: int, at: int) -> Bytes:
 
 
 def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:
-    """Check that a file is the shard's and, where a hash is given, every byte of it.
+    """Check that a file is the shard's and, where there is a hash, every byte of it.
 
     Raises
     ------

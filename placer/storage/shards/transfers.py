@@ -138,6 +138,20 @@ def schedule(old: Plan, new: Plan) -> Schedule:
         If a table is new, or has another shape, dtype or optimizer; names each.
     PlanError
         If one of the plans does not cover a table.
+
+    Examples
+    --------
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> old, new = (
+    ...     Plan(
+    ...         (Table("t", 6, 2, optimizer="sgd"),),
+    ...         Topology.parse("2xh100"),
+    ...         (Shard("t", (0, 6, 1), (0, 2), (f"gpu:{gpu}",), "hbm", "device"),),
+    ...     )
+    ...     for gpu in range(2)
+    ... )
+    >>> schedule(old, new).transfers.moved_bytes
+    48
     """
     difference = diff(old, new)
     dropped = check_tables(difference)

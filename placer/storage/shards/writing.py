@@ -55,6 +55,20 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
         If the checkpoint lacks a table or its optimizer state, or has another shape or dtype.
     PlacerError
         If there is something at `path`, or it cannot be written; nothing is left there then.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> from placer.storage.run_state import Position
+    >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("t", 6, 2, optimizer="sgd"),), Topology.parse("1xh100"), (shard,))
+    >>> weights = {"embeddings": {"t.weight": torch.rand(6, 2)}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shards = write_shards(plan, Checkpoint(Position(step=3), {}, weights), f"{folder}/new")
+    >>> shards.step, [file.name for (file,) in shards.files["t"]]
+    (3, ['gpu%3A0.hbm/00000-t.safetensors'])
     """
     verify(plan)
     tensors = _tensors_by_table(plan, checkpoint)
