@@ -1251,7 +1251,7 @@ def calibrate(
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
     """
-    from cost_models.calibrated.fit import calibrate as fit_constants
+    from cost_models.calibrated import calibrate as fit_constants
     from placer.measurement import Dataset, Setting, collect, random_cases
     from placer.measurement.designed import designed_cases
     from placer.measurement.times import resolved
@@ -1293,8 +1293,8 @@ def _train_model(
     file: Path,
 ) -> None:
     """Train a learned cost model on files of measurements, and write it."""
-    from cost_models.calibrated.calibration import Calibration
-    from cost_models.learned.fit import learn
+    from cost_models.calibrated import Calibration
+    from cost_models.learned import learn
     from placer.measurement import Dataset
 
     constants = None if calibration is None else Calibration.load(calibration)

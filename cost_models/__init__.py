@@ -71,6 +71,11 @@ def cost_model(name: str) -> CostModel:
     ------
     PlacerError
         If there is none, and the message lists the valid names; or if its file is damaged.
+
+    Examples
+    --------
+    >>> cost_model("roofline").name
+    'roofline'
     """
     if name in COST_MODELS:
         return COST_MODELS[name]()
