@@ -32,6 +32,9 @@ SOLVERS = {
 def solver(name: str) -> "Solver":
     """The solver of that name.
 
+    >>> solver("greedy-cost").name
+    'greedy-cost'
+
     Raises
     ------
     PlacerError
@@ -57,6 +60,13 @@ def solve(
     stop: Callable[[], bool] | None = None,
 ) -> "SolveResult":
     """Place the tables of a problem: pick a solver and a cost model by name and run them.
+
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> problem = Problem(named_workload("random-4"), Topology.parse("2xh100"), batch_size=1024)
+    >>> result = solve(problem, solver="greedy-cost")
+    >>> sorted({shard.table for shard in result.plan.shards})
+    ['t1', 't2', 't3', 't4']
 
     Parameters
     ----------
