@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 
@@ -41,4 +42,5 @@ def versions(*packages: str) -> dict[str, str]:
 
 def slug() -> str:
     """The machine in a file's name."""
-    return f"{'-'.join(cpu_model().lower().split())}-{os.cpu_count()}-cores"
+    words = re.findall(r"[a-z0-9.]+", cpu_model().lower())
+    return f"{'-'.join(words)}-{os.cpu_count()}-cores"

@@ -21,8 +21,8 @@ from _machine import RESULTS, machine, slug, versions
 
 from cost_models import CostModel, Roofline, TableShard, shards_of
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant
+from cost_models.learned import Learned
 from cost_models.learned.file import LearnedFile
-from cost_models.learned.model import Learned
 from cost_models.learned.network import NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS
 from placer import Problem, Topology

@@ -68,6 +68,14 @@ class CostReport:
     `hbm_lookup_share` is the share of all lookups that are served from HBM (device
     shards, and hits of caches). `relative_error` is how far step times of the model are off
     on average, as a share, where that was measured.
+
+    Examples
+    --------
+    >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
+    >>> slow = GpuCost("gpu:1", hbm_s=0.001, link_s=0.004, communication_s=0.001, launch_s=0.0)
+    >>> report = CostReport("roofline", (fast, slow), (), {}, hbm_lookup_share=0.9)
+    >>> report.step_time_s, report.bottleneck
+    (0.006, 'gpu:1 link')
     """
 
     cost_model: str
@@ -211,15 +219,15 @@ def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[Table
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostCurve:
-    """Cost of one piece of a table on one GPU, as a function of how many of its rows are in HBM.
+    """Cost of one shard of a table on one GPU, as a function of how many of its rows are in HBM.
 
-    The piece's hottest rows are in HBM and the rest in DRAM; of a ``cached`` piece, the cache
+    The shard's hottest rows are in HBM and the rest in DRAM; of a ``cached`` shard, the cache
     holds the hottest rows, and no cache means rows read in place, a cache of all rows just
     rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in between, where times
     are exact and bytes may be understated: buffers are concave.
 
     Where cold rows are ``staged`` or read in place (``uva``), over links that are not nearly as
-    fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` pieces
+    fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` shards
     may jump between none and one row in HBM, and between all but one and all, so they have
     points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
     more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
@@ -228,7 +236,7 @@ class CostCurve:
     Attributes
     ----------
     hot_rows : int64
-        Rows of the piece in HBM: from 0 to all, strictly increasing. Of replicas: all.
+        Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
     gpu_s : float64
         Time of the GPU; without `split_s`.
     dram_s : float64
@@ -256,28 +264,28 @@ class CostModel(Protocol):
     ----------
     name : str
     uniform_splits : bool
-        Whether all pieces of a table must have the same share of their rows in HBM.
+        Whether all shards of a table must have the same share of their rows in HBM.
     """
 
     name: str
     uniform_splits: bool
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """The cuts of table number `table` that are searched: the model's search space."""
+        """The options of table number `table` that are searched: the model's search space."""
         ...
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
         """GPU seconds that cutting a table adds at least, or None where it may save some.
 
-        At any price of a byte of HBM, the pieces of a cut together, each on the kind of GPU
-        that is best for it, cost at least this more than the one piece of the cut that has
-        the same replicas and the same `cold` but neither row slices nor strips: seconds plus
-        price × bytes, its rows in HBM as is best, split costs of both aside. The pieces take
+        At any price of a byte of HBM, the shards of an option together, each on the kind of GPU
+        that is best for it, cost at least this more than the one shard of the option that has
+        the same replicas and the same `cold` but neither row nor column slices: seconds plus
+        price × bytes, its rows in HBM as is best, split costs of both aside. The shards take
         as much time of hosts at least, and their fewest bytes in HBM, and in HBM and DRAM,
-        are no fewer either. Bounds then need finer cuts only of tables for which one GPU is
+        are no fewer either. Bounds then need finer options only of tables for which one GPU is
         not enough.
 
-        Nothing is promised of the times of ``cached`` cuts: of their pieces one may be read
+        Nothing is promised of the times of ``cached`` options: of their shards one may be read
         through a cache, another in place, and a third be in HBM.
         """
         ...
@@ -294,9 +302,9 @@ class CostModel(Protocol):
         ...
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a piece on GPU number `gpu`.
+        """Cost of a shard on GPU number `gpu`.
 
-        Summed over the pieces of a GPU, and the replicas that every GPU holds, it equals
+        Summed over the shards of a GPU, and the replicas that every GPU holds, it equals
         `evaluate` of the same placement. The curve of replicas has one point.
         """
         ...

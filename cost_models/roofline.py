@@ -33,7 +33,19 @@ it, 96, and a histogram pass with its ids, 16."""
 
 
 class Roofline(StepEquation):
-    """The cost model of this module's docstring; see `cost_models.CostModel`."""
+    """The cost model of this module's docstring; see `cost_models.CostModel`.
+
+    Examples
+    --------
+    >>> from cost_models import TableShard
+    >>> from placer import AccessCdf, Feature, Profile, Table, TableProfile, Topology
+    >>> table = Table("ads", rows=100_000, dim=64, features=(Feature("ad"),))
+    >>> profile = Profile((TableProfile(table, AccessCdf.zipf(100_000, 1.0)),))
+    >>> problem = Problem(profile, Topology.parse("1xt4"), batch_size=1024)
+    >>> curve = Roofline().cost_curve(problem, TableShard(0), gpu=0)
+    >>> bool(curve.gpu_s[0] > curve.gpu_s[-1])  # No row in HBM takes longer than all rows there.
+    True
+    """
 
     name = "roofline"
 
@@ -54,7 +66,7 @@ class Roofline(StepEquation):
         return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """A further launch; what pieces return and sort is never less. See `CostModel`.
+        """A further launch; what shards return and sort is never less. See `CostModel`.
 
         None where no GPU is the fastest at everything: hot rows may then be best on one kind
         of GPU and cold ones on another, which a whole table cannot have.

@@ -1,4 +1,4 @@
-"""The ways to cut a table that are searched, for models that can cost any cut."""
+"""The sharding options that are searched, for models that can cost any of them."""
 
 from collections.abc import Iterator
 
@@ -7,128 +7,147 @@ from placer.problem import Problem
 from placer.tables import Table
 
 COLUMN_MULTIPLE = 16
-"""Strips are multiples of so many columns, so that their rows stay aligned."""
+"""Column slices are multiples of so many columns, so that their rows stay aligned."""
 
 SECTOR_MULTIPLE = 8
-"""Two strips are multiples of so many: the 32 bytes that a GPU reads at least."""
+"""Two column slices are multiples of so many: the 32 bytes that a GPU reads at least."""
 
-_FINE_WAYS = 8
-_MOST_STRIPS = 8
-_ANY_STRIPS = 4
+_FINE_ROW_SLICES = 8
+_MOST_COLUMN_SLICES = 8
+_ANY_COLUMN_SLICES = 4
 _ANY_UNITS = 16
-"""Strips up to so many may have any widths, in tables of up to so many strips' columns."""
+"""Up to so many column slices may have any widths, in tables of up to so many units."""
 
-_GRID_WAYS = (2, 4, 8)
-_GRID_STRIPS = (2, 4)
+_GRID_ROW_SLICES = (2, 4, 8)
+_GRID_COLUMN_SLICES = (2, 4)
 
-_HEAD_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
 
 _HEAVY = 0.5
 """Tables with so large a share of a GPU's part of all bytes looked up have replicated rows.
 So have those of which each lookup is returned by itself, where that saves its exchange."""
 
-_HEAD_HBM_SHARE = 0.25
+_REPLICATED_HBM_SHARE = 0.25
 """Replicas of one table take at most this share of the smallest GPU."""
 
 
 def standard_options(
     problem: Problem, table: int, colds: tuple[Cold, ...]
 ) -> tuple[ShardingOption, ...]:
-    """Cuts of table number `table`, coarse ones first.
+    """Sharding options of table number `table`, coarse ones first.
 
-    Row slices: 1 to 8, powers of two up to all GPUs, and all GPUs. Strips of columns: two
-    to four of any widths, or five to eight as even as can be. Grids of 2, 4 or 8 row slices
-    and 2 or 4 strips. All rows replicated; or, of heavy tables, the rows that take a tenth to
-    nine tenths of the lookups, with the others in a few row slices. Ways to read cold rows
-    other than the first of `colds` go with whole tables, powers of two of row slices, and even
-    strips; reading in place with whole tables and one row slice for each GPU.
+    Row slices: 1 to 8, powers of two up to all GPUs, and all GPUs. Column slices: two to four
+    of any widths, or five to eight as even as can be. Grids of 2, 4 or 8 row slices and 2 or 4
+    column slices. All rows replicated; or, of heavy tables, the rows that take a tenth to nine
+    tenths of the lookups, with the others in a few row slices. Ways to read cold rows other
+    than the first of `colds` go with whole tables, powers of two of row slices, and even column
+    slices; reading in place with whole tables and one row slice for each GPU.
     """
-    profile = problem.profile.tables[table]
-    spec, gpus = profile.table, len(problem.topology.gpus)
-    most = max(1, min(gpus, spec.rows))
+    spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
     usual = colds[0]
-    coarse = sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most})
-    row_slices = sorted({*range(1, min(most, _FINE_WAYS) + 1), *coarse})
-    found = [ShardingOption(w, cold=usual) for w in row_slices]
-    found += [ShardingOption(1, column_widths, cold=usual) for column_widths in _strips(spec, gpus)]
-    for strips in _GRID_STRIPS:
-        if even := even_widths(spec.dim, strips):
-            grid_ways = [w for w in _GRID_WAYS if w <= most and w * strips <= gpus]
-            found += [ShardingOption(w, even, cold=usual) for w in grid_ways]
-    for cold in colds[1:]:
-        if cold == "uva":  # A way out where HBM is short of buffers, never the best elsewhere.
-            found += [ShardingOption(w, cold=cold) for w in sorted({1, most})]
-            continue
-        found += [ShardingOption(w, cold=cold) for w in coarse]
-        for strips in _GRID_STRIPS:
-            if (even := even_widths(spec.dim, strips)) and strips <= gpus:
-                found.append(ShardingOption(1, even, cold=cold))
-    if gpus > 1:
-        least_hbm = min(gpu.memory_bytes for gpu in problem.topology.gpus)
-        room = least_hbm * _HEAD_HBM_SHARE / spec.bytes_per_row()
-        if 0 < spec.rows <= room:
-            found.append(ShardingOption(replicated_rows=spec.rows, cold=usual))
-        unpooled = any(feature.pooling == "none" for feature in spec.features)
-        mine = spec.lookups_per_sample * spec.weight_bytes_per_row()
-        heads: set[int] = set()
-        if spec.rows > gpus and (
-            unpooled or mine * gpus >= _HEAVY * problem.lookup_bytes_per_sample
-        ):
-            heads = {profile.cdf.hot_rows_for(share) for share in _HEAD_SHARES}
-        for replicated_rows in sorted(heads):
-            if 0 < replicated_rows <= room and replicated_rows + gpus <= spec.rows:
-                found += [
-                    ShardingOption(w, replicated_rows=replicated_rows, cold=usual)
-                    for w in sorted({1, 2, 3, 4, gpus})
-                    if w <= gpus
-                ]
-    return tuple(
-        sorted(
-            found,
-            key=lambda option: (
-                option.replicated_rows > 0,
-                option.shard_count,
-                option.cold != usual,
-                option,
-            ),
-        )
-    )
+    options = [
+        *_grids(spec, gpus, usual),
+        *(option for cold in colds[1:] for option in _other_colds(spec, gpus, cold)),
+        *_replicated(problem, table, usual),
+    ]
+
+    def coarseness(option: ShardingOption) -> tuple[object, ...]:
+        return option.replicated_rows > 0, option.shard_count, option.cold != usual, option
+
+    return tuple(sorted(options, key=coarseness))
 
 
-def even_widths(dim: int, strips: int) -> tuple[int, ...]:
-    """Widths of `strips` strips as even as can be, the wider ones first; none if too narrow."""
+def _coarse_row_slices(spec: Table, gpus: int) -> list[int]:
+    """Powers of two up to one slice for each GPU, and that."""
+    most = max(1, min(gpus, spec.rows))
+    return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most})
+
+
+def _grids(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
+    """Row slices, column slices, and both."""
+    coarse = _coarse_row_slices(spec, gpus)
+    most = coarse[-1]
+    for row_slices in sorted({*range(1, min(most, _FINE_ROW_SLICES) + 1), *coarse}):
+        yield ShardingOption(row_slices, cold=cold)
+    for widths in _column_widths(spec, gpus):
+        yield ShardingOption(1, widths, cold=cold)
+    for slices in _GRID_COLUMN_SLICES:
+        if even := even_widths(spec.dim, slices):
+            for row_slices in _GRID_ROW_SLICES:
+                if row_slices <= most and row_slices * slices <= gpus:
+                    yield ShardingOption(row_slices, even, cold=cold)
+
+
+def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
+    """Coarse options with a way to read cold rows that is not the usual one."""
+    coarse = _coarse_row_slices(spec, gpus)
+    if cold == "uva":  # A way out where HBM is short of buffers, never the best elsewhere.
+        coarse = sorted({1, coarse[-1]})
+    for row_slices in coarse:
+        yield ShardingOption(row_slices, cold=cold)
+    if cold == "uva":
+        return
+    for slices in _GRID_COLUMN_SLICES:
+        if (even := even_widths(spec.dim, slices)) and slices <= gpus:
+            yield ShardingOption(1, even, cold=cold)
+
+
+def _replicated(problem: Problem, table: int, cold: Cold) -> Iterator[ShardingOption]:
+    """All rows replicated, or the hottest of a heavy table."""
+    profile, gpus = problem.profile.tables[table], len(problem.topology.gpus)
+    spec = profile.table
+    if gpus == 1:
+        return
+    least_hbm = min(gpu.memory_bytes for gpu in problem.topology.gpus)
+    room = least_hbm * _REPLICATED_HBM_SHARE / spec.bytes_per_row()
+    if 0 < spec.rows <= room:
+        yield ShardingOption(replicated_rows=spec.rows, cold=cold)
+    unpooled = any(feature.pooling == "none" for feature in spec.features)
+    lookup_bytes = spec.lookups_per_sample * spec.weight_bytes_per_row()
+    heavy = lookup_bytes * gpus >= _HEAVY * problem.lookup_bytes_per_sample
+    if spec.rows <= gpus or not (unpooled or heavy):
+        return
+    for rows in sorted({profile.cdf.hot_rows_for(share) for share in _REPLICATED_SHARES}):
+        if 0 < rows <= room and rows + gpus <= spec.rows:
+            for row_slices in sorted({1, 2, 3, 4, gpus}):
+                if row_slices <= gpus:
+                    yield ShardingOption(row_slices, replicated_rows=rows, cold=cold)
+
+
+def even_widths(dim: int, slices: int) -> tuple[int, ...]:
+    """Widths of `slices` even column slices, the wider ones first; none if too narrow."""
     units = dim // COLUMN_MULTIPLE
-    if dim % COLUMN_MULTIPLE or strips > units:
+    if dim % COLUMN_MULTIPLE or slices > units:
         return ()
-    narrow, wider = divmod(units, strips)
+    narrow, wider = divmod(units, slices)
     return tuple(
         COLUMN_MULTIPLE * (narrow + 1 if column_slice < wider else narrow)
-        for column_slice in range(strips)
+        for column_slice in range(slices)
     )
 
 
-def _strips(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
+def _column_widths(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
     if gpus == 1 or spec.dim % COLUMN_MULTIPLE:
         return
     units = spec.dim // COLUMN_MULTIPLE
     for wide in range(spec.dim - SECTOR_MULTIPLE, (spec.dim - 1) // 2, -SECTOR_MULTIPLE):
         yield wide, spec.dim - wide
-    for strips in range(3, min(_MOST_STRIPS, gpus, units) + 1):
-        if strips > _ANY_STRIPS or units > _ANY_UNITS:
-            yield even_widths(spec.dim, strips)
+    for slices in range(3, min(_MOST_COLUMN_SLICES, gpus, units) + 1):
+        if slices > _ANY_COLUMN_SLICES or units > _ANY_UNITS:
+            yield even_widths(spec.dim, slices)
             continue
-        for parts in _partitions(units, strips, units):
+        for parts in _partitions(units, slices, units):
             yield tuple(COLUMN_MULTIPLE * part for part in parts)
 
 
-def _partitions(units: int, strips: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write `units` as a sum of `strips` falling numbers of at most `most`."""
-    if strips == 1:
+def _partitions(units: int, slices: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Ways to write `units` as a sum of `slices` falling numbers of at most `most`."""
+    if slices == 1:
         if 0 < units <= most:
             yield (units,)
         return
-    # Falling, because which of the strips is left of the others does not matter.
-    for first in range(min(most, units - strips + 1), (units - 1) // strips, -1):
-        for rest in _partitions(units - first, strips - 1, first):
+    # Falling, because which of the slices is left of the others does not matter.
+    for first in range(min(most, units - slices + 1), (units - 1) // slices, -1):
+        for rest in _partitions(units - first, slices - 1, first):
             yield first, *rest

@@ -2,36 +2,50 @@
 
 from typing import TYPE_CHECKING, Any
 
-from placer.adapters.torchrec.export import INSTALL
-from placer.errors import BackendError
-from solvers.registry import SOLVERS, solve, solver
-from solvers.result import Limits, Shortage, Solver, SolveResult, Termination
+from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from solvers.analysis.compare import CompareRow, compare
+    from solvers.registry import SOLVERS, solve, solver
+    from solvers.result import Limits, Shortage, Solver, SolveResult, Termination
     from solvers.torchrec_planner import PlacerPlanner
 
 __all__ = [
     "SOLVERS",
+    "CompareRow",
     "Limits",
     "PlacerPlanner",
     "Shortage",
     "SolveResult",
     "Solver",
     "Termination",
+    "compare",
     "solve",
     "solver",
 ]
 
+_exported = lazy_exports(
+    __name__,
+    {
+        "solvers.analysis.compare": "CompareRow compare",
+        "solvers.registry": "SOLVERS solve solver",
+        "solvers.result": "Limits Shortage SolveResult Solver Termination",
+        "solvers.torchrec_planner": "PlacerPlanner",
+    },
+)
+
 
 def __getattr__(name: str) -> Any:
-    """`PlacerPlanner`, whose import needs torchrec: it is imported when it is asked for."""
-    if name != "PlacerPlanner":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """See `lazy_exports`; `PlacerPlanner` needs torchrec."""
     try:
-        from solvers.torchrec_planner import PlacerPlanner
+        return _exported(name)
     except ImportError as error:
+        if name != "PlacerPlanner":
+            raise
+        from placer.adapters.torchrec.export import INSTALL
+        from placer.errors import BackendError
+
         raise BackendError(
             f"PlacerPlanner is a planner of TorchRec's, which cannot be imported ({error}); "
             f"install it with: {INSTALL}"
         ) from error
-    return PlacerPlanner

@@ -17,6 +17,9 @@ Limit = Literal["time", "steps", "stop"]
 class Limits:
     """When to stop.
 
+    >>> Limits(time_limit_s=10, seed=1).gap
+    0.001
+
     Attributes
     ----------
     time_limit_s : float
@@ -77,6 +80,10 @@ class Termination:
 @dataclass(frozen=True, slots=True)
 class SolveResult:
     """A plan, why the search ended, and how far from the best possible the plan can be.
+
+    >>> result = SolveResult(None, Termination("feasible"), step_time_s=1.25, bound_s=1.0)
+    >>> result.gap
+    0.25
 
     Attributes
     ----------

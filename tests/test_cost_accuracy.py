@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from cost_models import Calibrated, CostModel, cost_model
-from cost_models.calibrated.fit import calibrate
+from cost_models.calibrated import calibrate
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.shipped import shipped, shipped_name
 from placer import Topology

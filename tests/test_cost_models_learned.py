@@ -21,12 +21,11 @@ from test_cost_models import CostModelContract, examples
 
 from cli import main
 from cost_models import Calibrated, CostModel, Roofline, cost_model
+from cost_models.learned import Learned, learn
 from cost_models.learned import shipped as shipped_models
 from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, features
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.fit import examples as examples_of
-from cost_models.learned.fit import learn
-from cost_models.learned.model import Learned
 from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, parts_of
 from cost_models.learned.shipped import shipped_name

@@ -30,7 +30,8 @@ from placer.report import (
 from placer.report import section as form
 from placer.workloads import named_workload, workload_names
 from solvers import Termination, solve
-from solvers.report import CompareRow, compare_report, compare_row, plan_report, plot_compare
+from solvers.analysis.compare import CompareRow, compare_row
+from solvers.report import compare_report, plan_report, plot_compare
 from solvers.report.plan import placement_kind, short_names
 from solvers.result import Limit
 

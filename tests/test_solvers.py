@@ -528,7 +528,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
         solver("magic")
     with pytest.raises(PlacerError, match="no cost model is called 'magic'"):
         solve(PROBLEMS["roomy"](), cost_model="magic")
-    assert {SOLVERS[name]().name for name in SOLVERS} == set(SOLVERS)
+    assert {solver(name).name for name in SOLVERS} == set(SOLVERS)
 
 
 def test_a_cost_model_of_ones_own() -> None:

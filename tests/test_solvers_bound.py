@@ -30,7 +30,8 @@ from placer.topology.topology import Topology
 from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import lagrangian_bound, least
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.bounds.least_cost import least
 from solvers.model.instance import Instance, TableShard
 from solvers.model.knapsack import (
     BYTES,

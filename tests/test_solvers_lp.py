@@ -44,7 +44,7 @@ EPS = 1e-6
 
 
 def relaxed(problem: Problem, upper_s: float | None = None) -> LpBound:
-    found = lp_bound(Instance(problem, MODEL), upper_s)
+    found = lp_bound(Instance(problem, MODEL), upper_s, time_limit_s=600)
     assert found is not None
     return found
 
@@ -115,7 +115,7 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
     for problem, step_s in solved:
         instance = Instance(problem, MODEL)
         pooled = lagrangian_bound(instance)
-        found = lp_bound(instance, lagrangian=pooled)
+        found = lp_bound(instance, lagrangian=pooled, time_limit_s=600)
         assert found is not None
         assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
         ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
@@ -280,7 +280,9 @@ def test_whole_tables_stand_for_their_options_in_large_problems(
     assert ratios.size > 12
     assert ratios.max() <= 1 + 1e-4
     assert ratios.min() < 1 - 1e-4
-    closer = [lp_bound(Instance(problem, MODEL), all_options=True) for problem in every]
+    closer = [
+        lp_bound(Instance(problem, MODEL), all_options=True, time_limit_s=600) for problem in every
+    ]
     assert [found.step_time_s for found in closer if found is not None] == exact.tolist()
 
 

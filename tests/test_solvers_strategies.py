@@ -22,6 +22,8 @@ from solvers import Limits, Solver, SolveResult
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
+from solvers.search.flow_classes import FlowState, cheapest_flow
+from solvers.search.grid_greedy import assign_many
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies import flow as flow_module
@@ -262,7 +264,7 @@ def test_the_beam_halves_one_large_table() -> None:
 def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     """The grid search of algorithm 2, against the same in plain loops."""
     instance = Instance(PROBLEMS[case](), Roofline())
-    search = beam_module._BeamSearch(instance, lagrangian_bound(instance))
+    search = beam_module._BeamSearch(instance, lagrangian_bound(instance), beam_module.BeamParams())
     items, kinds = search.items, instance.kind_of_gpu
     halved = beam_module._halved(instance, TableShard(2, search.whole[2]))
     assert halved is not None
@@ -273,9 +275,7 @@ def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
     # And the first few as if they were pieces of one table, more than there are GPUs.
     few = mine[: instance.gpus + 1]
     states = [(mine, table), (few, [0] * few.size)]
-    both = beam_module._greedy(
-        instance, items, *map(list, zip(*states, strict=True)), search.limits
-    )
+    both = assign_many(instance, items, *map(list, zip(*states, strict=True)), search.limits)
     for (order, of_table), found in zip(states, both, strict=True):
         for limit, gpus in zip(search.limits, found, strict=True):
             load = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
@@ -329,7 +329,7 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
         if used < bins:
             total = sum(one.time_s[n] for one, n in zip(options, at, strict=True))
             best[round(used)] = min(best[round(used)], total)
-    proposals = list(dp_module._of_bins(instance, options))
+    proposals = list(dp_module._of_bins(instance, options, dp_module.DpParams()))
     if np.isinf(best).all():
         assert proposals == []
         return
@@ -348,10 +348,10 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
 def test_proposals_with_less_hbm_take_longer() -> None:
     instance = Instance(PROBLEMS["tight"](), Roofline())
     options = [
-        dp_module._options(instance, table, instance.options_of(table)).within(np.inf)
+        dp_module._options(instance, table, instance.options_of(table)).within(np.inf, 32)
         for table in range(instance.tables)
     ]
-    proposals = list(dp_module._of_bins(instance, options))
+    proposals = list(dp_module._of_bins(instance, options, dp_module.DpParams()))
     used, totals = [], []
     for proposal in proposals:
         chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
@@ -387,9 +387,9 @@ def test_the_flow_of_a_class_is_the_best_assignment() -> None:
     option = next(
         c for c in instance.options_of(0) if c.column_widths == (16, 16) and c.cold == "staged"
     )
-    state = flow_module._State.empty(instance, [option, option], 0.0, np.zeros(instance.gpus))
+    state = FlowState.empty(instance, [option, option], 0.0, np.zeros(instance.gpus))
     members = sorted(state.blocks)
-    flow = flow_module._flow(state, members)
+    flow = cheapest_flow(state, members)
     assert flow is not None
     assert sorted(flow) == members
 
@@ -404,7 +404,7 @@ def test_the_flow_of_a_class_is_the_best_assignment() -> None:
     assert ends(flow) == pytest.approx(min(tried))
     # Even where one GPU is done long before the others, it gets one strip of each table.
     state.load[1:] += 1.0
-    flow = flow_module._flow(state, members)
+    flow = cheapest_flow(state, members)
     assert flow is not None
     for table in range(2):
         assert len({gpu for block, gpu in flow.items() if block[0].table == table}) == 2
@@ -416,13 +416,13 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
     problem = with_hbm(problem_of(*tables(6, 9000), topology=machine(2, launch_s=1e-8)), 0.6)
     instance = Instance(problem, Roofline())
     options = [next(c for c in instance.options_of(t) if c.shard_count == 1) for t in range(6)]
-    state = flow_module._State.empty(instance, options, 0.0, np.zeros(instance.gpus))
+    state = FlowState.empty(instance, options, 0.0, np.zeros(instance.gpus))
     largest = max(state.least_bytes.values())
     state.hbm[:] = 1.5 * largest
-    assert flow_module._flow(state, state.blocks) is None
+    assert cheapest_flow(state, state.blocks) is None
     bound = lagrangian_bound(instance)
     search = Search(instance, Clock.start(Limits(FAR_S)), bound, bound.step_time_s)
-    rounds = flow_module._Rounds(search)
+    rounds = flow_module._Rounds(search, flow_module.FlowParams())
     rounds._assign(state, state.blocks)
     assert rounds.flows > 1
     assert len(state.pairs) > 2
@@ -431,15 +431,15 @@ def test_a_class_that_no_flow_takes_is_halved() -> None:
 def test_hosts_short_of_memory_take_no_more_than_they_hold() -> None:
     problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=4), 0.3)
     instance = Instance(problem, Roofline())
-    state = flow_module._State.empty(instance, [ShardingOption()] * 6, 1.0, np.zeros(2))
+    state = FlowState.empty(instance, [ShardingOption()] * 6, 1.0, np.zeros(2))
     cold = max(state.cold_bytes.values())
     assert cold > 0
     state.dram[:] = (1.5 * cold, 10 * cold)
-    flow = flow_module._flow(state, state.blocks)
+    flow = cheapest_flow(state, state.blocks)
     assert flow is not None
     assert [sum(host == of for of in flow.values()) for host in (0, 1)] == [1, 5]
     state.dram[:] = 1.5 * cold
-    assert flow_module._flow(state, state.blocks) is None
+    assert cheapest_flow(state, state.blocks) is None
 
 
 def test_networkx_is_asked_in_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_an_effect_within_the_gap_is_not_proven(
 def test_prices_are_slopes_of_the_bound(problem: Problem, answer: WhatIf) -> None:
     step = 2**26
     more = replace(problem, topology=problem.topology.with_memory(hbm=HBM + step))
-    bounds = [lp_bound(Instance(p, MODEL)) for p in (problem, more)]
+    bounds = [lp_bound(Instance(p, MODEL), time_limit_s=600) for p in (problem, more)]
     assert bounds[0] is not None
     assert bounds[1] is not None
     saved_s = bounds[0].step_time_s - bounds[1].step_time_s

@@ -3,7 +3,7 @@
 The step equation (`cost_models.step_equation.equation`) adds up what lookups, rows and bytes of
 each table cost. Here those unit costs are the calibrated ones times factors, which an ensemble of
 small networks says from features of the table and of the problem it is part of. As the factors are
-of tables, and not of pieces, a plan costs what its pieces cost, and every solver can use the model
+of tables, and not of shards, a plan costs what its shards cost, and every solver can use the model
 as it does the others. Sums over tables of what a network says of each are the form of AutoShard
 (arXiv:2208.06399), DreamShard (arXiv:2210.02023) and NeuroShard (arXiv:2305.01868).
 """
@@ -28,7 +28,7 @@ from cost_models.step_equation.unit_costs import UnitCosts, from_array
 from placer.plan.plan import Plan
 from placer.problem import Problem
 
-_OF_A_OPTION = [PARTS.index("piece"), PARTS.index("shard")]
+_OF_A_SHARD = [PARTS.index("piece"), PARTS.index("shard")]
 
 MISSES_PER_CACHE_ROW = 8.0
 """A miss costs so much more than a hit than room for a row does."""
@@ -134,7 +134,7 @@ class Learned(StepEquation):
         extra_s = self.calibrated.sharding_overhead_s(problem)
         if extra_s is None:
             return None
-        return extra_s * float(self._known(problem).factors[:, _OF_A_OPTION].min())
+        return extra_s * float(self._known(problem).factors[:, _OF_A_SHARD].min())
 
     def predict(self, problem: Problem, plan: Plan) -> Prediction:
         """Step time of a plan, as `evaluate` has it, and how sure of it the model is.

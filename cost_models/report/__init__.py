@@ -1,10 +1,15 @@
 """Reports of cost models and what is computed with them; for the command line alone."""
 
-from cost_models.report.calibration import calibration_report
-from cost_models.report.learned import learned_report
-from cost_models.report.simulate import simulate_report
-from cost_models.report.sweep import sweep_report, sweep_tables
-from cost_models.report.sweep_plot import plot_sweep
+from typing import TYPE_CHECKING
+
+from placer.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from cost_models.report.calibration import calibration_report
+    from cost_models.report.learned import learned_report
+    from cost_models.report.simulate import simulate_report
+    from cost_models.report.sweep import sweep_report, sweep_tables
+    from cost_models.report.sweep_plot import plot_sweep
 
 __all__ = [
     "calibration_report",
@@ -14,3 +19,14 @@ __all__ = [
     "sweep_report",
     "sweep_tables",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "cost_models.report.calibration": "calibration_report",
+        "cost_models.report.learned": "learned_report",
+        "cost_models.report.simulate": "simulate_report",
+        "cost_models.report.sweep": "sweep_report sweep_tables",
+        "cost_models.report.sweep_plot": "plot_sweep",
+    },
+)

@@ -8,40 +8,24 @@ from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds
 
-if TYPE_CHECKING:  # They import torch, and every command imports this.
-    from cost_models.replay import TimeSummary
+if TYPE_CHECKING:
+    from cost_models.simulation import Simulated
     from placer.simulator.counts import Totals
-    from placer.simulator.summary import DeviceTotals, Served
+    from placer.simulator.summary import DeviceTotals
     from placer.simulator.windows import Drifted, StepRecord
 
 
-def simulate_report(
-    totals: "Totals",
-    devices: "Sequence[DeviceTotals]",
-    served: "Served",
-    records: "Sequence[StepRecord]",
-    times: "TimeSummary",
-    sums: "TimeSummary",
-    drift: "Sequence[Drifted]",
-    *,
-    policy: str,
-    look_ahead: bool,
-    gpu_s: Sequence[float],
-) -> Report:
-    """Facts of all steps, and a table of devices, of what they exchanged and of windows.
-
-    Parameters
-    ----------
-    gpu_s : sequence of float
-        Mean seconds a step of each GPU's work, one after the other.
-    """
+def simulate_report(simulated: "Simulated") -> Report:
+    """Facts of all steps, and a table of devices, of what they exchanged and of windows."""
+    totals, served, options = simulated.totals, simulated.served, simulated.options
+    times, sums = simulated.step_times, simulated.sum_times
     steps = totals.steps
     share = served.hbm_lookups / served.lookups if served.lookups else 1.0
     facts: Row = {
         "steps": steps,
         "samples": totals.samples,
-        "cache_policy": policy,
-        "look_ahead": look_ahead,
+        "cache_policy": options.cache_policy,
+        "look_ahead": options.look_ahead,
         "lookups": served.lookups,
         "hbm_lookups": served.hbm_lookups,
         "hbm_share": share,
@@ -54,7 +38,7 @@ def simulate_report(
         "sum_p50_s": sums.p50_s,
         "sum_p99_s": sums.p99_s,
     }
-    overlap = "beside the step before" if look_ahead else "within the step"
+    overlap = "beside the step before" if options.look_ahead else "within the step"
     headline = (
         f"{steps:,} steps, {totals.samples:,} samples; HBM served {form.share(share)} of "
         f"{form.count(served.lookups)} lookups",
@@ -62,10 +46,12 @@ def simulate_report(
         f"p99 {format_seconds(times.p99_s)}, copies {overlap}; without any overlap "
         f"{format_seconds(sums.mean_s)}",
     )
-    sections = [_devices(devices, steps, gpu_s), _exchange(totals)]
-    if len(drift) > 1 or any(one.other is not None for one in drift):
-        sections.append(_windows(drift))
-    sections.append(_steps(records))
+    devices = _devices(simulated.devices, steps, simulated.gpu_s.tolist())
+    sections = [devices, _exchange(totals)]
+    windows = simulated.windows
+    if len(windows) > 1 or any(one.other is not None for one in windows):
+        sections.append(_windows(windows))
+    sections.append(_steps(simulated.records))
     return Report("Simulated", tuple(sections), facts, headline)
 
 

@@ -35,7 +35,7 @@ def cumulative_load(
 ) -> tuple[Int, Float, Float]:
     """Hot rows of a slice, and the lookups and distinct rows that fall in them, shape (m,).
 
-    Cached, as a solver asks for all strips of columns of a slice in a row.
+    Cached, as a solver asks for all column slices of a slice in a row.
     """
     members = slice_members(profile.cdf.ranks, rows)
     touched = _row_load(profile, step_lookups)

@@ -1,4 +1,4 @@
-"""Curves of pieces from TorchRec's estimators. Importing this needs torchrec."""
+"""Curves of shards from TorchRec's estimators. Importing this needs torchrec."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ _MS = 1e-3
 def curve(
     estimates: Estimates, profile: TableProfile, kind: ShardingType, block: Block
 ) -> CostCurve:
-    """A piece's cost with none of its rows in HBM, with caches of many sizes, and with all."""
+    """A shard's cost with none of its rows in HBM, with caches of many sizes, and with all."""
     table, rows = profile.table, block.rows
     row_bytes = table.bytes_per_row(block.width)
     uncached = Sharding(kind, "fused_uvm", (block,))

@@ -30,10 +30,10 @@ from cost_models.base import (
 from cost_models.torchrec.shards import (
     Part,
     cached_rows,
+    column_widths,
     in_one_shard,
     load_factor,
     shard_of,
-    strips,
 )
 from placer.adapters.torchrec.sharding import KERNELS, Sharding, ShardingType, sharding_of
 from placer.errors import PlanMismatchError, ProblemError
@@ -87,10 +87,10 @@ class EnumeratedOptions:
         self._cached: dict[tuple[str, str, float], TorchRecOption] = {}
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """The cuts that were enumerated. See `CostModel.cuts`.
+        """The sharding options that were enumerated. See `CostModel.sharding_options`.
 
-        A cache whose load factor is free is one cut with the kernels without one, from none of
-        the rows in HBM to all. One whose load factor is given is a cut by itself, of one point.
+        A cache whose load factor is free is one option with the kernels without one, from none of
+        the rows in HBM to all. One whose load factor is given is an option by itself, of one point.
         """
         spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
         options = self._options[spec.name]
@@ -103,7 +103,7 @@ class EnumeratedOptions:
             elif kind == "table_wise":
                 found[kind] = ShardingOption()
             elif kind == "column_wise":
-                found[kind] = ShardingOption(1, strips(option, gpus))
+                found[kind] = ShardingOption(1, column_widths(option, gpus))
             elif kind == "row_wise":
                 found[kind] = ShardingOption(gpus, blocked=True)
         if len(found) > 1:
@@ -143,9 +143,9 @@ class EnumeratedOptions:
     def _drop_pointless(
         self, problem: Problem, spec: Table, found: dict[str, ShardingOption]
     ) -> None:
-        """Leave out cuts that are no cut, give a GPU no rows, or fit no GPU."""
-        strips = found.get("column_wise")
-        if strips is not None and len(strips.column_widths) == 1 and "table_wise" in found:
+        """Leave out options that do not divide the table, give a GPU no rows, or fit no GPU."""
+        by_columns = found.get("column_wise")
+        if by_columns and len(by_columns.column_widths) == 1 and "table_wise" in found:
             del found["column_wise"]
         blocks = {k: o for (kind, k), o in self._options[spec.name].items() if kind == "row_wise"}
         for kernel, option in blocks.items():
@@ -159,10 +159,10 @@ class EnumeratedOptions:
             found.pop("data_parallel", None)
 
     def sharding_overhead_s(self, problem: Problem) -> None:
-        """None: TorchRec may count a cut table as cheaper."""
+        """None: TorchRec may count a sharded table as cheaper."""
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a piece at the points that its options have. See `CostModel.cost_curve`."""
+        """Cost of a shard at the points that its options have. See `CostModel.cost_curve`."""
         spec = problem.profile.tables[shard.table].table
         kind, number = shard_of(shard)
         first, last = shard.columns(spec.dim)
@@ -281,7 +281,7 @@ class EnumeratedOptions:
         option = copy.deepcopy(option)
         for number, shard in enumerate(option.shards):
             if sharding.kind in ("column_wise", "table_wise"):
-                # A strip of the plan may be several of TorchRec's.
+                # A column slice of the plan may be several of TorchRec's.
                 column = shard.offset[1]
                 home = next(b for b in sharding.blocks if 0 <= column - b.first_column < b.width)
             else:
@@ -297,7 +297,7 @@ class EnumeratedOptions:
         for own in kernels:
             if (kind, own) in options:
                 return options[kind, own]
-        # A table in one piece may have been enumerated as one block, strip or replica.
+        # A whole table may have been enumerated as one block, column slice or replica.
         for (_, own), option in options.items():
             if kind == "table_wise" and own in kernels and in_one_shard(option):
                 return option

@@ -205,7 +205,7 @@ def weight(table: Table) -> torch.Tensor:
 
 
 def strip_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
-    """Strips of columns as TorchRec's enumerator cuts a table."""
+    """Column slices as TorchRec's enumerator divides a table."""
     sizes, _ = calculate_shard_sizes_and_offsets(
         weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
     )
@@ -237,7 +237,7 @@ class Estimates:
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
 
     def cache_statistics(self, profile: TableProfile) -> ProfileCacheStatistics:
-        """What TorchRec is told of how a table's rows are read."""
+        """What TorchRec knows of how a table's rows are read."""
         key = id(profile.cdf), profile.table.lookups_per_sample
         if key not in self._statistics:
             samples = self.problem.global_batch_size

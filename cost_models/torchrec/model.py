@@ -2,7 +2,7 @@
 
 The time of a rank is the sum of `Perf.total` over its shards and the step takes as long as
 the slowest rank, which is how the planner rates plans (`NoopPerfModel`). A table is placed
-whole, in even strips of columns, in contiguous row blocks over all GPUs, or replicated. Its
+whole, in even column slices, in contiguous row blocks over all GPUs, or replicated. Its
 rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in DRAM with
 a cache in HBM (``fused_uvm_caching``), whose misses come from the profile. docs/torchrec.md
 tells what the formulas leave out.
@@ -61,8 +61,8 @@ class TorchRec:
     bandwidths : {"torchrec", "topology"}
         TorchRec's default bandwidths, or those of the problem's machine.
     min_partition : int or None
-        The narrowest strip of columns, like TorchRec's constraint of that name; by default
-        128, so that narrower tables are not cut by columns.
+        The narrowest column slice, like TorchRec's constraint of that name; by default
+        128, so that narrower tables are not sharded by columns.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TorchRec:
         return self._estimates
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """The cuts that TorchRec's enumerator makes. See `CostModel.cuts`."""
+        """See `CostModel.sharding_options`: those of TorchRec's enumerator."""
         self.estimates(problem)
         from cost_models.torchrec.estimates import strip_widths
 
@@ -163,7 +163,7 @@ class TorchRec:
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a piece over its hot rows. See `CostModel.cost_curve`.
+        """Cost of a shard over its hot rows. See `CostModel.cost_curve`.
 
         Exact at its points. It is not convex: an empty cache costs more than none, and a
         cache of nearly all rows more than all rows in HBM.
@@ -230,7 +230,7 @@ def _kind_of_option(table: Table, shard: TableShard, gpus: int) -> ShardingType:
         and option.row_slices == gpus
     ):
         return "row_wise"
-    raise ProblemError(f"TorchRec has no such cut of table {table.name!r}: {option}")
+    raise ProblemError(f"TorchRec has no such sharding option of table {table.name!r}: {option}")
 
 
 def _kind_of_shard(table: Table, shard: Shard, gpus: int) -> tuple[ShardingType, Kernel]:

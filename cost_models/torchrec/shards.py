@@ -1,4 +1,4 @@
-"""Shards of a TorchRec option by the pieces that a solver places. Importing this needs torchrec."""
+"""Shards of a TorchRec option by the shards that a solver places. Importing this needs torchrec."""
 
 from dataclasses import dataclass
 
@@ -25,10 +25,10 @@ def cached_rows(option: TorchRecOption) -> int | None:
     return chosen if inside else None
 
 
-def strips(option: TorchRecOption, gpus: int) -> tuple[int, ...]:
-    """Widths of the strips of a table, at most one for each GPU.
+def column_widths(option: TorchRecOption, gpus: int) -> tuple[int, ...]:
+    """Widths of the column slices of a table, at most one for each GPU.
 
-    TorchRec may have several shards of a table on a rank, which are one strip here.
+    TorchRec may have several shards of a table on a rank, which are one column slice here.
     """
     shards = len(option.shards)
     together = next(n for n in range(1, shards + 1) if shards % n == 0 and shards // n <= gpus)
@@ -42,7 +42,7 @@ def in_one_shard(option: TorchRecOption) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The shards of an option that a piece stands for: shard `number`, or those of its columns."""
+    """The shards of TorchRec that a shard stands for: `number`, or those of its columns."""
 
     kind: ShardingType
     number: int
@@ -57,7 +57,7 @@ class Part:
 
 
 def shard_of(shard: TableShard) -> tuple[ShardingType, int]:
-    """The sharding type of a piece's cut, and the number of its shard."""
+    """The sharding type of a shard's option, and the number of its shard."""
     if shard.is_replica or shard.option.replicated_rows:
         return "data_parallel", 0
     if shard.option.blocked:

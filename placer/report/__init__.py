@@ -4,23 +4,59 @@ Every function returns a `Report`, which prints nothing by itself. `solvers.repo
 `cost_models.report` have the reports of their own values.
 """
 
-from placer.report.diff import diff_report
-from placer.report.profile import profile_report, workloads_report
-from placer.report.reshard import reshard_report
-from placer.report.section import Column, Report, Section, rows_to_csv
-from placer.report.topology import topology_report
-from placer.report.training import hit_rate_report, trace_report
+from typing import TYPE_CHECKING
+
+from placer.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from placer.report.console import (
+        Update,
+        print_report,
+        print_stderr,
+        print_title,
+        print_training,
+        print_violations,
+        progress_bar,
+        stoppable,
+    )
+    from placer.report.diff import diff_report
+    from placer.report.profile import profile_report, workloads_report
+    from placer.report.reshard import reshard_report
+    from placer.report.section import Column, Report, Section, rows_to_csv
+    from placer.report.topology import topology_report
+    from placer.report.training import parity_lines
 
 __all__ = [
     "Column",
     "Report",
     "Section",
+    "Update",
     "diff_report",
-    "hit_rate_report",
+    "parity_lines",
+    "print_report",
+    "print_stderr",
+    "print_title",
+    "print_training",
+    "print_violations",
     "profile_report",
+    "progress_bar",
     "reshard_report",
     "rows_to_csv",
+    "stoppable",
     "topology_report",
-    "trace_report",
     "workloads_report",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "placer.report.console": "Update print_report print_stderr print_title print_training "
+        "print_violations progress_bar stoppable",
+        "placer.report.diff": "diff_report",
+        "placer.report.profile": "profile_report workloads_report",
+        "placer.report.reshard": "reshard_report",
+        "placer.report.section": "Column Report Section rows_to_csv",
+        "placer.report.topology": "topology_report",
+        "placer.report.training": "parity_lines",
+    },
+)

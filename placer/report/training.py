@@ -1,13 +1,65 @@
-"""`placer train`: which memory served the lookups, and where the time of a step went."""
+"""`placer train`: what a run did, which memory served it, and where the time of a step went."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
+from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.executor.local.hit_rates import HitRates
+    from placer.training.loop import TrainResult
+    from placer.training.parity import ParityResult
     from placer.training.trace import TraceSummary
+
+
+def train_values(result: "TrainResult") -> dict[str, Any]:
+    """The figures of a run by name."""
+    return {
+        "steps": result.steps,
+        "samples": result.samples,
+        "unlabelled_samples": result.unlabelled_samples,
+        "train_s": result.train_s,
+        "read_s": result.read_s,
+        "samples_per_s": result.samples_per_s,
+        "first_loss": result.losses[0][1] if result.losses else None,
+        "last_loss": result.losses[-1][1] if result.losses else None,
+        "held_out_samples": result.eval_samples,
+        "auc": result.auc,
+        "log_loss": result.log_loss,
+        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "interrupted": result.interrupted,
+    }
+
+
+def training_reports(result: "TrainResult") -> dict[str, Report]:
+    """Tables of a run, by name: those that there are."""
+    reports = {}
+    if result.hit_rates is not None:
+        reports["hit_rates"] = hit_rate_report(result.hit_rates)
+    if result.trace is not None:
+        reports["trace"] = trace_report(result.trace)
+    return reports
+
+
+def parity_lines(parity: "ParityResult") -> Iterator[str]:
+    """The losses of the placed and the unplaced model side by side, and whether they are equal."""
+    yield f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}"
+    for step in sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1}):
+        placed, unplaced = parity.placed_losses[step], parity.unplaced_losses[step]
+        yield f"{step + 1:>6} {placed:>10.6f} {unplaced:>10.6f} {abs(placed - unplaced):>11.1e}"
+    if parity.placed_auc is not None and parity.unplaced_auc is not None:
+        yield (
+            f"{'AUC':>6} {parity.placed_auc:>10.6f} {parity.unplaced_auc:>10.6f}  "
+            f"of {parity.eval_samples:,} held-out samples"
+        )
+    yield (
+        f"largest difference of a loss {parity.max_loss_difference:.1e}: "
+        + ("equal to float tolerance, step for step" if parity.equal else "NOT EQUAL")
+        + f"; a step takes {format_seconds(parity.placed_step_s)} placed, "
+        f"{format_seconds(parity.unplaced_step_s)} unplaced on this CPU"
+    )
 
 
 def hit_rate_report(rates: "HitRates") -> Report:

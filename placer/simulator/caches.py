@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError, PlacerError, PlanError
-from placer.simulator.policy import CACHE_POLICIES, CacheFactory, CachePolicy
+from placer.simulator.names import CACHE_POLICIES, CachePolicy
+from placer.simulator.policy import CacheFactory
 
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]

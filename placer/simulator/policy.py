@@ -1,13 +1,10 @@
 """Which rows a cache keeps: the executor's own policies, and caches of others."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-CachePolicy = Literal["lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"]
-CACHE_POLICIES: tuple[CachePolicy, ...] = get_args(CachePolicy)
 
 
 class BatchCache(Protocol):

@@ -26,8 +26,8 @@ from placer.simulator.counts import (
     StepCounts,
     Totals,
 )
+from placer.simulator.names import CachePolicy
 from placer.simulator.parts import Arrangement, arrange
-from placer.simulator.policy import CachePolicy
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader

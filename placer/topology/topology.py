@@ -5,13 +5,15 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
 from placer.topology.presets import preset, preset_help
 from placer.units import parse_bytes
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ class Topology(TopologyFields):
 
         A multigraph, because a GPU can be joined to its host by PCIe and by NVLink.
         """
+        import networkx as nx  # A tenth of a second, and few need the graph.
+
         graph = nx.MultiGraph(name=self.name)
         for gpu in self.gpus:
             graph.add_node(gpu.id, kind="gpu", device=gpu)

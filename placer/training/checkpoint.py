@@ -37,7 +37,7 @@ from placer.storage.manifest import (
 )
 from placer.storage.run_state import Checkpoint, Position
 from placer.storage.tensor_rows import AnyTensor, TensorRows
-from placer.training.ranks import ALONE, Ranks
+from placer.training.distributed import ALONE, Ranks
 
 __all__ = [
     "Checkpoint",

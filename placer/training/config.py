@@ -1,124 +1,109 @@
-"""What a training run is told."""
+"""Configurations of a training run; their import needs no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from placer.errors import PlacerError
 from placer.executor.names import Policy
+from placer.knobs import Knob, check_knobs
 
-DenseOptimizer = Literal["adagrad", "sgd", "adam"]
 Activation = Literal["relu", "gelu"]
-Amp = Literal["bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a DLRM is trained on a log.
+    """How a DLRM is trained on a log: the defaults suit a first run.
 
-    Attributes
-    ----------
-    epochs : int
-        Passes over the log.
-    max_steps : int, optional
-        Stop after this many steps, those before a resumed checkpoint included.
-    batch_size : int
-        Samples per step and rank; the last batch of an epoch may be smaller.
-    lr, embedding_lr : float
-        Learning rate of the MLPs, and of the embeddings (by default the same).
-    optimizer : {"adagrad", "sgd", "adam"}
-        Of the MLPs. The embeddings' is the one that the plan gives each table.
-    eps : float
-        Added to the root of the embeddings' Adagrad state.
-    seed : int
-        Of the initial weights. Samples are read in the log's order.
-    dim, bottom_mlp, top_mlp, activation
-        Of the model; see `placer.training.dlrm.Dlrm`.
-    holdout_every : int
-        Every so many batches, one is not trained on but kept for evaluation: the last of each
-        group. 0 keeps none.
-    eval_samples : int
-        Stop the evaluation after the batch that reaches this many held-out samples.
-    report_every : int
-        Steps between two calls of the progress callback.
-    device : str
-        Where the MLPs run, and what stands for the GPU of the plan: ``cpu`` or ``cuda``.
-    backend : str
-        The executor's kernels; see `placer.executor`.
-    cache_policy : {"lfu", "rank"}
-        Which cached rows make room for others; see `PlacedEmbeddings`.
-    look_ahead : bool
-        Read the log in a thread, and find and stage the rows of the next batch while one trains.
-        Results are the same without.
-    compile : str, optional
-        Compile the MLPs and the interaction with this backend of `torch.compile`, such as
-        ``inductor``.
-    amp : {"bfloat16"}, optional
-        Compute the MLPs and the interaction in this type, by `torch.autocast`; weights and
-        embeddings stay float32. There is no float16: its gradients need a scale, which the
-        embeddings' update in the backward pass would have to take back.
-    timeout_s : float, optional
-        How long ranks wait for one another before the run fails; by default as long as
-        `torch.distributed` does.
+    The embeddings' optimizer is the one that the plan gives each table. Samples are read in the
+    log's order.
 
     Raises
     ------
     PlacerError
         If a value is out of range.
+
+    Examples
+    --------
+    >>> TrainConfig(batch_size=64, lr=0.1).embedding_rate
+    0.1
+    >>> TrainConfig(epochs=0)
+    Traceback (most recent call last):
+    placer.errors.PlacerError: epochs must be at least 1, not 0
     """
 
-    epochs: int = 1
-    max_steps: int | None = None
-    batch_size: int = 1024
-    lr: float = 0.01
-    embedding_lr: float | None = None
-    optimizer: DenseOptimizer = "adagrad"
-    eps: float = 1e-8
-    seed: int = 0
-    dim: int | None = None
-    bottom_mlp: tuple[int, ...] = (64, 32)
-    top_mlp: tuple[int, ...] = (64, 32)
-    activation: Activation = "relu"
-    holdout_every: int = 10
-    eval_samples: int = 1_000_000
-    report_every: int = 20
-    device: str = "cpu"
-    backend: str = "auto"
-    cache_policy: Policy = "lfu"
-    look_ahead: bool = True
-    compile: str | None = None
-    amp: Amp | None = None
-    timeout_s: float | None = None
+    epochs: Annotated[int, Knob("Passes over the log.", least=1)] = 1
+    max_steps: Annotated[
+        int | None,
+        Knob("Stop after so many steps, those before a resumed checkpoint included.", least=0),
+    ] = None
+    batch_size: Annotated[
+        int, Knob("Samples per step and process; the last batch of a pass may be smaller.", least=1)
+    ] = 1024
+    lr: Annotated[float, Knob("Learning rate of the MLPs.")] = 0.01
+    embedding_lr: Annotated[
+        float | None, Knob("Learning rate of the embeddings; by default that of the MLPs.")
+    ] = None
+    optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Of the MLPs.")] = "adagrad"
+    eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
+    seed: Annotated[int, Knob("Of the initial weights.")] = 0
+    dim: Annotated[int | None, Knob("Of the model; see `placer.training.Dlrm`.")] = None
+    bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of its bottom MLP's hidden layers.")] = (
+        64,
+        32,
+    )
+    top_mlp: Annotated[tuple[int, ...], Knob("Widths of its top MLP's hidden layers.")] = (64, 32)
+    activation: Annotated[Activation, Knob("After each hidden layer.")] = "relu"
+    holdout_every: Annotated[
+        int, Knob("The last of so many batches is kept for evaluation; 0 keeps none.", least=0)
+    ] = 10
+    eval_samples: Annotated[
+        int, Knob("End the evaluation with the batch that reaches so many samples.", least=0)
+    ] = 1_000_000
+    report_every: Annotated[int, Knob("Steps between two calls of the callback.", least=1)] = 20
+    device: Annotated[
+        str, Knob("Where the MLPs run, and what stands for the plan's GPU: cpu or cuda.")
+    ] = "cpu"
+    backend: Annotated[str, Knob("The executor's kernels; see `placer.executor`.")] = "auto"
+    cache_policy: Annotated[
+        Policy,
+        Knob(
+            "Which cached rows make room: those least looked up, or those last in the plan's order."
+        ),
+    ] = "lfu"
+    look_ahead: Annotated[
+        bool,
+        Knob(
+            "Read the log in a thread, and find and stage the next batch's rows while one trains. "
+            "Results are the same without."
+        ),
+    ] = True
+    compile: Annotated[
+        str | None, Knob("Compile the MLPs with this backend of torch.compile, such as inductor.")
+    ] = None
+    # No float16: its gradients need a scale, which the embeddings' update in the backward pass
+    # would have to take back.
+    amp: Annotated[
+        Literal["bfloat16"] | None,
+        Knob("Compute the MLPs in this type; weights and embeddings stay float32."),
+    ] = None
+    timeout_s: Annotated[
+        float | None,
+        Knob("How long processes wait for one another; by default as PyTorch does.", above=0),
+    ] = None
 
     def __post_init__(self) -> None:
-        at_least = {"epochs": 1, "batch_size": 1, "report_every": 1, "eval_samples": 0}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise PlacerError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.max_steps is not None and self.max_steps < 0:
-            raise PlacerError(f"max_steps must be at least 0, not {self.max_steps}")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise PlacerError(f"timeout_s must be positive, not {self.timeout_s}")
-        if self.holdout_every < 0 or self.holdout_every == 1:
+        check_knobs(self)
+        if self.holdout_every == 1:
             raise PlacerError(
-                f"holdout_every {self.holdout_every} leaves nothing to train on; "
-                "keep one batch of at least 2, or 0 to keep none"
+                "holdout_every 1 leaves nothing to train on; keep one batch of at least 2, "
+                "or 0 to keep none"
             )
         if not self.lr > 0 or not self.embedding_rate > 0 or not self.eps >= 0:
             raise PlacerError(
                 f"learning rates must be positive and eps not negative: lr={self.lr}, "
                 f"embedding_lr={self.embedding_rate}, eps={self.eps}"
             )
-        for name, known in (
-            ("optimizer", get_args(DenseOptimizer)),
-            ("activation", get_args(Activation)),
-            ("cache_policy", get_args(Policy)),
-            ("amp", (None, *get_args(Amp))),
-        ):
-            if getattr(self, name) not in known:
-                raise PlacerError(
-                    f"{name} {getattr(self, name)!r} is none of {', '.join(map(str, known))}"
-                )
 
     @property
     def embedding_rate(self) -> float:

@@ -18,8 +18,8 @@ from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
+from placer.training.distributed import ALONE, Ranks, device_of_rank, joined_ranks
 from placer.training.metrics import HeldOut
-from placer.training.ranks import ALONE, Ranks, device_of_rank, joined_ranks
 from placer.training.reading import labels_of, own_part
 from placer.training.run import Progress, Run
 from placer.training.trace import TraceSummary

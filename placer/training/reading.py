@@ -13,7 +13,7 @@ from placer.errors import DataError
 from placer.executor import BagBatch
 from placer.training.batches import batches, cut, labelled
 from placer.training.config import TrainConfig
-from placer.training.ranks import ALONE, Ranks
+from placer.training.distributed import ALONE, Ranks
 
 Tensors = tuple[BagBatch, Tensor, Tensor]
 """Lookups, numeric columns (samples, columns) and labels (samples,), the last two float32."""

@@ -25,7 +25,7 @@ from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.training.ranks import ALONE, Ranks
+from placer.training.distributed import ALONE, Ranks
 from placer.training.reading import Reading, readings
 from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log

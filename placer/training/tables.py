@@ -13,7 +13,7 @@ from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
 from placer.storage.run_state import STATES, WEIGHTS
 from placer.storage.tensor_rows import AnyTensor, TensorRows
-from placer.training.ranks import Ranks
+from placer.training.distributed import Ranks
 
 
 def named_tables(embeddings: Embeddings) -> NamedTables:

@@ -38,9 +38,9 @@ class Binding:
     Attributes
     ----------
     resource : str
-        ``table``: one table's shard, which no cut makes shorter. ``dram time``: the bandwidth
-        of a host's memory. ``dram`` or ``hbm``: too little of it. Otherwise what the slowest
-        GPU spends most of its time on: its ``link`` to the host, ``communication``,
+        ``table``: one table's shard, which no sharding option makes shorter. ``dram time``: the
+        bandwidth of a host's memory. ``dram`` or ``hbm``: too little of it. Otherwise what the
+        slowest GPU spends most of its time on: its ``link`` to the host, ``communication``,
         ``launches``, or ``work`` in its own memory.
     words : str
     """

@@ -9,7 +9,7 @@ cheapest sharding option, among those whose every shard can finish within T, and
 cheapest number of hot rows that one GPU can hold. The smallest T for which that sum is at most GPUs
 × T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffrion 1974,
 doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a second one:
-what must be staged whatever is in the pooled HBM.
+what must be staged whatever is in HBM, taken as one memory.
 
 Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the sharding options of
 tables that one GPU can serve whole need not be looked at: the whole table stands for all of them,
@@ -17,8 +17,8 @@ its rows split freely and one GPU's memory no limit, plus that extra cost.
 
 What is replicated takes the same time β of every GPU, so that a shard has T − β left and not
 T: a GPU that serves a long shard leaves little room for replicas of other tables. The sum is
-therefore taken for each of a list of ranges of β: with cuts that leave room for the least β
-of the range, and replicas that take the most of it together, a budget that is priced like
+therefore taken for each of a list of ranges of β: with sharding options that leave room for the
+least β of the range, and replicas that take the most of it together, a budget that is priced like
 HBM is. The smallest of those sums counts.
 
 Both hold for the whole search space of `solvers.model.instance`.
@@ -30,9 +30,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostCurve
+from solvers.bounds.least_cost import least
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_S, GPU_S, costs_of
+from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
 
 Float = npt.NDArray[np.float64]
 
@@ -53,7 +53,7 @@ _ALL_OPTIONS = 2500
 
 @dataclass(frozen=True, slots=True)
 class OptionCost:
-    """One way to cut a table, at the best for each of its shards.
+    """One sharding option of a table, at the best for each of its shards.
 
     `longest_s` is the least time of the slowest shard; `priced_s` the least time plus price
     times bytes, summed over shards.
@@ -75,7 +75,7 @@ class LagrangianBound:
         The price λ: GPU seconds that one more byte of HBM saves, about.
     hbm_worth_s : float
         λ × all HBM.
-    cuts : tuple of tuples of OptionCost
+    options : tuple of tuples of OptionCost
         Per table, every sharding option of the search space that can be the cheapest for a step
         time of at least the bound.
     dram_s : float
@@ -109,7 +109,7 @@ class _Works:
     """Sharding options of a table with times, and costs at several prices.
 
     `longest_s` and `replica_s`, the part of it that all GPUs spend on replicas, have shape
-    (cuts,), `priced_s` shape (cuts, prices).
+    (options,), `priced_s` shape (options, prices).
     """
 
     options: tuple[ShardingOption, ...]
@@ -137,7 +137,7 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
         ]
         works = [work for work, _ in found]
         # No step is shorter than this, so that tables that one GPU can serve within it need
-        # no finer cut; the others do.
+        # no finer option; the others do.
         least_s = max(_bounds(instance, works, prices, dram_s))
         for table, (_, usual_s) in enumerate(found):
             if usual_s > least_s or not np.isfinite(usual_s):
@@ -272,7 +272,7 @@ class _Whole:
 
 
 def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> _Works:
-    """Every cut of a table."""
+    """Every sharding option of a table."""
     options = instance.options_of(table)
     works = _Works(
         options,
@@ -309,7 +309,7 @@ def _whole_works(
     """The uncut variants of a table, cheap enough to stand for all sharding options.
 
     Their `priced_s` and `longest_s` are below those of all sharding options with the same replicas
-    and cold rows read alike; caches are looked at cut by cut. Also returned is the longest time of
+    and cold rows read alike; caches are looked at one by one. Also returned is the longest time of
     the first variant in truth: it stands for all for any step that is not shorter.
     """
     options = instance.options_of(table)
@@ -326,46 +326,13 @@ def _whole_works(
         if at == 0:
             usual_s = longest_s
         if option.cold != "cached" and (option.replicated_rows, option.cold) in finer:
-            longest_s = replica_s  # Finer cuts may be shorter.
+            longest_s = replica_s  # Shards of finer options may be shorter.
             free = whole.replicas(instance.replica(table, option))[1] + extra_s
             for shard in instance.shards(table, option):
                 free = free + whole.free(shard)
             priced = np.minimum(priced, free)
         works.set(at, longest_s, replica_s, priced)
     return works, usual_s
-
-
-def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
-    """Least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
-
-    All or no rows in HBM are compared without the cost of a split. Infinite if not even the
-    shard's buffers fit.
-
-    Parameters
-    ----------
-    prices : float64, shape (m,)
-
-    Returns
-    -------
-    float, and float64 of shape (m,)
-    """
-    points = costs_of(curve)
-    points, inner = points[: GPU_S + 1], np.stack((curve.hbm_bytes, curve.gpu_s))
-    fits = points[BYTES] <= hbm_bytes
-    if not fits.any() and not (inner[BYTES] <= hbm_bytes).any():
-        return float("inf"), np.full(prices.shape, np.inf)
-    # Between a point that fits and a next one that does not, up to the last byte. (The other
-    # way round, the point that fits is better: it has less time and fewer bytes.)
-    inside = inner[BYTES] <= hbm_bytes
-    edges = np.flatnonzero(inside[:-1] & ~inside[1:])
-    part = (hbm_bytes - inner[BYTES, edges]) / (inner[BYTES, edges + 1] - inner[BYTES, edges])
-    at_limit = inner[GPU_S, edges] + part * (inner[GPU_S, edges + 1] - inner[GPU_S, edges])
-    # The ends with a split beside none of it stand for what is just beside them.
-    split = inner[:, inside] + np.array([[curve.split_hbm_bytes], [curve.split_s]])
-    limit = np.stack((np.full(at_limit.shape, hbm_bytes), at_limit + curve.split_s))
-    every = np.concatenate((points[:, fits], split, limit), axis=1)
-    cost = every[GPU_S] + prices[:, None] * every[BYTES]
-    return float(every[GPU_S].min()), cost.min(axis=1)
 
 
 def _pooled_prices(instance: Instance) -> tuple[Float, float]:
@@ -399,7 +366,7 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:
-    """What the hosts' memory must read and write, with all HBM pooled at one price.
+    """What the hosts' memory must read and write, with one price for all HBM.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
     whole tables stand for their sharding options, which those with caches do not.

@@ -1,7 +1,7 @@
 """A lower bound of the step time from the linear relaxation, with the prices of all memory.
 
-The relaxation: each table is a mixture of its placements, by cut, shard, GPU and number of
-hot rows. With shares x ≥ 0 of them, n[k] GPUs alike in group k and m[j] hosts in group j::
+The relaxation: each table is a mixture of its placements, by sharding option, shard, GPU and number
+of hot rows. With shares x ≥ 0 of them, n[k] GPUs alike in group k and m[j] hosts in group j::
 
     minimise T
     Σ x = 1                          for each table
@@ -21,9 +21,9 @@ and rounded, but computed from its prices: for any that are not negative, with
     L = Σ over tables of the least α·time + λ·bytes + β·dram time + μ·dram bytes
         − Σ λ·HBM − Σ μ·DRAM  ≤  T
 
-where the least is over everything a table can do, in cuts whose every shard can finish within
-T (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). L falls as T grows, so no plan
-is faster than the smallest T that is at least L. Prices that are a little off, of a program
+where the least is over everything a table can do, in sharding options whose every shard can finish
+within T (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). L falls as T grows, so no
+plan is faster than the smallest T that is at least L. Prices that are a little off, of a program
 that was stopped or solved roughly, make this bound a little weaker but never wrong.
 
 The relaxation gives away that shards are whole, and that tables have to stay together.
@@ -94,10 +94,9 @@ class LpBound:
     step_time_s : float
         Infinite if no plan exists.
     gpus, hosts : tuple of GroupPrice
-        Prices of HBM and DRAM. They are slopes: of changes that are not small they promise
-        too much.
+        Prices of HBM and DRAM. They are slopes: of large changes they promise too much.
     longest_table : int
-        The table whose longest shard, in the sharding option where that is shortest, is longest.
+        The table whose longest shard, in the option where that is shortest, is longest.
     longest_s : float
         The time of that shard, itself a lower bound.
     status : {"converged", "limit"}
@@ -147,8 +146,7 @@ def lp_bound(
     ----------
     instance : Instance
     upper_s : float or None
-        Step time of a plan that is known. What no faster plan can use is then left out: the
-        bound is closer, and at most this.
+        Step time of a known plan. What no faster plan can use is left out: the bound is closer.
     lagrangian : LagrangianBound or None
         If it is known already.
     time_limit_s : float
@@ -173,11 +171,9 @@ def lp_bound(
     if space is None:
         return None
     if isinstance(space, int):
-        nothing = _even(groups, 0.0)
-        return LpBound(
-            upper, *_by_group(groups, nothing), space, upper, "converged", 0,
-            time.monotonic() - started,
-        )  # fmt: skip
+        prices = _by_group(groups, _even(groups, 0.0))
+        seconds = time.monotonic() - started
+        return LpBound(upper, *prices, space, upper, "converged", 0, seconds)
     search = _Search(space, min(upper, lagrangian.step_time_s), upper)
     status, rounds = search.run(lagrangian.price_s_per_byte / instance.gpus, deadline, stop)
     longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
@@ -222,17 +218,13 @@ def _even(groups: DeviceGroups, hbm: float, dram_share: float = 0.0) -> Prices:
 class _Search:
     """Column generation: the best bound so far, and the program that looks for better prices.
 
-    Attributes
-    ----------
-    bound_s : float
-    best : Prices
-        Those that prove it.
+    The prices `best` prove `bound_s`.
     """
 
     def __init__(self, space: Space, bound_s: float, upper_s: float) -> None:
         self.space = space
         self.upper_s = upper_s
-        # Every cut has a longest shard, so that no plan is faster than one of these.
+        # Every option has a longest shard, so that no plan is faster than one of these.
         longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
         self.bound_s = min(upper_s, max(bound_s, float(longest_s.max())))
         self.best = _even(space.groups, 0.0)
@@ -285,7 +277,7 @@ class _Search:
                 low, high = (middle, high) if least_s(middle) > middle else (low, middle)
             low = min(self.upper_s, low)
             if low > self.bound_s * (1 + _STEP_ACCURACY):
-                self._strongest_s = -np.inf  # Of more cuts, other prices may prove the most.
+                self._strongest_s = -np.inf  # Of more options, other prices may prove the most.
             self.bound_s = low
         # Work falls in steps as T grows, and the bound is just below one of them.
         reached_s = self.bound_s * (1 + 2 * _STEP_ACCURACY)
@@ -341,8 +333,7 @@ class _Program:
     ) -> int:
         """Add the cheapest placement of each table in its sharding option; how many were new.
 
-        Left out are those that cost no less than `wanted_s`, shape (tables,), at the prices
-        of the last program.
+        Left out are those that cost no less than `wanted_s`, shape (tables,), at `prices`.
         """
         added = 0
         for table, option in enumerate(options.tolist()):

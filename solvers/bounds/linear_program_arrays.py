@@ -29,7 +29,7 @@ class Space:
     groups : DeviceGroups
     first_cut : int64, shape (tables,)
         Of each table; all have one.
-    longest_s : float64, shape (cuts,)
+    longest_s : float64, shape (options,)
         A lower limit of the time in which the slowest shard of a sharding option is done.
     """
 
@@ -75,7 +75,7 @@ class Space:
 
         A table that no such plan can place is returned instead, and None if the time is up or
         there is too much. `least_s` is a step time that no plan beats; of a `large` instance
-        whole tables stand for cuts, if one price holds for all GPUs.
+        whole tables stand for sharding options, if one price holds for all GPUs.
         """
         extra_s = instance.cost_model.sharding_overhead_s(instance.problem)
         whole = large and len(groups.gpus) == 1

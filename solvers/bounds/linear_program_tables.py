@@ -69,12 +69,12 @@ class TableChoices:
         }
 
     def of_options(self, options: Iterable[ShardingOption]) -> list[TableChoice]:
-        """Those cuts as they are."""
+        """Those sharding options as they are."""
         found = [self._option(option) for option in options]
         return [choice for choice in found if choice is not None]
 
     def whole_suffices(self, least_s: float) -> bool:
-        """Whether whole tables may stand for cuts, and one GPU can serve this one in time."""
+        """Whether whole tables may stand for all options, and one GPU serves this one in time."""
         options = self.instance.options_of(self.table)
         whole = [option for option in options if option.shard_count == 1]
         if {(c.replicated_rows, c.cold) for c in options} - {

@@ -149,9 +149,7 @@ class Assignment:
         """
         instance = self.instance
         everywhere = self.replicas if replicas is None else replicas
-        base = np.zeros(5)
-        for shard in everywhere:
-            base += instance.priced_costs(shard, gpu)[:, 0]
+        base = instance.replica_costs(everywhere, gpu)
         filled = solve_knapsack(
             [
                 fixed[shard] if shard in fixed else instance.priced_costs(shard, gpu)

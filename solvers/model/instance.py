@@ -7,8 +7,8 @@ and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,20 +23,20 @@ from cost_models import (
     TableShard,
     shards_of,
 )
-from placer.errors import ProblemError
 from placer.problem import Problem
+from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
 _FINE_SPAN = 8.0
-"""Prices are dense between the pooled price over this and times this."""
+"""Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
 
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
 _CURVES = 4096
-"""Curves kept at a time; priced, which are far smaller, are kept for good."""
+"""Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Instance:
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
-        self._rules = _Rules(problem)
+        self._rules = ConstraintRules(problem)
         self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
         self._ladders: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
@@ -140,11 +140,11 @@ class Instance:
         return TableShard(table, self.options_of(table)[0])
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
-        """The shards of a table that is cut in this way, replicas aside."""
+        """The shards of a table with this option, replicas aside."""
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """What every GPU holds of a table that is cut in this way."""
+        """What every GPU holds of a table with this option."""
         return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:
@@ -154,6 +154,14 @@ class Instance:
     def columns(self, shard: TableShard) -> tuple[int, int]:
         """The range of columns of a shard."""
         return shard.columns(self.problem.profile.tables[shard.table].table.dim)
+
+    def sharded(
+        self, options: Sequence[ShardingOption]
+    ) -> tuple[list[TableShard], list[TableShard]]:
+        """Shards, and what every GPU holds, of all tables sharded in these ways."""
+        shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
+        replicas = [self.replica(table, option) for table, option in enumerate(options)]
+        return shards, [replica for replica in replicas if replica is not None]
 
     def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
         """Which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
@@ -165,6 +173,17 @@ class Instance:
             return False
         allowed = self._rules.gpus_of_table.get(shard.table)
         return allowed is None or bool(allowed[gpu])
+
+    def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
+        """Which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
+        may_serve = np.ones(self.gpus, dtype=bool)
+        for shard in block:
+            allowed = self.allowed(shard.table)
+            if allowed is not None:
+                may_serve &= allowed
+            if shard.option.blocked:
+                may_serve &= np.arange(self.gpus) == shard.row_slice
+        return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
         """Shards as they have to stay together: mostly one by one."""
@@ -206,6 +225,28 @@ class Instance:
         if found is None:
             found = self._ladders[key] = priced_costs(self.curve(shard, gpu), self.prices)
         return found
+
+    def price_index(self, price: float) -> int:
+        """The number of the last of `prices` that is at least `price`."""
+        return int(np.searchsorted(-self.prices, -price, side="right")) - 1
+
+    def replica_costs(self, replicas: Iterable[TableShard], gpu: int) -> Float:
+        """Costs of replicas on a GPU, shape (5,)."""
+        return sum((self.priced_costs(one, gpu)[:, 0] for one in replicas), np.zeros(5))
+
+    def option_costs(self, table: int, option: ShardingOption) -> Float:
+        """HBM bytes and GPU seconds of all a table's shards and replicas, shape (2, prices).
+
+        The first and the last row slice are the extremes of what lies between.
+        """
+        gpu, total = self.kinds[0], np.zeros((2, self.prices.size))
+        shards, replica = self.shards(table, option), self.replica(table, option)
+        if shards:
+            first, last = (self.priced_costs(shard, gpu)[:2] for shard in (shards[0], shards[-1]))
+            total += len(shards) * (first + last) / 2
+        if replica is not None:
+            total += self.gpus * self.priced_costs(replica, gpu)[:2]
+        return total
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
         """What the cost of a shard depends on: not on the widths of other column slices."""
@@ -285,133 +326,6 @@ def at_share(curve: CostCurve, share: float) -> CostCurve:
         split_s=0.0,
         split_hbm_bytes=0.0,
     )
-
-
-class _Rules:
-    """What the user's constraints leave of the search space."""
-
-    def __init__(self, problem: Problem) -> None:
-        constraints, names = problem.constraints, problem.profile.table_names
-        gpus = problem.topology.gpus
-        number = {name: at for at, name in enumerate(names)}
-        rules = {} if not constraints else {
-            at: constraints.rule_of(name) for at, name in enumerate(names)
-        }  # fmt: skip
-        self.any = bool(constraints)
-        self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
-        self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
-        self.gpus_of_table: dict[int, npt.NDArray[np.bool_]] = {}
-        for at, rule in rules.items():
-            if rule.devices is not None:
-                pinned = set(rule.devices)
-                self.gpus_of_table[at] = np.array(
-                    [gpu.id in pinned or gpu.host in pinned for gpu in gpus]
-                )
-        self.group_of_table: dict[int, int] = {}
-        for group, members in enumerate(constraints.together if constraints else ()):
-            for name in members:
-                self.group_of_table[number[name]] = group
-        self._names = names
-        self._rows = [profile.table.rows for profile in problem.profile]
-        # Tables that stay together are served by GPUs that each of them may be on.
-        for group in set(self.group_of_table.values()):
-            tables = [t for t, g in self.group_of_table.items() if g == group]
-            masks = [self.gpus_of_table[t] for t in tables if t in self.gpus_of_table]
-            if masks:
-                common: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
-                self.gpus_of_table |= dict.fromkeys(tables, common)
-
-    def allowed_options(
-        self, table: int, options: Sequence[ShardingOption]
-    ) -> tuple[ShardingOption, ...]:
-        """The sharding options that are not forbidden.
-
-        Raises
-        ------
-        ProblemError
-            If there are none.
-        """
-        forbidden = self.forbidden.get(table, frozenset())
-        pinned = self.gpus_of_table.get(table)
-        tests: dict[str, Callable[[ShardingOption], bool]] = {
-            "row-wise": lambda option: option.row_slices > 1,
-            "column-wise": lambda option: len(option.column_widths) > 1,
-            "replicated": lambda option: option.replicated_rows > 0,
-        }
-        refused = [test for kind, test in tests.items() if kind in forbidden]
-        if table in self.group_of_table:
-            refused.append(lambda option: option.shard_count > 1 or option.replicated_rows > 0)
-        if pinned is not None:
-            servers = int(pinned.sum())
-            if servers < pinned.size:
-                refused.append(
-                    lambda option: (
-                        option.shard_count > servers or option.replicated_rows > 0 or option.blocked
-                    )
-                )
-        if self.tiers.get(table) == "dram":
-            refused.append(lambda option: option.replicated_rows > 0 or option.cold in forbidden)
-            if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
-                rows = self._rows[table]
-                refused.append(
-                    lambda option: option.cold == "cached" and rows < 2 * option.row_slices
-                )
-        left = tuple(option for option in options if not any(test(option) for test in refused))
-        if not left:
-            raise ProblemError(
-                f"table {self._names[table]!r}: the constraints forbid every way to place it; "
-                f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
-            )
-        return left
-
-    def limits_tiers(self, shard: TableShard) -> bool:
-        """Whether not every number of a shard's rows may be in HBM."""
-        forbidden = self.forbidden.get(shard.table, frozenset())
-        return shard.table in self.tiers or bool(
-            forbidden & {"split", "staged", "uva", "host", "cached"}
-        )
-
-    def within_tier(self, shard: TableShard, curve: CostCurve) -> CostCurve:
-        """The part of a curve that the table's tier, and what is forbidden, allow."""
-        last = curve.hot_rows.size - 1
-        if last == 0 or not self.limits_tiers(shard):
-            return curve
-        forbidden = self.forbidden.get(shard.table, frozenset())
-        tier, cached = self.tiers.get(shard.table), shard.option.cold == "cached"
-        kept = np.ones(last + 1, dtype=bool)
-        if tier == "hbm" or shard.option.cold in forbidden:
-            kept[:-1] = False
-        if tier == "dram":
-            kept[-1 if cached else slice(1, None)] = False
-        if cached and "uva" in forbidden:
-            kept[0] = False
-        if "split" in forbidden and not cached:
-            kept[1:-1] = False
-        if kept.all():
-            return curve
-        return replace(
-            curve,
-            hot_rows=curve.hot_rows[kept],
-            gpu_s=curve.gpu_s[kept],
-            dram_s=curve.dram_s[kept],
-            hbm_bytes=curve.hbm_bytes[kept],
-            dram_bytes=curve.dram_bytes[kept],
-            split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
-        )
-
-    def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Shards by the group of their table; tables without one by themselves."""
-        if not self.group_of_table:
-            return [(shard,) for shard in shards]
-        together: dict[int, list[TableShard]] = {}
-        alone = []
-        for shard in shards:
-            group = self.group_of_table.get(shard.table)
-            if group is None:
-                alone.append((shard,))
-            else:
-                together.setdefault(group, []).append(shard)
-        return alone + [tuple(members) for members in together.values()]
 
 
 __all__ = ["WHOLE_TABLE", "Instance", "Placement", "ShardingOption", "TableShard"]

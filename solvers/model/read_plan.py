@@ -38,10 +38,10 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """The shards that a table's shards are; None if there is no such cut, or GPU.
+    """The shards that a table's shards are; None if there is no such option, or GPU.
 
     Sharding options of the search space are preferred where shards can be read in several ways, but
-    any cut will do.
+    any option will do.
     """
     number = instance.problem.profile.table_names.index(table)
     return read_shards(
@@ -60,7 +60,7 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
     ------
     PlanMismatchError
         If a table is not in the plan, or is placed in a way that is not searched: another
-        cut, a GPU that may not serve it, or apart from tables that it belongs together with.
+        option, a GPU that may not serve it, or apart from tables that it belongs together with.
     """
     pairs: list[tuple[TableShard, int]] = []
     replicas: list[TableShard] = []

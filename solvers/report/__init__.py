@@ -1,20 +1,39 @@
 """Reports of plans, comparisons and analyses; for the command line alone."""
 
-from solvers.report.compare import CompareRow, compare_report, compare_row
-from solvers.report.compare_plot import plot_compare
-from solvers.report.explain import explain_report
-from solvers.report.plan import plan_report
-from solvers.report.replan import replan_report
-from solvers.report.whatif import plot_front, whatif_report
+from typing import TYPE_CHECKING
+
+from placer.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from solvers.report.compare import compare_report
+    from solvers.report.compare_plot import plot_compare
+    from solvers.report.explain import explain_report
+    from solvers.report.outcome import refusal, verdict
+    from solvers.report.plan import plan_report
+    from solvers.report.replan import replan_report
+    from solvers.report.whatif import plot_front, whatif_report
 
 __all__ = [
-    "CompareRow",
     "compare_report",
-    "compare_row",
     "explain_report",
     "plan_report",
     "plot_compare",
     "plot_front",
+    "refusal",
     "replan_report",
+    "verdict",
     "whatif_report",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "solvers.report.compare": "compare_report",
+        "solvers.report.compare_plot": "plot_compare",
+        "solvers.report.explain": "explain_report",
+        "solvers.report.outcome": "refusal verdict",
+        "solvers.report.plan": "plan_report",
+        "solvers.report.replan": "replan_report",
+        "solvers.report.whatif": "plot_front whatif_report",
+    },
+)

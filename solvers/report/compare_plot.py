@@ -9,7 +9,7 @@ from placer.files import replacing
 from placer.report import section as form
 from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
 from placer.units import format_bytes, format_seconds
-from solvers.report.compare import CompareRow
+from solvers.analysis.compare import CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,8 +1,8 @@
 """Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
 
 Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
-of its shards' priced (`solvers.model.knapsack.least_times`), which a move changes for two GPUs;
-nothing is filled exactly before the end. The energy is Σ (tᵢ/T)^p / p over the GPUs' times:
+of its shards' priced costs (`solvers.model.knapsack.least_times`), which a move changes for two
+GPUs; nothing is filled exactly before the end. The energy is Σ (tᵢ/T)^p / p over the GPUs' times:
 nearly the largest time alone, but lower with fewer slow GPUs.
 """
 

@@ -8,8 +8,9 @@ import numpy as np
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 
+Block = tuple[TableShard, ...]
 _Balanced = Literal["time", "hosts", "buffers", "rows"]
 
 _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
@@ -58,94 +59,116 @@ def pack(
     price: float,
     balanced: _Balanced = "time",
 ) -> Assignment | None:
-    """Tables cut as given on the GPUs that would be done first, or have the most HBM left.
+    """Tables sharded in these ways, on the GPUs that would be done first or have most HBM left.
 
     `price` of a byte of HBM decides how many rows of each shard a GPU is taken to hold.
     """
-    replicas = [r for table, option in enumerate(options) if (r := instance.replica(table, option))]
-    shards = [p for table, option in enumerate(options) for p in instance.shards(table, option)]
+    shards, replicas = instance.sharded(options)
     blocks = instance.blocks(shards)
-    kinds = np.array(instance.kind_of_gpu)
-    price_index = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
-    costs = {
-        block: np.array(
-            [
-                sum((instance.priced_costs(p, gpu)[:, price_index] for p in block), np.zeros(5))
-                for gpu in instance.kinds
-            ]
-        )
-        for block in blocks
-    }
-    priced = {
-        block: sum(
-            (instance.priced_costs(p, instance.kinds[0])[:, [0, -1]] for p in block),
-            np.zeros((5, 2)),
-        )
-        for block in blocks
-    }
-    floors = {block: float(both[BYTES, 0]) for block, both in priced.items()}
-    sizes = {
-        "time": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
-        "hosts": {block: float(cost[0, GPU_S]) for block, cost in costs.items()},
-        "buffers": floors,
-        "rows": {block: float(both[BYTES, 1]) for block, both in priced.items()},
-    }[balanced]
-    base = np.array(
-        [
-            sum((instance.priced_costs(r, gpu)[:, 0] for r in replicas), np.zeros(5))
-            for gpu in instance.kinds
-        ]
-    )
-    load = base[kinds, GPU_S]
-    capacity = instance.hbm_bytes - base[kinds, BYTES]
-    hbm, least, taken = capacity.copy(), np.zeros(instance.gpus), np.zeros(instance.gpus)
-    dram, hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
-    # What a host and its GPUs can hold in all, and how much of that rows will take.
-    rows = {block: float((both[DRAM_BYTES] + both[BYTES])[0]) for block, both in priced.items()}
-    room = dram + np.bincount(hosts, capacity, dram.size)
-    held, full = np.zeros(dram.size), max(1e-9, sum(rows.values()) / float(room.sum()))
-    evenly_s = max(1e-12, float(load.mean()) + sum(sizes.values()) / instance.gpus)
-    used: dict[int, list[int]] = {}
-    pairs: list[tuple[TableShard, int]] = []
-    for block in sorted(blocks, key=lambda b: (-sizes[b], b)):
-        cost, floor = costs[block][kinds], floors[block]
+    packing = _Packing(instance, blocks, replicas, price, balanced)
+    for block in sorted(blocks, key=lambda b: (-packing.sizes[b], b)):
+        if not packing.put(block):
+            return None
+    return Assignment.of(instance, packing.pairs, replicas)
+
+
+class _Packing:
+    """Loads of GPUs and hosts while blocks are packed one by one."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        blocks: Sequence[Block],
+        replicas: Sequence[TableShard],
+        price: float,
+        balanced: _Balanced,
+    ) -> None:
+        self.instance, self.price, self.balanced = instance, price, balanced
+        self.kinds = np.array(instance.kind_of_gpu)
+        index = instance.price_index(price)
+        self.costs = {
+            block: np.array(
+                [
+                    sum((instance.priced_costs(s, gpu)[:, index] for s in block), np.zeros(5))
+                    for gpu in instance.kinds
+                ]
+            )
+            for block in blocks
+        }
+        ends = {  # With the fewest rows in HBM, and with all.
+            block: sum(
+                (instance.priced_costs(s, instance.kinds[0])[:, [0, -1]] for s in block),
+                np.zeros((5, 2)),
+            )
+            for block in blocks
+        }
+        self.buffers = {block: float(both[BYTES, 0]) for block, both in ends.items()}
+        self.rows = {b: float((both[DRAM_BYTES] + both[BYTES])[0]) for b, both in ends.items()}
+        time_s = {block: float(cost[0, GPU_S]) for block, cost in self.costs.items()}
+        self.sizes = {
+            "time": time_s,
+            "hosts": time_s,
+            "buffers": self.buffers,
+            "rows": {block: float(both[BYTES, 1]) for block, both in ends.items()},
+        }[balanced]
+        base = np.array([instance.replica_costs(replicas, gpu) for gpu in instance.kinds])
+        self.load = base[self.kinds, GPU_S]
+        self.capacity = instance.hbm_bytes - base[self.kinds, BYTES]
+        self.hbm, self.least = self.capacity.copy(), np.zeros(instance.gpus)
+        self.taken = np.zeros(instance.gpus)
+        self.dram, self.hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
+        # What a host and its GPUs can hold in all, and how much of that rows will take.
+        self.room = self.dram + np.bincount(self.hosts, self.capacity, self.dram.size)
+        self.held = np.zeros(self.dram.size)
+        self.full = max(1e-9, sum(self.rows.values()) / float(self.room.sum()))
+        evenly_s = float(self.load.mean()) + sum(self.sizes.values()) / instance.gpus
+        self.evenly_s = max(1e-12, evenly_s)
+        self.holders: dict[int, list[int]] = {}
+        self.pairs: list[tuple[TableShard, int]] = []
+
+    def put(self, block: Block) -> bool:
+        """Give a block to the GPU that is then fullest least, if any has room for it."""
+        cost = self.costs[block][self.kinds]
         # HBM that a GPU lacks makes a shard slower, not impossible: prefer room, and
         # insist on the buffers alone.
-        allowed = least + floor <= capacity
-        if balanced == "hosts":
-            allowed &= (held + rows[block] <= room)[hosts]
-        elif balanced != "rows":  # Else cold rows are counted when HBM has been filled.
-            allowed &= cost[:, DRAM_BYTES] <= dram[hosts]
-        short = np.maximum(0.0, cost[:, BYTES] - hbm) * price
-        # The time when the GPU would be done: GPUs need not be alike.
-        filled = taken - capacity
-        if balanced in ("time", "hosts"):
-            filled = load + short + cost[:, GPU_S]
-        if balanced == "hosts":
-            share = (held + rows[block]) / room / full
-            filled = np.maximum(filled / evenly_s, share[hosts])
+        allowed = self.instance.open_gpus(block) & (
+            self.least + self.buffers[block] <= self.capacity
+        )
+        if self.balanced == "hosts":
+            allowed &= (self.held + self.rows[block] <= self.room)[self.hosts]
+        elif self.balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+            allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
-            allowed[used.get(shard.table, [])] = False
-            mask = instance.allowed(shard.table)
-            if mask is not None:
-                allowed &= mask
-            if shard.option.blocked:
-                allowed &= np.arange(instance.gpus) == shard.row_slice
-        score = np.where(allowed, filled, np.inf)
+            allowed[self.holders.get(shard.table, [])] = False
+        short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
+        score = np.where(allowed, self._fullness(block, cost, short_s), np.inf)
         gpu = int(np.argmin(score))
         if not np.isfinite(score[gpu]):
-            return None
+            return False
         for shard in block:
-            pairs.append((shard, gpu))
+            self.pairs.append((shard, gpu))
             if shard.option.shard_count > 1:
-                used.setdefault(shard.table, []).append(gpu)
-        load[gpu] += cost[gpu, GPU_S] + short[gpu]
-        hbm[gpu] -= cost[gpu, BYTES]
-        least[gpu] += floor
-        taken[gpu] += sizes[block]
-        dram[hosts[gpu]] -= cost[gpu, DRAM_BYTES]
-        held[hosts[gpu]] += rows[block]
-    return Assignment.of(instance, pairs, replicas)
+                self.holders.setdefault(shard.table, []).append(gpu)
+        self.load[gpu] += cost[gpu, GPU_S] + short_s[gpu]
+        self.hbm[gpu] -= cost[gpu, BYTES]
+        self.least[gpu] += self.buffers[block]
+        self.taken[gpu] += self.sizes[block]
+        self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
+        self.held[self.hosts[gpu]] += self.rows[block]
+        return True
+
+    def _fullness(self, block: Block, cost: Float, short_s: Float) -> Float:
+        """How full each GPU would be with a block, in what GPUs are balanced by."""
+        if self.balanced in ("buffers", "rows"):
+            taken: Float = self.taken - self.capacity
+            return taken
+        # The time when the GPU would be done: GPUs need not be alike.
+        done_s: Float = self.load + short_s + cost[:, GPU_S]
+        if self.balanced == "time":
+            return done_s
+        share = (self.held + self.rows[block]) / self.room / self.full
+        fullest: Float = np.maximum(done_s / self.evenly_s, share[self.hosts])
+        return fullest
 
 
 def _frugal_option(instance: Instance, table: int) -> ShardingOption:

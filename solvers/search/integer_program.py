@@ -1,12 +1,12 @@
 """The integer program over which GPU serves which shard, for `solvers.strategies.ilp` and
 `solvers.strategies.lns`.
 
-With x[p,g] ∈ {0,1} for shard p on GPU g, z[t,c] ∈ {0,1} for table t in cut c, and h[p] the
+With x[p,g] ∈ {0,1} for shard p on GPU g, z[t,c] ∈ {0,1} for table t in option c, and h[p] the
 shard's hot rows::
 
     minimise T
     Σ_c z[t,c] = 1                                    for each table t
-    Σ_g x[p,g] = z[t,c]                               for each shard p of table t in cut c
+    Σ_g x[p,g] = z[t,c]                               for each shard p of table t in option c
     Σ_p time(p, h[p])·x[p,g] ≤ T                      for each GPU g
     Σ_p bytes(p, h[p])·x[p,g] ≤ HBM[g]                for each GPU g
 
@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 
 from placer.errors import BackendError
-from solvers.bounds.lagrangian import LagrangianBound, least
+from solvers.bounds.lagrangian import LagrangianBound
+from solvers.bounds.least_cost import least
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S
@@ -77,10 +78,10 @@ class Program:
     instance : Instance
     gpus : sequence of int
         The GPUs that are filled anew.
-    cuts : mapping of int to sequence of ShardingOption
-        The tables to be placed on them, each in one of these cuts.
+    sharding_options : mapping of int to sequence of ShardingOption
+        The tables to be placed on them, each in one of these options.
     loose : iterable of TableShard
-        Shards to be placed on them of tables whose cut stays, as other GPUs hold parts of it.
+        Shards to be placed on them of tables whose option stays, as other GPUs hold parts of it.
     replicas : iterable of TableShard
         What all GPUs hold whatever is decided.
     upper_s : float

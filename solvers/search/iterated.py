@@ -46,7 +46,7 @@ def iterated_search(
 
     Ends before that when it has started again a few times without a gain.
 
-    Each shake takes the slowest GPU and others at random, cuts one of their tables anew,
+    Each shake takes the slowest GPU and others at random, shards one of their tables anew,
     deals their shards out again in a random order, and improves the result (Lourenço et
     al. 2003, doi:10.1007/0-306-48056-5_11).
     """
@@ -132,7 +132,7 @@ def _shaken(
 def _resharded(
     assignment: Assignment, touched: list[int], rng: random.Random, params: IteratedParams
 ) -> tuple[Assignment, list[int]] | None:
-    """Cut one table anew; GPUs that hold its other shards are shaken too."""
+    """Shard one table anew; GPUs that hold its other shards are shaken too."""
     instance = assignment.instance
     shaken = [shard.table for gpu in touched for shard in assignment.shards[gpu]]
     tables = [t for t in shaken if not instance.in_group(t)]

@@ -1,6 +1,6 @@
-"""Local search: what the slowest GPU serves is moved, swapped or cut anew while that helps.
+"""Local search: what the slowest GPU serves is moved, swapped or sharded anew while that helps.
 
-Every candidate is rated by the sums of priced (`solvers.model.knapsack.least_times`), many at
+Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.least_times`), many at
 once; only the best few have their HBM filled exactly.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, time_with, total
 from solvers.model.clock import Clock
-from solvers.model.instance import ShardingOption, TableShard
+from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import GPU_S, Float, Knapsack, least_times
 
 _CANDIDATE_GPUS = 8
@@ -18,10 +18,10 @@ _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
 
 _LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
-"""Tables of the slowest GPU that are cut anew, and sharding options of each that are tried."""
+"""Tables of the slowest GPU that are sharded anew, and sharding options of each that are tried."""
 
 _MOST_SHARDS = 8
-"""Finer cuts than this are left to the construction."""
+"""Finer sharding options than this are left to the construction."""
 
 _LEAST_GAIN = 1e-7
 
@@ -29,7 +29,7 @@ _LEAST_GAIN = 1e-7
 def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
     """Change an assignment, in place, until no move makes the slowest GPU faster.
 
-    Without `reshard_tables`, tables stay cut as they are: ten times as fast.
+    Without `reshard_tables`, tables keep their sharding options: ten times as fast.
     """
     if assignment.instance.gpus == 1:
         return
@@ -155,7 +155,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
             for option in instance.options_of(table)
             if option != now
             and option.shard_count <= _MOST_SHARDS
-            and (work_s := _work_s(assignment, table, option)) - before < slack_s
+            and (work_s := _work_s(instance, table, option)) - before < slack_s
         ]
         for _, option in sorted(rated)[:_CHEAPEST_OPTIONS]:
             if clock.spent:
@@ -192,7 +192,7 @@ def _recut_to(
 
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
-    """An assignment with a table cut anew, for better or worse; None if it does not fit."""
+    """An assignment with a table sharded anew, for better or worse; None if it does not fit."""
     worst, change, replicas = _Without(assignment, table).spread(option)
     if not np.isfinite(worst):
         return None
@@ -230,7 +230,7 @@ class _Without:
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip
-        return sum(_work_s(self.assignment, self.table, option) for option in shards)
+        return sum(_work_s(self.assignment.instance, self.table, option) for option in shards)
 
     def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
         """The table's shards on the GPUs that are done first: about the slowest one's time.
@@ -281,20 +281,9 @@ class _Without:
         return float(worst), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
 
-def _work_s(assignment: Assignment, table: int, option: ShardingOption) -> float:
-    """GPU seconds of a table cut in this way, with all rows in HBM that are worth any."""
-    instance = assignment.instance
-    gpu = instance.kinds[0]
-    shards = instance.shards(table, option)
-    replica = instance.replica(table, option)
-    work = 0.0
-    if shards:
-        # The first and the last slice are the extremes of what lies between.
-        ends = [float(instance.priced_costs(p, gpu)[GPU_S, -1]) for p in (shards[0], shards[-1])]
-        work += len(shards) * sum(ends) / 2
-    if replica is not None:
-        work += instance.gpus * float(instance.priced_costs(replica, gpu)[GPU_S, -1])
-    return work
+def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
+    """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
+    return float(instance.option_costs(table, option)[GPU_S, -1])
 
 
 def _make(

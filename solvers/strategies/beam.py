@@ -22,32 +22,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.sharding_options import COLUMN_MULTIPLE
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, least_times
+from solvers.model.knapsack import Float, least_times
+from solvers.search.grid_greedy import Int, Items, assign_many
 from solvers.strategies._base import Search, Strategy
 
-Int = npt.NDArray[np.int64]
-Block = tuple[TableShard, ...]
 Options = tuple[tuple[int, ShardingOption], ...]
-"""The tables that are cut, with their sharding options, in order."""
+"""The tables that are sharded, with their sharding options, in order."""
 
-_BEAM = 3
-_CANDIDATES = 10
-_STEPS = 10
-_GRID = np.linspace(1.0, 1.5, 11)
-"""K, N, L and the M limits, as the paper's experiments have them."""
 
-_FINALISTS = 8
-"""Assignments whose HBM is filled exactly at the end, for the best of them."""
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Knobs of `Beam`; the defaults of the first four are those of the paper's experiments.
 
-_BATCH = 20_000
-"""Beam states × limits × GPUs that are assigned at once."""
+    Attributes
+    ----------
+    width : int
+        K, the ways to cut tables that a step keeps.
+    candidates : int
+        N, the most costly and the largest shards that are halved.
+    steps : int
+        L, unless something finds no place.
+    column_limits : tuple of float
+        M limits of a GPU's columns, as shares of the mean.
+    finalists : int
+        Assignments whose HBM is filled exactly at the end, for the best of them.
+    batch : int
+        Beam states × limits × GPUs that are assigned at once.
+    """
+
+    width: int = 3
+    candidates: int = 10
+    steps: int = 10
+    column_limits: tuple[float, ...] = tuple(np.linspace(1.0, 1.5, 11).tolist())
+    finalists: int = 8
+    batch: int = 20_000
 
 
 class Beam(Strategy):
@@ -60,9 +74,12 @@ class Beam(Strategy):
         "rows too"
     )
 
+    def __init__(self, params: BeamParams = BeamParams()) -> None:
+        self.params = params
+
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Halve shards, assign, keep the best few."""
-        beam = _BeamSearch(search.instance, search.lagrangian)
+        beam = _BeamSearch(search.instance, search.lagrangian, self.params)
         beam.run(search.clock)
         search.stats |= {"beam_steps": beam.steps, "assignments": beam.rated}
         return beam.assignments()
@@ -89,9 +106,9 @@ class _Rated:
 class _BeamSearch:
     """The beam and what is known of the shards that it has come across."""
 
-    def __init__(self, instance: Instance, bound: LagrangianBound) -> None:
-        self.instance = instance
-        self.items = _Items(instance, bound.price_s_per_byte)
+    def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
+        self.instance, self.params = instance, params
+        self.items = Items(instance, bound.price_s_per_byte)
         self.whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
         self.finalists: list[_Rated] = []
         self.steps = 0
@@ -99,14 +116,14 @@ class _BeamSearch:
         shards = [TableShard(table, option) for table, option in enumerate(self.whole)]
         self.base = self.items.of(instance.blocks(shards))
         dims = float(self.items.columns[self.base].sum())
-        self.limits = np.append(_GRID, np.inf) * dims / instance.gpus
+        self.limits = np.append(params.column_limits, np.inf) * dims / instance.gpus
 
     def run(self, clock: Clock) -> None:
         """Search until the beam's steps are done, no shard can be halved, or the clock is spent."""
         beam = self._assign([()])
         done: set[Options] = {()}
         # As long as something finds no place, cutting goes on: it is not for speed.
-        while self.steps < _STEPS or beam[0].unplaced_bytes:
+        while self.steps < self.params.steps or beam[0].unplaced_bytes:
             if clock.spent:
                 return
             clock.step()
@@ -115,14 +132,14 @@ class _BeamSearch:
             fresh = [options for options in wanted if options not in done]
             done.update(fresh)
             found: list[_Rated] = []
-            size = max(1, _BATCH // (self.limits.size * self.instance.gpus))
+            size = max(1, self.params.batch // (self.limits.size * self.instance.gpus))
             for first in range(0, len(fresh), size):
                 if found and clock.left_s < 0:
                     break
                 found += self._assign(fresh[first : first + size])
             if not found:
                 return
-            beam = sorted(found, key=lambda rated: rated.key)[:_BEAM]
+            beam = sorted(found, key=lambda rated: rated.key)[: self.params.width]
 
     def assignments(self) -> Iterable[Assignment]:
         """The best assignments with their HBM filled exactly, fastest first."""
@@ -144,10 +161,10 @@ class _BeamSearch:
         tried = [
             item
             for by in (self.items.cost[items, 0], self.items.size_bytes[items])
-            for item in items[np.argsort(-by, kind="stable")[:_CANDIDATES]].tolist()
+            for item in items[np.argsort(-by, kind="stable")[: self.params.candidates]].tolist()
         ]
         if rated.unplaced_bytes:
-            tried += items[rated.gpus < 0][:_CANDIDATES].tolist()
+            tried += items[rated.gpus < 0][: self.params.candidates].tolist()
         for item in dict.fromkeys(tried):
             block = self.items.blocks[item]
             if len(block) > 1:
@@ -164,15 +181,15 @@ class _BeamSearch:
         for options in states:
             changed = dict(options)
             kept = [i for i in self.base.tolist() if items.blocks[i][0].table not in changed]
-            strips = [
+            sliced = [
                 (shard,) for table, option in options for shard in instance.shards(table, option)
             ]
-            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(strips)))
+            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(sliced)))
             mine = mine[np.argsort(-items.cost[mine, 0], kind="stable")]
             orders.append(mine)
             place = {table: at for at, table in enumerate(changed)}
             tables.append([place.get(items.blocks[i][0].table, -1) for i in mine.tolist()])
-        gpus = _greedy(instance, items, orders, tables, self.limits)
+        gpus = assign_many(instance, items, orders, tables, self.limits)
         best = []
         for options, mine, assigned in zip(states, orders, gpus, strict=True):
             self.rated += len(assigned)
@@ -185,7 +202,9 @@ class _BeamSearch:
             within = min(rated[:-1], key=lambda one: one.key)
             best.append(min(rated, key=lambda one: one.key) if within.unplaced_bytes else within)
         fitting = [one for one in best if not one.unplaced_bytes and np.isfinite(one.step_time_s)]
-        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[:_FINALISTS]
+        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[
+            : self.params.finalists
+        ]
         return best
 
     def _times(self, mine: Int, assigned: Int) -> Float:
@@ -200,138 +219,6 @@ class _BeamSearch:
             sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], priced, optimize=True)
         slowest: Float = least_times(sums, instance.hbm_bytes).max(axis=1)
         return slowest
-
-
-class _Items:
-    """What is placed as one: shards, or tables that stay together. Arrays have one row each.
-
-    Attributes
-    ----------
-    cost : float64, shape (items, kinds of GPUs)
-        Time plus price times HBM bytes.
-    priced : float64, shape (items, kinds of GPUs, 2, prices)
-        HBM bytes and GPU seconds.
-    least_bytes, dram_bytes, columns, size_bytes : float64
-        HBM of the buffers alone; DRAM of the rows that are not worth HBM; columns; bytes of all
-        rows wherever they are.
-    allowed : bool, shape (items, gpus)
-    """
-
-    def __init__(self, instance: Instance, price: float) -> None:
-        self.instance = instance
-        self.price_index = int(np.searchsorted(-instance.prices, -price, side="right")) - 1
-        self.price = price
-        kinds, prices = len(instance.kinds), instance.prices.size
-        self.blocks: list[Block] = []
-        self.numbers: dict[Block, int] = {}
-        self.cost = np.empty((0, kinds))
-        self.priced = np.empty((0, kinds, 2, prices))
-        self.least_bytes = self.dram_bytes = self.columns = self.size_bytes = np.empty(0)
-        self.allowed = np.empty((0, instance.gpus), dtype=bool)
-
-    def of(self, blocks: Sequence[Block]) -> Int:
-        """The numbers of blocks; new ones are looked at first."""
-        fresh = [block for block in dict.fromkeys(blocks) if block not in self.numbers]
-        if fresh:
-            self.numbers |= {block: len(self.blocks) + at for at, block in enumerate(fresh)}
-            self.blocks += fresh
-            self._look_at(fresh)
-        return np.array([self.numbers[block] for block in blocks], dtype=np.int64)
-
-    def _look_at(self, fresh: Sequence[Block]) -> None:
-        instance = self.instance
-        values = np.array(
-            [
-                [sum(instance.priced_costs(p, gpu) for p in block) for gpu in instance.kinds]
-                for block in fresh
-            ]
-        )
-        at_price = values[..., self.price_index]
-        cost = at_price[:, :, GPU_S] + self.price * at_price[:, :, BYTES]
-        columns = [sum(b - a for a, b in map(instance.columns, block)) for block in fresh]
-        allowed = np.ones((len(fresh), instance.gpus), dtype=bool)
-        for row, block in zip(allowed, fresh, strict=True):
-            mask = instance.allowed(block[0].table)
-            if mask is not None:
-                row &= mask
-        size = values[:, 0, BYTES, -1] + values[:, 0, DRAM_BYTES, -1]
-        self.cost = np.concatenate((self.cost, cost))
-        self.priced = np.concatenate((self.priced, values[:, :, : GPU_S + 1]))
-        self.least_bytes = np.concatenate((self.least_bytes, values[:, 0, BYTES, 0]))
-        self.dram_bytes = np.concatenate((self.dram_bytes, at_price[:, 0, DRAM_BYTES]))
-        self.columns = np.concatenate((self.columns, np.array(columns, dtype=np.float64)))
-        self.size_bytes = np.concatenate((self.size_bytes, size))
-        self.allowed = np.concatenate((self.allowed, allowed))
-
-
-def _greedy(
-    instance: Instance,
-    items: _Items,
-    orders: Sequence[Int],
-    tables: Sequence[Sequence[int]],
-    limits: Float,
-) -> list[Int]:
-    """Assign the items of several states, each under several limits of columns, all at once.
-
-    Parameters
-    ----------
-    orders : sequence of int64
-        Of each state, its items in the order of assignment.
-    tables : sequence of sequences of int
-        The table of each item if it has other shards, counted by itself in each state; else -1.
-    limits : float64
-        Columns that a GPU may serve.
-
-    Returns
-    -------
-    list of int64, shape (limits, items)
-        Of each state, the GPU of each item; -1 where it found none.
-    """
-    states, grid, gpus = len(orders), limits.size, instance.gpus
-    kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
-    longest = max(map(len, orders))
-    found = np.full((states, grid, longest), -1)
-    order = np.zeros((states, longest), dtype=np.int64)
-    real = np.zeros((states, longest), dtype=bool)
-    table = np.full((states, longest), -1)
-    for state, (mine, its) in enumerate(zip(orders, tables, strict=True)):
-        order[state, : len(mine)], real[state, : len(mine)] = mine, True
-        table[state, : len(mine)] = its
-    # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
-    room_s = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
-    load = np.broadcast_to(room_s, (states, grid, gpus)).copy()
-    taken, columns, unworthy, bytes_ = np.zeros((4, states, grid, gpus))
-    cold = np.zeros((states, grid, len(instance.dram_bytes)))
-    held = np.zeros((states, grid, int(table.max()) + 1, gpus), dtype=bool)
-    at_state, at_limit = np.indices((states, grid))
-    for turn in range(longest):
-        item, its_table = order[:, turn], table[:, turn]
-        least, width = items.least_bytes[item, None, None], items.columns[item, None, None]
-        # Cold rows of a GPU: those that are not worth HBM, or those for which it has none.
-        unworthy_then = unworthy + items.dram_bytes[item, None, None]
-        bytes_then = bytes_ + items.size_bytes[item, None, None]
-        colder = np.maximum(unworthy_then, bytes_then - instance.hbm_bytes)
-        colder -= np.maximum(unworthy, bytes_ - instance.hbm_bytes)
-        after = load + items.cost[item][:, None, kinds]
-        open_ = (taken + least <= instance.hbm_bytes) & (columns + width <= limits[:, None] + 1e-6)
-        open_ &= cold[:, :, hosts] + colder <= instance.dram_bytes[hosts]
-        open_ &= (items.allowed[item] & real[:, turn, None])[:, None, :]
-        option = np.flatnonzero(its_table >= 0)
-        open_[option] &= ~held[option, :, its_table[option]]
-        after[~open_] = np.inf
-        gpu = after.argmin(axis=2)
-        s, m = np.nonzero(np.isfinite(after[at_state, at_limit, gpu]))
-        g = gpu[s, m]
-        found[s, m, turn] = g
-        load[s, m, g] = after[s, m, g]
-        taken[s, m, g] += least[s, 0, 0]
-        columns[s, m, g] += width[s, 0, 0]
-        cold[s, m, hosts[g]] += colder[s, m, g]
-        unworthy[s, m, g] = unworthy_then[s, m, g]
-        bytes_[s, m, g] = bytes_then[s, m, g]
-        apart = its_table[s] >= 0
-        held[s[apart], m[apart], its_table[s[apart]], g[apart]] = True
-    return [found[state, :, : len(mine)] for state, mine in enumerate(orders)]
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
@@ -359,13 +246,13 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
     first, last = instance.columns(shard)
     width = last - first
     column_widths = shard.option.column_widths or (width,)
-    strips = [
+    sliced = [
         c
         for c in instance.options_of(shard.table)
         if c.column_widths and c.row_slices == 1 and not c.replicated_rows
     ]
-    strips.sort(key=lambda option: (option.cold != shard.option.cold, option))
-    found = {option.column_widths: option for option in reversed(strips)}
+    sliced.sort(key=lambda option: (option.cold != shard.option.cold, option))
+    found = {option.column_widths: option for option in reversed(sliced)}
     for half in (width // 2, -(-width // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE):
         halves = (half, width - half)
         rest = list(column_widths)
@@ -375,5 +262,5 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
             key = tuple(sorted(wanted, reverse=True))
             if min(halves) > 0 and key in found:
                 return found[key]
-    finer = [option for option in strips if len(option.column_widths) > len(column_widths)]
+    finer = [option for option in sliced if len(option.column_widths) > len(column_widths)]
     return min(finer, key=lambda option: len(option.column_widths), default=None)

@@ -34,26 +34,37 @@ from solvers.strategies._base import Search, Strategy
 
 Int = npt.NDArray[np.int64]
 
-_BINS_PER_GPU = 100
-_MOST_BINS = 1000
-"""TorchRec has 100 bins for each GPU."""
-
-_HEADS = 3
-"""Replicated rows, but for all rows, that are tried with a table."""
-
 _NEVER_S = 1e30
 _ROUNDING = 1e-6
 
-_OPTIONS = 32
-"""Options kept of a table: more differ too little."""
 
-_SHARES = (1.0, 0.5, 0.25, 2.0, np.inf)
-"""Longest shard as a share of the bound."""
+@dataclass(frozen=True, slots=True)
+class DpParams:
+    """Knobs of `DynamicProgramming`.
 
-_PROPOSALS = 24
-"""Proposals of one dynamic program that are placed, evenly over its bins."""
+    Attributes
+    ----------
+    bins_per_gpu, most_bins : int
+        Bins of HBM; TorchRec has 100 for each GPU.
+    replicated_shares : int
+        Numbers of replicated rows, but for all rows, that are tried with a table.
+    options : int
+        Options kept of a table: more differ too little.
+    longest_shares : tuple of float
+        Longest shard as a share of the bound, a dynamic program each.
+    proposals : int
+        Proposals of one dynamic program that are placed, evenly over its bins.
+    finalists : int
+        Assignments of which the fastest that fits becomes the plan.
+    """
 
-_FINALISTS = 4
+    bins_per_gpu: int = 100
+    most_bins: int = 1000
+    replicated_shares: int = 3
+    options: int = 32
+    longest_shares: tuple[float, ...] = (1.0, 0.5, 0.25, 2.0, np.inf)
+    proposals: int = 24
+    finalists: int = 4
 
 
 class DynamicProgramming(Strategy):
@@ -65,12 +76,15 @@ class DynamicProgramming(Strategy):
         "every host for their cold rows; raise --hbm or lower --batch-size, or try `greedy-cost`"
     )
 
+    def __init__(self, params: DpParams = DpParams()) -> None:
+        self.params = params
+
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Choose options and place them: the best few proposals."""
-        instance, clock = search.instance, search.clock
+        instance, clock, params = search.instance, search.clock, self.params
         found: list[Assignment] = []
         placed = 0
-        for proposal in _proposals(instance, search.lagrangian, clock):
+        for proposal in _proposals(instance, search.lagrangian, clock, params):
             # Its HBM is filled anew, but not so much better that the total would halve.
             if found and proposal.total_s / instance.gpus > 2 * found[0].step_time_s:
                 continue
@@ -78,7 +92,9 @@ class DynamicProgramming(Strategy):
             placed += 1
             if assignment is not None:
                 search.keep(assignment)
-                found = sorted([*found, assignment], key=lambda p: p.step_time_s)[:_FINALISTS]
+                found = sorted([*found, assignment], key=lambda p: p.step_time_s)[
+                    : params.finalists
+                ]
             clock.step()
             if search.is_over:
                 break
@@ -92,7 +108,7 @@ class _Choices:
 
     Attributes
     ----------
-    cuts : list of ShardingOption
+    options : list of ShardingOption
     price_indices : int64
         How many rows are in HBM: those worth it at the instance's price of this number.
     bytes_, time_s : float64
@@ -117,7 +133,7 @@ class _Choices:
             self.longest_s[at],
         )
 
-    def within(self, longest_s: float) -> "_Choices":
+    def within(self, longest_s: float, most: int) -> "_Choices":
         """The best few of those without a shard longer than that; else of the shortest."""
         least = float(self.longest_s.min())
         fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
@@ -125,8 +141,8 @@ class _Choices:
         times = self.time_s[order]
         before = np.concatenate(([np.inf], np.minimum.accumulate(times)[:-1]))
         front = order[times < before]
-        if front.size > _OPTIONS:
-            front = front[np.linspace(0, front.size - 1, _OPTIONS).round().astype(np.int64)]
+        if front.size > most:
+            front = front[np.linspace(0, front.size - 1, most).round().astype(np.int64)]
         return self.only(front)
 
 
@@ -139,21 +155,23 @@ class _Proposal:
     total_s: float
 
 
-def _proposals(instance: Instance, bound: LagrangianBound, clock: Clock) -> Iterator[_Proposal]:
+def _proposals(
+    instance: Instance, bound: LagrangianBound, clock: Clock, params: DpParams
+) -> Iterator[_Proposal]:
     """Proposals for each share of the bound, those with the most HBM first."""
     every = []
     for table in range(instance.tables):
-        options = _few_options(instance, table)
+        options = _few_options(instance, table, params)
         if clock.spent:  # Nothing to choose from: what the bound would do with it.
             work = bound.option_for(table, bound.step_time_s * (1 + _ROUNDING))
             options = options[:1] if work is None else [work.option]
         every.append(_options(instance, table, options))
     first = True
-    for share in _SHARES:
+    for share in params.longest_shares:
         if clock.spent and not first:
             return
-        choices = [one.within(share * bound.step_time_s) for one in every]
-        yield from _of_bins(instance, choices)
+        choices = [one.within(share * bound.step_time_s, params.options) for one in every]
+        yield from _of_bins(instance, choices, params)
         first = False
 
 
@@ -162,19 +180,16 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
     gpu, prices = instance.kinds[0], instance.prices.size
     values = np.zeros((3, len(options), prices))
     for at, option in enumerate(options):
+        values[: GPU_S + 1, at] = instance.option_costs(table, option)
         shards, replica = instance.shards(table, option), instance.replica(table, option)
         if shards:
-            # The first and the last slice are the extremes of what lies between.
-            ends = [instance.priced_costs(p, gpu)[: GPU_S + 1] for p in (shards[0], shards[-1])]
-            values[: GPU_S + 1, at] += len(shards) * (ends[0] + ends[1]) / 2
+            ends = [instance.priced_costs(s, gpu)[: GPU_S + 1] for s in (shards[0], shards[-1])]
             # What no GPU has room for is as bad as one that takes forever.
             small = ends[0][BYTES] <= instance.hbm_bytes.max()
             slower = np.maximum(ends[0][GPU_S], ends[1][GPU_S])
             values[2, at] = np.where(small, slower, _NEVER_S)
         if replica is not None:
-            everywhere = instance.priced_costs(replica, gpu)[: GPU_S + 1]
-            values[: GPU_S + 1, at] += instance.gpus * everywhere
-            values[2, at] += everywhere[GPU_S]
+            values[2, at] += instance.priced_costs(replica, gpu)[GPU_S]
     return _Choices(
         [option for option in options for _ in range(prices)],
         np.tile(np.arange(prices), len(options)),
@@ -184,22 +199,27 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
     )
 
 
-def _few_options(instance: Instance, table: int) -> list[ShardingOption]:
-    """About twenty of a table's cuts, for the others differ too little from them in total.
+def _few_options(instance: Instance, table: int, params: DpParams) -> list[ShardingOption]:
+    """About twenty of a table's sharding options, for the others differ too little from them in
+    total.
 
     Row slices: powers of two, and all GPUs. Column slices: as even as can be. Replicated rows: all
     rows, or one of a few shares, the other rows whole or on all GPUs.
     """
     options = instance.options_of(table)
-    heads = sorted(
+    replicated = sorted(
         {
             option.replicated_rows
             for option in options
             if 0 < option.replicated_rows < instance.rows(table)
         }
     )
-    few = np.linspace(0, len(heads) - 1, min(_HEADS, len(heads))).round().astype(int)
-    kept = {0, instance.rows(table), *(heads[at] for at in few.tolist())}
+    few = (
+        np.linspace(0, len(replicated) - 1, min(params.replicated_shares, len(replicated)))
+        .round()
+        .astype(int)
+    )
+    kept = {0, instance.rows(table), *(replicated[at] for at in few.tolist())}
 
     def wanted(option: ShardingOption) -> bool:
         if option.replicated_rows not in kept or (
@@ -219,9 +239,11 @@ def _few_options(instance: Instance, table: int) -> list[ShardingOption]:
     return [option for option in options if wanted(option)] or list(options)
 
 
-def _of_bins(instance: Instance, choices: Sequence[_Choices]) -> Iterator[_Proposal]:
+def _of_bins(
+    instance: Instance, choices: Sequence[_Choices], params: DpParams
+) -> Iterator[_Proposal]:
     """The dynamic program, and proposals of its bins from the one with the most HBM down."""
-    bins = min(_MOST_BINS, _BINS_PER_GPU * instance.gpus)
+    bins = min(params.most_bins, params.bins_per_gpu * instance.gpus)
     size = float(instance.hbm_bytes.sum()) / bins
     best, used = np.full(bins, np.inf), np.zeros(bins)
     best[0] = 0.0
@@ -247,8 +269,8 @@ def _of_bins(instance: Instance, choices: Sequence[_Choices]) -> Iterator[_Propo
     # More HBM for no less time is no proposal.
     least_before = np.concatenate(([np.inf], np.minimum.accumulate(best)[:-1]))
     worth = np.flatnonzero(best < least_before)[::-1]
-    if worth.size > _PROPOSALS:
-        worth = worth[np.linspace(0, worth.size - 1, _PROPOSALS).round().astype(np.int64)]
+    if worth.size > params.proposals:
+        worth = worth[np.linspace(0, worth.size - 1, params.proposals).round().astype(np.int64)]
     for end in worth.tolist():
         picked = np.empty(len(choices), dtype=np.int64)
         at = end
@@ -268,16 +290,11 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
     kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
     load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
     dram = instance.dram_bytes.copy()
-    shards: list[TableShard] = []
-    replicas: list[TableShard] = []
-    for table, option in enumerate(proposal.options):
-        shards += instance.shards(table, option)
-        replica = instance.replica(table, option)
-        if replica is not None:
-            replicas.append(replica)
-            each = np.array([instance.priced_costs(replica, g)[:, 0] for g in instance.kinds])
-            load += each[kinds, GPU_S]
-            hbm -= each[kinds, BYTES]
+    shards, replicas = instance.sharded(proposal.options)
+    for replica in replicas:
+        each = np.array([instance.priced_costs(replica, g)[:, 0] for g in instance.kinds])
+        load += each[kinds, GPU_S]
+        hbm -= each[kinds, BYTES]
     costs = {
         block: np.array(
             [
@@ -291,14 +308,10 @@ def _partitioned(instance: Instance, proposal: _Proposal) -> Assignment | None:
     pairs: list[tuple[TableShard, int]] = []
     for block in sorted(costs, key=lambda b: (-costs[b][0, GPU_S], b)):
         cost = costs[block][kinds]
-        open_ = (cost[:, BYTES] <= hbm) & (cost[:, DRAM_BYTES] <= dram[hosts])
+        open_ = instance.open_gpus(block)
+        open_ &= (cost[:, BYTES] <= hbm) & (cost[:, DRAM_BYTES] <= dram[hosts])
         for shard in block:
             open_[apart.get(shard.table, [])] = False
-            mask = instance.allowed(shard.table)
-            if mask is not None:
-                open_ &= mask
-            if shard.option.blocked:
-                open_ &= np.arange(instance.gpus) == shard.row_slice
         after = np.where(open_, load + cost[:, GPU_S], np.inf)
         gpu = int(after.argmin())
         if not np.isfinite(after[gpu]):

@@ -126,7 +126,7 @@ class TierKernels(Protocol):
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones, for each matrix (weights, state).
 
-        For each move j below ``moves.count``: entry e of the pool is row ``home + e`` of
+        For each move j below ``moves.count``: entry e of the row cache is row ``home + e`` of
         `hbm`; if ``moves.outgoing[j] >= 0`` it is first copied to row ``outgoing[j] − home``
         of `dram`; then row ``incoming[j] − home`` of `dram` is copied to it.
         """

@@ -1,6 +1,6 @@
 """A backend whose tiers have memory of their own: what a GPU needs.
 
-A step's rows are found before it runs: ids become slots, pooled slots get an entry of HBM and
+A step's rows are found before it runs: ids become slots, cached ones an entry of HBM, and
 their rows are brought there, and every lookup gets the *place* where its row then is. Forward
 and update see places alone, so that staging, caching and reading in place differ in nothing
 but what happens here, and results are bit-equal between them.
@@ -222,7 +222,7 @@ class TieredBackend(Backend):
         ticket: Ticket,
         training: bool,
     ) -> Tensor:
-        """Give the step's pooled rows entries of the row cache; the place of each run."""
+        """Give staged and cached rows entries of the row cache; the place of each run."""
         home, stop = arena.spec.home, arena.spec.cache_shares[-1].part.stop
         kind, lookups = runs.slots.dtype, runs.lookups
         # Runs are in the order of slots, so the pooled ones are neighbours.

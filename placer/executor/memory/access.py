@@ -20,7 +20,7 @@ class Ticket:
     number : int
         Steps are counted in the order in which their rows are found.
     resolved : dict of arena index to (slots, entries)
-        What became of the step's pooled rows: sorted slots, and the pool's entry of each, −1
+        Its staged and cached rows: sorted slots, and the row cache's entry of each, −1
         where it is read in place.
     """
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels of the pool's moves: rows between HBM and host memory, both ways at once."""
+"""Triton kernels of the row cache's moves: rows between HBM and host memory, both ways at once."""
 
 import triton
 import triton.language as tl

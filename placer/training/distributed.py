@@ -16,6 +16,7 @@ from torch import Tensor
 from placer import errors
 from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
+from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 
 T = TypeVar("T")
@@ -179,6 +180,11 @@ def world_of_launcher() -> int:
 def rank_of_launcher() -> int:
     """Which of them this is; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
+
+
+def batch_size_per_process(plan: Plan) -> int:
+    """Samples a step of this process: those of the plan's GPUs that it stands for."""
+    return max(plan.batch_size * len(plan.topology.gpus) // world_of_launcher(), 1)
 
 
 @contextlib.contextmanager

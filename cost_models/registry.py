@@ -1,0 +1,78 @@
+"""All cost models by name; each is imported when it is asked for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from placer.errors import PlacerError
+
+if TYPE_CHECKING:
+    from cost_models.base import CostModel
+
+
+def _roofline() -> "CostModel":
+    from cost_models.roofline import Roofline
+
+    return Roofline()
+
+
+def _torchrec(prefetch_pipeline: bool = False) -> "CostModel":
+    from cost_models.torchrec.model import TorchRec
+
+    return TorchRec(prefetch_pipeline=prefetch_pipeline)
+
+
+def _calibrated(path: str) -> "CostModel":
+    from cost_models.calibrated.model import Calibrated
+
+    return Calibrated.load(path)
+
+
+def _learned(path: str) -> "CostModel":
+    from cost_models.learned.model import Learned
+
+    return Learned.load(path) if path else Learned.of_this_machine()
+
+
+COST_MODELS: dict[str, "Callable[[], CostModel]"] = {
+    "roofline": _roofline,
+    "torchrec": _torchrec,
+    "torchrec-prefetch": lambda: _torchrec(prefetch_pipeline=True),
+}
+FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
+    "calibrated": _calibrated,
+    "learned": _learned,
+}
+"""Models whose constants are in a file: named ``calibrated:machine.json``. Of ``learned`` some
+come with placer, so that it may stand alone."""
+
+
+def cost_model(name: str) -> "CostModel":
+    """The cost model of that name: of `COST_MODELS`, or of `FILE_MODELS` with a file behind it.
+
+    Raises
+    ------
+    PlacerError
+        If there is none, and the message lists the valid names; or if its file is damaged.
+
+    Examples
+    --------
+    >>> cost_model("roofline").name
+    'roofline'
+    """
+    if name in COST_MODELS:
+        return COST_MODELS[name]()
+    kind, _, path = name.partition(":")
+    if is_model_name(name):
+        return FILE_MODELS[kind](path)
+    raise PlacerError(f"no cost model is called {name!r}; choose from {model_names()}")
+
+
+def model_names() -> str:
+    """The names of all cost models, for help and messages."""
+    return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS), "learned"])
+
+
+def is_model_name(name: str) -> bool:
+    """Whether `cost_model` knows the name; of a file nothing is read."""
+    kind, _, path = name.partition(":")
+    return name in COST_MODELS or name == "learned" or (bool(path) and kind in FILE_MODELS)

@@ -1,0 +1,131 @@
+"""A log replayed through a plan, and timed: the Python face of `placer simulate`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cost_models.base import CostModel, Float
+from cost_models.replay import (
+    Replayed,
+    StepTimer,
+    TimeSummary,
+    replayed,
+    step_equation,
+)
+from placer.data.log import Chunk
+from placer.plan.diff import diff
+from placer.plan.migration import migration
+from placer.plan.plan import Plan
+from placer.profile.profile import Profile
+from placer.simulator.counts import Totals
+from placer.simulator.replay import ReplayOptions, Simulator
+from placer.simulator.summary import DeviceTotals, Served, device_totals, served
+from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
+
+Stream = tuple[str, Callable[[], Iterable[Chunk]]]
+"""The name of a log, and what reads its batches from the beginning."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """What a plan did with some logs.
+
+    Attributes
+    ----------
+    options : ReplayOptions
+    totals : Totals
+        Counts of all steps.
+    devices : sequence of DeviceTotals
+    served : Served
+        Lookups by the memory that served them.
+    records : tuple of StepRecord
+        Each step's numbers.
+    gpu_s : float64, shape (gpus,)
+        Mean seconds a step of each GPU's work, one after the other.
+    windows : tuple of Drifted
+        Parts of the logs, beside the first one and the same part under the other plan.
+    """
+
+    options: ReplayOptions
+    totals: Totals
+    devices: Sequence[DeviceTotals]
+    served: Served
+    records: tuple[StepRecord, ...]
+    gpu_s: Float
+    windows: tuple[Drifted, ...]
+
+    @property
+    def step_times(self) -> TimeSummary:
+        """Step times with copies beside the step before, where the options say so."""
+        return TimeSummary.of([one.step_s for one in self.records])
+
+    @property
+    def sum_times(self) -> TimeSummary:
+        """Step times where nothing overlaps."""
+        return TimeSummary.of([one.sum_s for one in self.records])
+
+
+def simulate(
+    plan: Plan,
+    streams: Sequence[Stream],
+    cost_model: CostModel,
+    profile: Profile | None = None,
+    *,
+    other: Plan | None = None,
+    options: ReplayOptions | None = None,
+    windows: int = 1,
+    on_step: Callable[[str, int], None] = lambda name, steps: None,
+) -> Simulated:
+    """Replay logs through a plan, one after the other, count what each batch does and time it.
+
+    Parameters
+    ----------
+    plan : Plan
+    streams : sequence of (name, callable)
+        Logs; the callable gives the batches, as `placer.simulator.logs.log_batches` does.
+    cost_model : CostModel
+        With constants for a unit of work: a roofline, a calibrated or a learned one.
+    profile : Profile, optional
+        Of the plan's tables, for constants that depend on accesses.
+    other : Plan, optional
+        Another plan for the same batches: when does it pay to change to it?
+    options : ReplayOptions, optional
+    windows : int
+        Equal parts of each log that are told apart.
+    on_step : callable
+        Called with the log's name and the steps that are done.
+
+    Raises
+    ------
+    PlacerError
+        If the cost model has no such constants.
+    DataError
+        If there is no batch, or there are fewer steps than windows.
+    """
+    options = options or ReplayOptions()
+    equation = step_equation(cost_model)
+
+    def run(one: Plan) -> tuple[Simulator, Replayed, list[Window]]:
+        simulator = Simulator(one, options)
+        timer = StepTimer(simulator.arrangement, equation, profile)
+        replays: list[Replayed] = []
+        parts: list[Window] = []
+        for name, read in streams:
+            replays.append(replayed(simulator, timer, read(), partial(on_step, name)))
+            parts += equal_windows(name, replays[-1].records, windows)
+        return simulator, Replayed.joined(replays), parts
+
+    simulator, own, parts = run(plan)
+    other_parts = migration_s = None
+    if other is not None:
+        other_parts = run(other)[2]
+        migration_s = migration(diff(plan, other)).seconds
+    return Simulated(
+        options,
+        own.totals,
+        device_totals(simulator.arrangement, own.totals, simulator.cache_entries),
+        served(simulator.arrangement, own.totals.parts),
+        own.records,
+        own.gpu_s,
+        drifted(parts, other_parts, migration_s),
+    )

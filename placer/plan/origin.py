@@ -1,0 +1,101 @@
+"""Where a plan comes from: the profile it was made from, and logs read as that profile was.
+
+A plan names its profile; the profile holds the id mapping that its log was counted with. Who
+trains with a plan, or replays a log through it, needs both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from placer.data.encoded import EncodedLog
+from placer.data.reader import open_log
+from placer.errors import PlanMismatchError, ProfileError
+from placer.plan.plan import Plan
+from placer.profile.profile import Profile
+from placer.workloads import named_workload
+
+
+def profile_of(plan: Plan, file: Path, profile: Path | None = None) -> Profile | None:
+    """The profile that a plan was made from, with the plan's tables.
+
+    Parameters
+    ----------
+    plan : Plan
+    file : Path
+        The plan's own file: a plan names its profile relative to it.
+    profile : Path, optional
+        The profile, where it is not the one that the plan names.
+
+    Returns
+    -------
+    Profile or None
+        None if the plan names none, or it is not there.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the profile lacks a table of the plan, or has another number of rows for it.
+    """
+    if profile is not None:
+        return _with_tables_of(plan, Profile.load(profile))
+    name = plan.provenance.profile
+    folder = file.resolve().parent / name
+    try:
+        found = Profile.load(folder) if name and folder.exists() else named_workload(name)
+    except ProfileError:
+        return None
+    return _with_tables_of(plan, found)
+
+
+def open_log_of(
+    plan: Plan,
+    file: Path,
+    logs: Sequence[Path],
+    format: str | None = None,
+    profile: Path | None = None,
+) -> EncodedLog:
+    """A log, its ids mapped to rows as in the profile that a plan was made from.
+
+    Parameters
+    ----------
+    plan, file, profile
+        As `profile_of` takes them.
+    logs : sequence of Path
+        Files that follow each other.
+    format : str, optional
+        One of `placer.data.FORMATS`; by default what the files' suffix says.
+
+    Raises
+    ------
+    PlanMismatchError
+        If that profile is not there, or has no id mapping.
+    """
+    found = profile_of(plan, file, profile)
+    if found is None or found.encoding is None:
+        raise PlanMismatchError(
+            f"training needs the id mapping that {file} was made with, and its profile "
+            f"{plan.provenance.profile!r} has none or is not there; give --profile"
+        )
+    return open_log(list(logs), format, encoding=found.encoding)  # type: ignore[arg-type]
+
+
+def _with_tables_of(plan: Plan, profile: Profile) -> Profile:
+    """A profile of the plan's tables alone, in its order, with its dims, types and optimizers."""
+    by_name = {one.name: one for one in profile}
+    tables = []
+    for table in plan.tables:
+        known = by_name.get(table.name)
+        if known is None:
+            raise PlanMismatchError(
+                f"the profile has no table {table.name!r} of the plan; it has "
+                f"{', '.join(by_name)}; give the profile that the plan was made from with --profile"
+            )
+        if known.table.rows != table.rows:
+            raise PlanMismatchError(
+                f"table {table.name!r} has {known.table.rows} rows in the profile "
+                f"and {table.rows} in the plan; give the profile that the plan was made from"
+            )
+        own = replace(known.table, dim=table.dim, dtype=table.dtype, optimizer=table.optimizer)
+        tables.append(replace(known, table=own))
+    return replace(profile, tables=tuple(tables))

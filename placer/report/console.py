@@ -1,0 +1,112 @@
+"""What a command prints: results on stdout, notes and progress on stderr."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from placer.interrupt import deferred_interrupt
+from placer.report.section import Report, Row, rows_to_csv
+from placer.report.training import train_values, training_reports
+
+if TYPE_CHECKING:
+    from placer.plan.plan import Plan
+    from placer.plan.verify import Violation
+    from placer.training.loop import TrainResult
+
+Update = Callable[..., None]
+"""Moves a progress bar: how much is done, of how much or None, and a remark to show beside it."""
+
+
+def print_stderr(text: str, style: str = "dim") -> None:
+    """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    Console(stderr=True, highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+
+
+def print_title(text: str) -> None:
+    """A heading on stdout."""
+    Console(highlight=False).print(text, style="bold", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
+    """A progress bar on stderr, on a terminal only; yields how to move it."""
+    console = Console(stderr=True)
+    remarks = TextColumn("{task.description}")
+    columns = TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), remarks
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: float, total: float | None, remark: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=remark)
+
+        yield update
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Within it, Ctrl-C ends a search with its best plan so far; a second one acts as ever.
+
+    Yields what a search asks whether to stop. All later searches stop at once, too.
+    """
+    with deferred_interrupt() as interrupt:
+        yield lambda: interrupt.requested
+    if interrupt.requested:
+        print_stderr("stopped: the best plan so far")
+
+
+def print_report(shown: Report, output: str = "table") -> None:
+    """Print a report as a table, JSON or CSV."""
+    if output == "json":
+        print(json.dumps(shown.to_json(), indent=1))
+    elif output == "csv":
+        sys.stdout.write(shown.to_csv())
+    else:
+        # Off a terminal there is no width to fit: a log or a pager keeps every column.
+        console = Console()
+        console = console if console.is_terminal else Console(width=160)
+        console.print(shown.renderable())
+
+
+def print_training(result: "TrainResult", output: str = "table") -> None:
+    """Print what a training run did."""
+    values, tables = train_values(result), training_reports(result)
+    if output == "json":
+        shown = {name: table.to_json() for name, table in tables.items()}
+        print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))
+        return
+    for name, value in values.items():
+        if value is not None:
+            print(f"{name.replace('_', ' '):>18}  {readable(value)}")
+    for table in tables.values():
+        print()
+        print_report(table)
+
+
+def print_violations(
+    broken: "Sequence[Violation]", plan: "Plan", sound: str, meets: str, output: str = "table"
+) -> None:
+    """Print what makes a plan unsound, or that nothing does."""
+    rows: list[Row] = [{"rule": v.rule, "where": v.where, "message": v.message} for v in broken]
+    if output == "csv":
+        sys.stdout.write(rows_to_csv(rows) or "rule,where,message\n")
+    elif output == "json":
+        print(json.dumps({"sound": not broken, "violations": rows}, indent=1))
+    elif broken:
+        print("\n".join(f"{violation.rule}: {violation.message}" for violation in broken))
+    else:
+        print(
+            f"{sound}: {len(plan.shards)} shards cover {len(plan.tables)} tables exactly once, and "
+            f"every device holds no more than it has{meets}"
+        )
+
+
+def readable(value: Any) -> str:
+    """A value of a result for people: whole numbers grouped, others to five digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return {True: "yes", False: "no"}.get(value, str(value))
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.5g}"

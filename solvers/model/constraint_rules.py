@@ -1,0 +1,138 @@
+"""What the user's constraints leave of the search space."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostCurve, ShardingOption, TableShard
+from placer.errors import ProblemError
+from placer.problem import Problem
+
+
+class ConstraintRules:
+    """Which sharding options, GPUs and numbers of hot rows each table may have."""
+
+    def __init__(self, problem: Problem) -> None:
+        constraints, names = problem.constraints, problem.profile.table_names
+        gpus = problem.topology.gpus
+        number = {name: at for at, name in enumerate(names)}
+        rules = {} if not constraints else {
+            at: constraints.rule_of(name) for at, name in enumerate(names)
+        }  # fmt: skip
+        self.any = bool(constraints)
+        self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
+        self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
+        self.gpus_of_table: dict[int, npt.NDArray[np.bool_]] = {}
+        for at, rule in rules.items():
+            if rule.devices is not None:
+                pinned = set(rule.devices)
+                self.gpus_of_table[at] = np.array(
+                    [gpu.id in pinned or gpu.host in pinned for gpu in gpus]
+                )
+        self.group_of_table: dict[int, int] = {}
+        for group, members in enumerate(constraints.together if constraints else ()):
+            for name in members:
+                self.group_of_table[number[name]] = group
+        self._names = names
+        self._rows = [profile.table.rows for profile in problem.profile]
+        # Tables that stay together are served by GPUs that each of them may be on.
+        for group in set(self.group_of_table.values()):
+            tables = [t for t, g in self.group_of_table.items() if g == group]
+            masks = [self.gpus_of_table[t] for t in tables if t in self.gpus_of_table]
+            if masks:
+                common: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
+                self.gpus_of_table |= dict.fromkeys(tables, common)
+
+    def allowed_options(
+        self, table: int, options: Sequence[ShardingOption]
+    ) -> tuple[ShardingOption, ...]:
+        """The sharding options that are not forbidden.
+
+        Raises
+        ------
+        ProblemError
+            If there are none.
+        """
+        forbidden = self.forbidden.get(table, frozenset())
+        pinned = self.gpus_of_table.get(table)
+        tests: dict[str, Callable[[ShardingOption], bool]] = {
+            "row-wise": lambda option: option.row_slices > 1,
+            "column-wise": lambda option: len(option.column_widths) > 1,
+            "replicated": lambda option: option.replicated_rows > 0,
+        }
+        refused = [test for kind, test in tests.items() if kind in forbidden]
+        if table in self.group_of_table:
+            refused.append(lambda option: option.shard_count > 1 or option.replicated_rows > 0)
+        if pinned is not None:
+            servers = int(pinned.sum())
+            if servers < pinned.size:
+                refused.append(
+                    lambda option: (
+                        option.shard_count > servers or option.replicated_rows > 0 or option.blocked
+                    )
+                )
+        if self.tiers.get(table) == "dram":
+            refused.append(lambda option: option.replicated_rows > 0 or option.cold in forbidden)
+            if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
+                rows = self._rows[table]
+                refused.append(
+                    lambda option: option.cold == "cached" and rows < 2 * option.row_slices
+                )
+        left = tuple(option for option in options if not any(test(option) for test in refused))
+        if not left:
+            raise ProblemError(
+                f"table {self._names[table]!r}: the constraints forbid every way to place it; "
+                f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
+            )
+        return left
+
+    def limits_tiers(self, shard: TableShard) -> bool:
+        """Whether not every number of a shard's rows may be in HBM."""
+        forbidden = self.forbidden.get(shard.table, frozenset())
+        return shard.table in self.tiers or bool(
+            forbidden & {"split", "staged", "uva", "host", "cached"}
+        )
+
+    def within_tier(self, shard: TableShard, curve: CostCurve) -> CostCurve:
+        """The part of a curve that the table's tier, and what is forbidden, allow."""
+        last = curve.hot_rows.size - 1
+        if last == 0 or not self.limits_tiers(shard):
+            return curve
+        forbidden = self.forbidden.get(shard.table, frozenset())
+        tier, cached = self.tiers.get(shard.table), shard.option.cold == "cached"
+        kept = np.ones(last + 1, dtype=bool)
+        if tier == "hbm" or shard.option.cold in forbidden:
+            kept[:-1] = False
+        if tier == "dram":
+            kept[-1 if cached else slice(1, None)] = False
+        if cached and "uva" in forbidden:
+            kept[0] = False
+        if "split" in forbidden and not cached:
+            kept[1:-1] = False
+        if kept.all():
+            return curve
+        return replace(
+            curve,
+            hot_rows=curve.hot_rows[kept],
+            gpu_s=curve.gpu_s[kept],
+            dram_s=curve.dram_s[kept],
+            hbm_bytes=curve.hbm_bytes[kept],
+            dram_bytes=curve.dram_bytes[kept],
+            split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
+        )
+
+    def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
+        """Shards by the group of their table; tables without one by themselves."""
+        if not self.group_of_table:
+            return [(shard,) for shard in shards]
+        together: dict[int, list[TableShard]] = {}
+        alone = []
+        for shard in shards:
+            group = self.group_of_table.get(shard.table)
+            if group is None:
+                alone.append((shard,))
+            else:
+                together.setdefault(group, []).append(shard)
+        return alone + [tuple(members) for members in together.values()]

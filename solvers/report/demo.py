@@ -1,0 +1,100 @@
+"""What `placer demo` shows: a log's tables compared, planned and trained with, step by step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from cost_models import cost_model
+from placer.data.encoded import EncodedLog
+from placer.errors import BackendError
+from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
+from placer.plan.plan import Plan
+from placer.plan.verify import violations
+from placer.problem import Problem
+from placer.profile.profile import Profile
+from placer.report import parity_lines, print_report, print_stderr, print_title, progress_bar
+from placer.topology.topology import Topology
+from placer.training import TrainConfig, compare_training
+from placer.units import format_bytes
+from solvers.analysis.compare import compare
+from solvers.registry import solver
+from solvers.report.compare import compare_report
+from solvers.report.compare_plot import plot_compare
+from solvers.report.outcome import verdict
+from solvers.result import Limits, SolveResult
+
+MACHINE, BATCH_SIZE, DIM = "4xt4", 128, 64
+_HBM_SHARE = 0.25
+# A tenth of a pass's batches is held out, and a model that sees a few batches again and again
+# knows them by heart before the last step.
+_LEAST_BATCHES = 60
+
+
+def demo_problem(profile: Profile) -> Problem:
+    """A log's tables on four small GPUs that hold a quarter of them, besides a step's buffers.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> problem = demo_problem(named_workload("criteo-kaggle"))
+    >>> hbm_bytes = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
+    >>> 0.25 < hbm_bytes / problem.profile.total_bytes < 0.26
+    True
+    """
+    gpus = len(Topology.parse(MACHINE).gpus)
+    batch_size = max(1, min(BATCH_SIZE, profile.samples // (_LEAST_BATCHES * gpus)))
+    samples = batch_size * gpus
+    buffers = 0.0
+    for table in (one.table for one in profile):
+        lookups = samples * table.lookups_per_sample
+        buffers += exchange_buffer_bytes(table, samples, lookups, DIM)
+        buffers += index_buffer_bytes(lookups)
+    hbm_bytes = int((profile.total_bytes * _HBM_SHARE + 1.5 * buffers) / gpus)
+    return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
+
+
+def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
+    """Compare solvers on a machine that is too small for a log's tables."""
+    print_title("\n3. Compare: which strategy places the tables best?")
+    problem = demo_problem(profile)
+    gpus = problem.topology.gpus
+    print(
+        f"The tables and their optimizer state take {format_bytes(profile.total_bytes)}; "
+        f"the {len(gpus)} GPUs get {format_bytes(gpus[0].memory_bytes)} each, with the buffers "
+        f"of a step of {problem.global_batch_size} samples."
+    )
+    with progress_bar("solvers") as update:
+        rows = compare(problem, limits=limits, on_solved=update)
+    try:
+        plot_compare(rows, folder / "compare.png")
+    except BackendError as error:
+        print_stderr(f"no picture: {error}")
+    print_report(compare_report(rows, f"The log's tables on {MACHINE}"))
+    return problem
+
+
+def plan_step(problem: Problem, file: Path, limits: Limits) -> SolveResult:
+    """Plan, save the plan beside its profile, and verify the file."""
+    print_title("\n4. Plan")
+    result = solver("auto").solve(problem, cost_model("roofline"), limits)
+    if result.plan is not None:
+        provenance = replace(result.plan.provenance, profile="profile")
+        replace(result.plan, provenance=provenance).save(file)
+        broken = violations(Plan.load(file))
+        print(f"{verdict(result)}; verified: {broken[0].message if broken else 'sound'}")
+    return result
+
+
+def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
+    """Train placed and unplaced, print the losses side by side, and say if they are equal."""
+    print_title("\n5. Train a DLRM with the plan, and the same model without it")
+    batch_size = plan.batch_size * len(plan.topology.gpus)
+    config = TrainConfig(batch_size=batch_size, epochs=steps, max_steps=steps)
+    with progress_bar("steps") as update:
+        parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
+    skipped = parity.unlabelled_samples
+    print(
+        f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out"
+        + (f"; {skipped:,} samples without a label were passed over" if skipped else "")
+    )
+    print("\n".join(parity_lines(parity)))
+    return parity.equal

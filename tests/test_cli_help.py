@@ -1,0 +1,65 @@
+"""`--help` of every command imports nothing heavy, and says what the packages do."""
+
+import subprocess
+import sys
+
+import pytest
+from cli_cases import COMMANDS, succeed
+
+import cost_models
+import solvers
+from cli import main
+from cost_models.sweep import AXES, MODELS, PARAMETER_SERVERS, PLACEMENTS
+from placer.topology.presets import preset_help
+from solvers.analysis.compare import CLASSIC
+from solvers.analysis.replan import HORIZON_STEPS
+
+HEAVY = ("torch", "ortools", "pyarrow", "scipy", "pydantic", "networkx", "numpy", "rich")
+
+_HELP = f"""
+import sys
+from click.testing import CliRunner
+from cli import main
+for command in sys.argv[1:]:
+    result = CliRunner().invoke(main, [*command.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    print(command or "placer", *(name for name in {HEAVY!r} if name in sys.modules))
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _HELP, "", *COMMANDS], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == ["placer", *COMMANDS]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    assert f"placer {command} " in succeed(command, "--help").stdout + " "
+
+
+def default(command: str, option: str) -> object:
+    """The default of a command's option."""
+    [found] = [one.default for one in main.commands[command].params if option in one.opts]
+    return found
+
+
+def test_what_the_command_line_spells_out_is_what_the_packages_have() -> None:
+    assert default("sweep", "--placements") == ",".join(PLACEMENTS)
+    assert default("sweep", "--parameter-servers") == PARAMETER_SERVERS
+    assert default("replan", "--horizon-steps") == HORIZON_STEPS
+    assert default("compare", "--solvers") == ",".join([*CLASSIC, "greedy-cost", "ilp"])
+    shown = " ".join(succeed("sweep", "--help").stdout.split())
+    assert f"Axes: {', '.join(AXES)} Placements: {', '.join(PLACEMENTS)}" in shown
+    assert "|".join(MODELS) in shown
+    presets = " ".join(succeed("topology", "--help").stdout.split())
+    assert " ".join(preset_help().split()) in presets
+    assert f"[{cost_models.model_names()}]" in " ".join(succeed("plan", "--help").stdout.split())
+    assert set(solvers.SOLVERS) == {*default_choices("plan", "--solver")}
+
+
+def default_choices(command: str, option: str) -> list[str]:
+    """The choices of a command's option."""
+    [kind] = [one.type for one in main.commands[command].params if option in one.opts]
+    return list(kind.choices)  # type: ignore[attr-defined]
