@@ -49,8 +49,8 @@ from placer.storage.shards import load_shards
 from placer.training.checkpoint import Checkpoint, Position
 from placer.training.checkpoint import save as save_checkpoint
 
-VOLATILE = frozenset({"seconds", "created", "placer_version", "stats", "solve_s"})
-"""Keys whose values are times that were measured, dates and versions; or whose keys may change."""
+VOLATILE = frozenset({"seconds", "created", "placer_version", "stats", "solve_s", "search_space"})
+"""Keys whose values are measured times, dates, versions or sentences; or whose keys may change."""
 
 # Recordings -------------------------------------------------------------------------------------
 
