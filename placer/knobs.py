@@ -52,6 +52,7 @@ def check_knobs(configuration: Any) -> None:
 
     Examples
     --------
+    >>> from typing import Annotated
     >>> @dataclass(frozen=True)
     ... class Effort:
     ...     steps: Annotated[int, Knob("Steps to take.", least=1)] = 10
