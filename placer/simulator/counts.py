@@ -55,11 +55,11 @@ class PartCounts:
 
     @classmethod
     def zeros(cls, parts: int) -> "PartCounts":
-        """Nothing yet."""
+        """All counts zero."""
         return cls(*(np.zeros(parts, dtype=np.int64) for _ in fields(cls)))
 
     def __add__(self, other: "PartCounts") -> "PartCounts":
-        """Both together."""
+        """Sums of both counts."""
         return PartCounts(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
@@ -103,7 +103,7 @@ class Served:
 
     @classmethod
     def zeros(cls, tables: int, processes: int) -> "Served":
-        """Nothing yet."""
+        """All counts zero."""
         return cls(*(np.zeros((tables, processes), dtype=np.int64) for _ in fields(cls)))
 
 
@@ -132,7 +132,7 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """The sum over steps, and the most that any of them held.
+    """Sums over steps, and the most entries that any step held.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Totals:
 
     @classmethod
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
-        """Before the first step."""
+        """All zero, as before the first step."""
         none = np.zeros(row_caches, dtype=np.int64)
         sent = {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
         return cls(0, 0, PartCounts.zeros(parts), none, none, sent)

@@ -90,7 +90,7 @@ class _Rows:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody reads the table."""
+        """Whether no lookup reads the table."""
         return bool(self._empty)
 
 

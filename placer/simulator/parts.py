@@ -93,7 +93,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What a process holds alone, or with the same others.
+    """Tables that a process holds alone, or that the same set of processes holds together.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Arrangement:
 def arrange(
     plan: Plan, processes: int | None = None, optimizer: OptimizerName | None = None
 ) -> Arrangement:
-    """A plan over so many processes, by default one for each GPU, as the executor spreads it.
+    """Divide a plan over processes as the executor does, by default one for each GPU.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ class OpenSteps:
         return self.tickets[-1]
 
     def close(self, ticket: int) -> None:
-        """Its rows may move."""
+        """End a step: its rows may move."""
         self.tickets.remove(ticket)
 
     @property
@@ -51,7 +51,7 @@ class OpenSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """What became of the rows of a step; int64 arrays of shape (parts of the row cache,)."""
+    """Counts of a step's hits, copies and reads in place; int64, shape (parts of the row cache,)."""
 
     hit_lookups: Int
     hit_rows: Int
@@ -165,7 +165,7 @@ class ArenaRowCache:
         )
 
     def close(self, ticket: int) -> None:
-        """A step is done."""
+        """End a step: its rows may move."""
         self._open.pop(ticket, None)
 
     def _resolve_row_cache(

@@ -25,7 +25,7 @@ _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServedColumns:
-    """The targets of a column slice, and who serves whom.
+    """The targets of a column slice, and which process serves which.
 
     `served_by` has shape (targets, processes): the holder that serves each process's samples.
     `slices` tells targets apart and `target_of` whose slice each is; None where there is one.
@@ -38,7 +38,7 @@ class _ServedColumns:
 
 
 class TableExchange:
-    """What the lookups of one table make processes send."""
+    """Counts what processes send each other for the lookups of one table."""
 
     def __init__(self, arrangement: Arrangement, reader: TableReader) -> None:
         self._world = arrangement.processes
@@ -151,7 +151,7 @@ class TableExchange:
 
 
 class ReplicaExchange:
-    """What the holders of replicated rows send to add up their gradients.
+    """Counts what the holders of replicated rows send to add up their gradients.
 
     Each row has a holder that adds it up: the others send it the sums of the rows read there,
     and it sends all of them the totals.
@@ -212,7 +212,7 @@ def _dealt(rows: AnyInt, holders: int) -> Int:
 def _row_groups(
     column_slices: Sequence[ColumnSlice], rows: int
 ) -> list[tuple[Slices, tuple[int, ...]]]:
-    """Rows whose columns are apart, where row-wise Adagrad needs them together, and with whom."""
+    """Rows whose column slices are on several ranks under row-wise Adagrad, and these ranks."""
     by_peers: dict[str, list[Target]] = defaultdict(list)
     for columns in column_slices:
         for target in columns.targets:

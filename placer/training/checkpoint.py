@@ -305,7 +305,7 @@ def _by_step(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _reporting(what: str) -> Iterator[None]:
-    """Turn what the disk raises into one clear error."""
+    """Turn errors of the disk into one clear error."""
     try:
         yield
     except OSError as error:

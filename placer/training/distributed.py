@@ -46,14 +46,14 @@ class Ranks:
         return samples * rank // self.world, samples * (rank + 1) // self.world
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """What each rank says, in their order; equally many numbers from each."""
+        """Each rank's numbers, in their order; all ranks pass equally many."""
         if self._comm is None:
             return [list(values)]
         said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
         return said
 
     def any(self, flag: bool) -> bool:
-        """Whether one of them says so."""
+        """Whether the flag is set on any rank."""
         return any(said for (said,) in self.numbers([int(flag)]))
 
     def total(self, values: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Ranks:
                 yield item
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._comm is not None:
             self._comm.close()
 

@@ -53,7 +53,7 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
-    """Lookups that HBM served, on all ranks, which must ask together; waits for the device.
+    """Lookups that HBM served, on all ranks, which must call it together; waits for the device.
 
     None for backends that read all rows where they are.
     """

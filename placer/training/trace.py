@@ -112,7 +112,7 @@ class Tracer:
         self._stop()
 
     def step(self) -> None:
-        """A step is over."""
+        """Mark the end of a step."""
         if self._profile is None:
             return
         self._steps += 1

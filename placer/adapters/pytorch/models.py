@@ -76,7 +76,7 @@ def match_tables(
 ) -> dict[str, ModelTable]:
     """The model's table for each of a plan's, once all of them fit.
 
-    A table is found by the path of its module, or by the end of the path if only one ends so.
+    A table is matched by the path of its module, or by the end of the path if only one ends so.
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ class PlacedEmbeddingBag(StandIn):
         Raises
         ------
         DataError
-            If an id is no row of the table, shapes do not fit together, or weights are given
+            If an id is no row of the table, shapes do not fit together, or weights are passed
             to bags that are not summed.
         """
         if per_sample_weights is not None and self.mode != "sum":

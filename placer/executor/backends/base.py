@@ -60,7 +60,7 @@ class SlicedUpdate(Protocol):
     squares: Tensor
 
     def apply(self, mean_squares: Tensor) -> None:
-        """Update all column slices, given the mean of g² over whole rows in the same order."""
+        """Update all column slices by the mean of g² over whole rows, in the same order."""
         ...
 
 

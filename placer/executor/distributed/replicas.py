@@ -1,4 +1,4 @@
-"""Rows that several ranks hold: each reads its own copy, all update theirs alike."""
+"""Rows that several ranks hold: each reads its own copy, and all copies get equal updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class ReplicaUpdates:
     comm: Collectives
 
     def update(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> None:
-        """Update the rows with all holders' gradients; every rank must be here."""
+        """Update the rows with all holders' gradients; every rank must call it."""
         sums = [
             self._row_sums(unit_step, gradients, target) for target in range(len(self.unit.targets))
         ]
@@ -139,7 +139,7 @@ class ReplicaUpdates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bystander:
-    """Takes part where others update replicas, of which this rank has none.
+    """Takes part in the exchange where others update replicas and this rank has none.
 
     Attributes
     ----------

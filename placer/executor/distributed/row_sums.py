@@ -55,7 +55,7 @@ def _exchanged(
     parts: Sequence[RowSums],
     counts: Tensor,
 ) -> list[RowSums]:
-    """What the holders sent here, by table and then by holder: first how much, then that.
+    """What the holders sent here, by table and then by holder; counts are exchanged first.
 
     `parts` are by holder and table; so are their numbers of rows, shape (holders, tables).
     """
@@ -89,7 +89,7 @@ def _exchanged(
 
 
 def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
-    """Sums by the holder that adds them up: rows are dealt out in turn."""
+    """Sums by the holder that adds them up; holders take rows in turn."""
     owner = rows % holders
     order = torch.sort(owner, stable=True).indices
     counts = torch.bincount(owner, minlength=holders).tolist()

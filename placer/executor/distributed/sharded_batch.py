@@ -12,7 +12,7 @@ from placer.executor.lookups.batch_reads import PreparedBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitStep:
-    """What the ranks ask of one unit.
+    """All ranks' lookups in one unit.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardedBatch:
-    """A batch whose lookups are where their rows are.
+    """A batch whose lookups have been sent to the ranks that hold their rows.
 
     Made by `ShardedEmbeddings.prefetch`, and used up by one forward pass.
 

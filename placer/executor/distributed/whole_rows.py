@@ -67,7 +67,7 @@ class RowTotals:
     device: torch.device
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over whole rows; every rank must be here, whatever it read."""
+        """Sums over whole rows; every rank must call it, whatever it read."""
         # What was not read by one column slice was not read by the others.
         read = [group for group in self.groups if group.own[0] in squares]
         own = [torch.stack([squares[name] for name in group.own]).sum(0) for group in read]

@@ -200,7 +200,7 @@ def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagB
 def without_padding(
     batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
 ) -> tuple[BagBatch, tuple[tuple[int, int], ...], Tensor | None]:
-    """A batch as it is read: checked, without padded lookups, and on a device.
+    """A batch made ready to read: checked, without padded lookups, and on the device.
 
     Returns
     -------

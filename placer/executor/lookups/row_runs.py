@@ -1,4 +1,4 @@
-"""The lookups of a step by row: what a fused update walks through.
+"""The lookups of a step grouped by row, as a fused update reads them.
 
 Sorted by slot, the lookups of one row are a *run*, which gets one update. A run may be most of
 a batch. So that one program never sums more than `CHUNK` lookups, runs longer than that are
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 CHUNK = 128
-"""Lookups that one program sums at most. Smaller is more even and needs more memory for the
-chunks' sums: two rows for each `CHUNK` lookups."""
+"""Lookups that one program sums at most. Smaller chunks balance the programs better, and need
+more memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -295,7 +295,7 @@ def _power_of_two(number: int) -> int:
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
     """Both matrices and the boundary; where one is empty, the other stands in for it.
 
-    Nobody reads what is empty, but a kernel is given no null pointer.
+    Nobody reads what is empty, but no kernel gets a null pointer.
     """
     hbm = rows.hbm if rows.hbm.numel() else rows.dram
     dram = rows.dram if rows.dram.numel() else rows.hbm
