@@ -51,7 +51,7 @@ class OpenSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """Counts of a step's hits, copies and reads in place; int64, shape (parts of the row cache,)."""
+    """A step's hits, copies and reads in place; int64, shape (parts of the row cache,)."""
 
     hit_lookups: Int
     hit_rows: Int
