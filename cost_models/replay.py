@@ -9,7 +9,7 @@ that batches really did:
 * a row that was copied to HBM costs what ``staged`` (or ``miss``) costs more than that, once its
   old row has gone back too: half of it each way for the memories, and the busier way for the
   link, which carries both at once;
-* staged and cached rows that found no entry are work of ``uva``.
+* staged and cached rows without an entry are work of ``uva``.
 
 Lookups of the next batch travel to their holders, and its rows to HBM, while the present batch
 trains: a step takes a GPU the longer of the two. Without look-ahead they add up.
@@ -201,23 +201,25 @@ def replayed(
     Parameters
     ----------
     on_step : callable
-        Told how many steps are done.
+        Called after each step with the number of steps done.
 
     Raises
     ------
     DataError
         If there is no batch, or an id is no row of its table.
     """
-    found, ahead = simulator.arrangement, simulator.options.look_ahead
-    totals = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
+    arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
+    totals = Totals.zeros(
+        len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
+    )
     seen: list[StepRecord] = []
-    gpu_s, before = np.zeros(len(found.plan.topology.gpus)), None
+    gpu_s, before = np.zeros(len(arrangement.plan.topology.gpus)), None
     for step in simulator.run(batches):
         times = timer.times(step)
         if before is not None and ahead:
             seen[-1] = replace(seen[-1], step_s=before.overlapped_s(times))
         step_s = times.overlapped_s(None) if ahead else times.sum_s
-        use, by = step.row_caches, served(found, step.parts)
+        use, by = step.row_caches, served(arrangement, step.parts)
         held, needed = int(use.held.sum()), int(use.needed.sum())
         seen.append(
             StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)

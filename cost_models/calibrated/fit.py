@@ -28,7 +28,7 @@ from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
 LEAST_CASES = 12
-"""With fewer, hardly any constant is told from another."""
+"""With fewer, hardly any constant can be separated from another."""
 
 NOISY_DRIFT = 0.15
 """The same case differs more than this over a session: other things ran, or the clock fell."""
@@ -229,8 +229,8 @@ def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
     for _ in range(_RESAMPLES):
         drawn: npt.NDArray[np.int64] = rng.integers(len(names), size=len(names))
         fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
-    found = np.stack(fits)
-    return np.quantile(found, 0.05, axis=0), np.quantile(found, 0.95, axis=0)
+    constants = np.stack(fits)
+    return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
 
 
 def _workloads(observed: Sequence[Observation]) -> list[str]:

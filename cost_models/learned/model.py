@@ -96,8 +96,8 @@ class Learned(StepEquation):
             If the file is missing, damaged, or not such a file.
         """
         name, known = os.fspath(path), shipped()
-        given = name not in known or Path(name).exists()
-        return cls(LearnedFile.load(path if given else known[name]), f"learned:{name}")
+        is_file = name not in known or Path(name).exists()
+        return cls(LearnedFile.load(path if is_file else known[name]), f"learned:{name}")
 
     @classmethod
     def of_this_machine(cls) -> "Learned":

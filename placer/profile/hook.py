@@ -168,7 +168,7 @@ def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    # Tensors are told by what they can do, as importing torch here would weigh on everyone.
+    # Tensors are recognised by their methods, as importing torch here would weigh on everyone.
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

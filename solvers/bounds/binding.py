@@ -61,9 +61,9 @@ def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostRe
         Of the plan.
     """
     waits = f"waits for {report.bottleneck}"
-    found = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    found = found or _of_memory(instance, bound, report) or _of_work(instance, report)
-    return Binding(found.resource, f"{waits}; {found.words}")
+    cause = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
+    cause = cause or _of_memory(instance, bound, report) or _of_work(instance, report)
+    return Binding(cause.resource, f"{waits}; {cause.words}")
 
 
 def _of_a_table(
@@ -75,8 +75,8 @@ def _of_a_table(
     name = instance.problem.profile.table_names[table]
     return Binding(
         "table",
-        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest cut, so that "
-        "no other table and no more memory matters",
+        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest sharding option, "
+        "so that no other table and no more memory matters",
     )
 
 

@@ -292,9 +292,9 @@ class _Search:
 def _argmin_of(values: Float, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Where the least value of each segment is."""
     least = np.repeat(np.minimum.reduceat(values, first), np.diff([*first, values.size]))
-    found = np.flatnonzero(values == least)
-    segment = np.searchsorted(first, found, side="right")
-    return found[np.unique(segment, return_index=True)[1]]
+    least_at = np.flatnonzero(values == least)
+    segment = np.searchsorted(first, least_at, side="right")
+    return least_at[np.unique(segment, return_index=True)[1]]
 
 
 class _Program:

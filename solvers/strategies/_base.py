@@ -134,11 +134,11 @@ class StagedStrategy(Strategy):
         for number, stage in enumerate(self.stages(search.instance)):
             if not stage.wanted or (number and not search.is_open):
                 continue
-            found = stage.run(search)
-            found = None if found is None else self.admitted(found, search)
-            if found is not None:
-                search.stats[f"{stage.name}_s"] = found.step_time_s
-                search.keep(found)
+            assignment = stage.run(search)
+            assignment = None if assignment is None else self.admitted(assignment, search)
+            if assignment is not None:
+                search.stats[f"{stage.name}_s"] = assignment.step_time_s
+                search.keep(assignment)
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best

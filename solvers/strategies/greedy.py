@@ -107,7 +107,7 @@ def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
     return (
         f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs have "
         f"at most {format_bytes(hbm.max())} of HBM left, the hosts {format_bytes(dram.max())} of "
-        "DRAM, buffers included; whole-table greedies cannot cut it, `greedy-cost` can"
+        "DRAM, buffers included; whole-table greedies cannot divide it, `greedy-cost` can"
     )
 
 
