@@ -74,7 +74,7 @@ class StepTimes:
 
     @property
     def gpu_s(self) -> Float:
-        """All of a GPU's work one after the other, shape (gpus,)."""
+        """Seconds of each GPU with all its work one after the other, shape (gpus,)."""
         return self.hbm_s + self.link_s + self.communication_s + self.launch_s
 
     @property
@@ -83,7 +83,7 @@ class StepTimes:
         return max(_most(self.gpu_s), _most(self.dram_s))
 
     def overlapped_s(self, following: "StepTimes | None") -> float:
-        """The step while the rows of the one that follows are on their way."""
+        """Seconds of this step while rows of the following step are copied beside it."""
         ahead_s = np.zeros_like(self.ahead_s) if following is None else following.ahead_s
         dram_s = self.dram_s - self.dram_ahead_s
         if following is not None:
@@ -163,7 +163,7 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What batches did under a plan, and how long that takes.
+    """Counts and step times of batches replayed under a plan.
 
     Attributes
     ----------
@@ -243,7 +243,7 @@ class TimeSummary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "TimeSummary":
-        """Of at least one step."""
+        """Summarise the times of at least one step."""
         values = np.asarray(seconds, dtype=np.float64)
         low, high = np.quantile(values, [0.5, 0.99])
         return cls(float(values.mean()), float(low), float(high))

@@ -66,7 +66,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How steady the machine was.
+    """How much the machine's speed varied.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Calibration:
     machine: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, term: str) -> float:
-        """The constant of that name; 0 if it was not measured.
+        """The constant with the name `term`; 0 if it was not measured.
 
         The state of an optimizer that was not measured costs what the dearest one's does.
         """
@@ -129,11 +129,11 @@ class Calibration:
         return 0.0 if constant is None else constant.value_s
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, atomically."""
+        """Write the calibration as JSON, atomically."""
         write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The calibration as a JSON object."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod

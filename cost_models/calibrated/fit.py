@@ -117,7 +117,7 @@ def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
-    """What a data set says of each of its cases."""
+    """The measured cases of a data set, each with its work and its time."""
     tiers = dataset.setting.tiers
     return [
         Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
@@ -185,7 +185,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 
 
 def noise_of(dataset: Dataset) -> Noise:
-    """How steady the machine was while it was measured."""
+    """How much the machine's speed varied during the measurements."""
     measured = [one.measured for one in dataset.measurements]
     again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]

@@ -50,7 +50,7 @@ class LearnedFile:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, atomically.
+        """Write the file, atomically.
 
         Raises
         ------

@@ -126,7 +126,7 @@ class Learned(StepEquation):
         return costs
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """What it is of the calibrated costs, times the least factor of any table.
+        """The overhead under the calibrated costs, times the least factor of any table.
 
         Factors are the same on all GPUs: where one kind of GPU has the least of all calibrated
         costs, it has the least of these. See `StepEquation.sharding_overhead_s`.
@@ -137,7 +137,7 @@ class Learned(StepEquation):
         return extra_s * float(self._known(problem).factors[:, _OF_A_SHARD].min())
 
     def predict(self, problem: Problem, plan: Plan) -> Prediction:
-        """Step time of a plan, as `evaluate` has it, and how sure of it the model is.
+        """Step time of a plan, equal to that of `evaluate`, and its uncertainty.
 
         The variance is that between members, and that of what they got wrong on held-out
         workloads, which counts for more the further tables are from those that were measured.

@@ -237,7 +237,7 @@ class Estimates:
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
 
     def cache_statistics(self, profile: TableProfile) -> ProfileCacheStatistics:
-        """What TorchRec knows of how a table's rows are read."""
+        """TorchRec's cache statistics of a table, from its profile."""
         key = id(profile.cdf), profile.table.lookups_per_sample
         if key not in self._statistics:
             samples = self.problem.global_batch_size

@@ -46,7 +46,7 @@ class RowCounts:
 
     @classmethod
     def from_dense(cls, counts: npt.ArrayLike) -> "RowCounts":
-        """From an array that has one count per row."""
+        """Make counts from an array that has one count per row."""
         dense = np.asarray(counts)
         read = int(np.count_nonzero(dense))
         largest = int(dense.max()) if read else 0

@@ -75,7 +75,7 @@ class CountedLoader(Generic[Batch]):
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         source: str = "",
     ) -> Profile:
-        """What has passed so far.
+        """The profile of all batches that have passed so far.
 
         Raises
         ------
@@ -129,7 +129,7 @@ def profile_batches(
 
 
 def as_bags(feature: str, value: BagsLike) -> Bags:
-    """Bags from what a program has them in; see `CountedLoader`.
+    """Convert one feature's ids to bags; see `CountedLoader` for the accepted forms.
 
     Raises
     ------

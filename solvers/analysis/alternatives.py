@@ -28,7 +28,7 @@ def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
 
 
 def _rank(one: Alternative) -> tuple[bool, float, float]:
-    """What fits first, then the fastest."""
+    """Sort key: alternatives that fit come first, then faster ones."""
     return bool(one.short_bytes), one.step_time_s, one.table_s
 
 

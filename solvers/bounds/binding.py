@@ -33,7 +33,7 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What binds, and the evidence in a sentence without its full stop.
+    """The resource that limits a plan, and a sentence with the evidence.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Binding:
 
 
 def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostReport) -> Binding:
-    """What limits a plan.
+    """Find what limits a plan.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _of_memory(
 
 
 def _worth_s(groups: Sequence[GroupPrice], names: Sequence[str]) -> tuple[float, list[str]]:
-    """What all of a memory is worth at its prices, and the devices where it has one."""
+    """Seconds that all of a memory is worth at its prices, and the devices with a price."""
     priced = [group for group in groups if group.price_s_per_byte > 0]
     devices = sorted(device for group in priced for device in group.devices)
     worth_s = sum(group.price_s_per_byte * group.memory_bytes for group in priced)

@@ -66,7 +66,7 @@ class OptionCost:
 
 @dataclass(frozen=True, slots=True)
 class LagrangianBound:
-    """The bound, and what it was made of.
+    """The Lagrangian bound of a problem, and the costs of sharding options behind it.
 
     Attributes
     ----------
@@ -368,7 +368,7 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:
-    """What the hosts' memory must read and write, with one price for all HBM.
+    """A bound from the reads and writes of the hosts' memory, with one price for all HBM.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
     whole tables stand for their sharding options, which those with caches do not.

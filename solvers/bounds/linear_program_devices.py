@@ -22,7 +22,7 @@ _MOST_GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the relaxation's resources cost, in seconds of the step; all are at least 0.
+    """Prices of the relaxation's resources, in seconds of the step; none is negative.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class DeviceGroups:
 
     @classmethod
     def of(cls, instance: Instance, large: bool = False) -> "DeviceGroups":
-        """The groups of an instance; if they are many, or it is a large one, by kind alone."""
+        """The groups of an instance: by kind alone if there are many groups or it is large."""
         masks: dict[bytes, npt.NDArray[np.bool_]] = {}
         for table in range(instance.tables):
             mask = instance.allowed(table)
@@ -131,7 +131,7 @@ class DeviceGroups:
         return np.array([float(len(members)) for members in self.hosts])
 
     def credit_s(self, prices: Prices) -> float:
-        """What all memory is worth."""
+        """Seconds that all memory is worth at these prices."""
         return float(prices.hbm @ self.hbm_bytes + prices.dram @ self.dram_bytes)
 
 

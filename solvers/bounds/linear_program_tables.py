@@ -47,7 +47,7 @@ class TableChoice:
 
     @property
     def points(self) -> int:
-        """How many points its shards have."""
+        """Number of points of all shards."""
         return sum(mine.shape[1] for part in self.parts for mine in part.points.values())
 
 
@@ -69,7 +69,7 @@ class TableChoices:
         }
 
     def of_options(self, options: Iterable[ShardingOption]) -> list[TableChoice]:
-        """Those sharding options as they are."""
+        """The choices of these sharding options; options that no fast plan can use are left out."""
         choices = [self._option(option) for option in options]
         return [choice for choice in choices if choice is not None]
 

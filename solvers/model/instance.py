@@ -144,11 +144,11 @@ class Instance:
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """What every GPU holds of a table with this option."""
+        """The replicated rows of a table with this option; None if it has none."""
         return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:
-        """Rows of a table."""
+        """The number of rows of a table."""
         return self.problem.profile.tables[table].table.rows
 
     def columns(self, shard: TableShard) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Instance:
     def sharded(
         self, options: Sequence[ShardingOption]
     ) -> tuple[list[TableShard], list[TableShard]]:
-        """Shards, and what every GPU holds, of all tables sharded in these ways."""
+        """Shards and replicas of all tables, each with its option of `options`."""
         shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
         replicas = [self.replica(table, option) for table, option in enumerate(options)]
         return shards, [replica for replica in replicas if replica is not None]
@@ -186,7 +186,7 @@ class Instance:
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Shards as they have to stay together: mostly one by one."""
+        """Shards in blocks that one GPU has to serve: mostly of one shard each."""
         return self._rules.blocks(shards)
 
     def in_group(self, table: int) -> bool:
@@ -213,7 +213,7 @@ class Instance:
         return curve
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """The same if the constraints left any number of its rows in HBM."""
+        """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
         return self.cost_model.cost_curve(self.problem, shard, gpu)
@@ -249,7 +249,7 @@ class Instance:
         return total
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        """What the cost of a shard depends on: not on the widths of other column slices."""
+        """The key of a shard's cost, which does not depend on the widths of other column slices."""
         option = shard.option
         width = (
             option.column_widths[shard.column_slice]
@@ -301,7 +301,7 @@ def _ways_to_shard(options: Iterable[ShardingOption]) -> str:
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:
-    """The one point of a curve with so large a share of the rows in HBM."""
+    """A curve of one point: that with `share` of the rows in HBM."""
     hot = round(share * int(curve.hot_rows[-1]))
     inside = 0 < hot < curve.hot_rows[-1]
 

@@ -38,7 +38,7 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """The shards that a table's shards are; None if there is no such option, or GPU.
+    """The table shards that a plan's shards make; None if no option or GPU matches.
 
     Sharding options of the search space are preferred where shards can be read in several ways, but
     any option will do.
@@ -232,7 +232,7 @@ def _matched(
 
 
 def _hot_rows(rows: range, shards: Sequence[Shard], cold: Cold) -> int | None:
-    """How many of a shard's rows its shards put in HBM (or cache); None if they are not its."""
+    """The rows of a table shard that the plan has in HBM or a cache; None if rows do not match."""
     hot = [shard for shard in shards if shard.lookup == "device"]
     rest = [shard for shard in shards if shard.lookup != "device"]
     count = sum(shard.row_count for shard in hot)

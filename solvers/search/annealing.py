@@ -139,7 +139,7 @@ class _Annealing:
         return Assignment.of(self.instance, pairs, replicas)
 
     def _move(self, temperature: float) -> bool:
-        """Try one random change; whether it was made."""
+        """Try one random change; return whether it was made."""
         rng = self.rng
         slow = self._slow() if rng.random() < 0.5 else rng.randrange(len(self.times))
         kind = rng.random()
@@ -264,7 +264,7 @@ class _Annealing:
         return added
 
     def _accept(self, new: dict[int, Float], temperature: float) -> bool:
-        """Take the new sums of some GPUs if that is better, or bad luck allows it."""
+        """Accept the new sums of some GPUs if they are better, or else with some probability."""
         times, energies, change = {}, {}, 0.0
         for gpu, sums in new.items():
             times[gpu] = time_s = self._time(gpu, sums)

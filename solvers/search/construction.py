@@ -127,7 +127,7 @@ class _Loads:
         self.pairs: list[tuple[TableShard, int]] = []
 
     def put(self, block: Block) -> bool:
-        """Give a block to the GPU that is then fullest least, if any has room for it."""
+        """Assign a block to the GPU that is then the least full, if any has room for it."""
         cost = self.costs[block][self.kinds]
         # HBM that a GPU lacks makes a shard slower, not impossible: prefer room, and
         # insist on the buffers alone.

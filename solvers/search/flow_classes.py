@@ -71,7 +71,7 @@ class FlowState:
     def empty(
         cls, instance: Instance, options: Sequence[ShardingOption], price: float, ahead_s: Float
     ) -> "FlowState":
-        """Nothing assigned but replicas; `ahead_s` is what an earlier round was wrong by."""
+        """A state with only replicas assigned; `ahead_s` has the errors of an earlier round."""
         kinds = np.array(instance.kind_of_gpu)
         price_indices, usual = _balanced_prices(instance, price)
         prices = instance.prices[price_indices]
@@ -114,7 +114,7 @@ class FlowState:
         return self.done_with_s(0.0)
 
     def done_with_s(self, added: Float | float) -> Float:
-        """The same with more on it: at the price that is worst for it, by duality."""
+        """The same with `added` cost on each GPU: at the price that is worst for it, by duality."""
         done: Float = (self.load + added + self.to_come).max(axis=-1) + self.ahead_s
         return done
 

@@ -230,7 +230,7 @@ class _Without:
 
     @property
     def work_s(self) -> float:
-        """GPU seconds that the table takes as it is now."""
+        """GPU seconds that the table takes with its present option."""
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip

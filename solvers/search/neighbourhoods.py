@@ -87,7 +87,7 @@ def neighbourhood_search(
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The two kinds of rounds."""
+    """Rounds over a few GPUs, and over a few tables."""
 
     bound: LagrangianBound
     rng: random.Random
@@ -95,7 +95,7 @@ class _Rounds:
     params: NeighbourhoodParams
 
     def of_gpus(self, assignment: Assignment, number: int) -> Assignment | None:
-        """An assignment in which some GPUs are packed anew, the slowest one among them."""
+        """An assignment with the shards of some GPUs, the slowest included, placed anew by CP-SAT."""
         instance, rng = assignment.instance, self.rng
         times = assignment.times_s
         slow = int(times.argmax())

@@ -87,7 +87,7 @@ class Beam(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class _Rated:
-    """An assignment: what found no place, about how long it takes, and where things are.
+    """An assignment with its approximate step time and the shards that found no GPU.
 
     Ordered by bytes without a place, then time.
     """
@@ -104,7 +104,7 @@ class _Rated:
 
 
 class _BeamSearch:
-    """The beam and what is known of the shards that it has come across."""
+    """The beam, with the costs of all shards seen so far."""
 
     def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
         self.instance, self.params = instance, params

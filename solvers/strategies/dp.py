@@ -134,7 +134,7 @@ class _Choices:
         )
 
     def within(self, longest_s: float, most: int) -> "_Choices":
-        """The best few of those without a shard longer than that; else of the shortest."""
+        """The best few options with no shard longer than a limit, else those with the shortest."""
         least = float(self.longest_s.min())
         fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
