@@ -95,7 +95,7 @@ class _Rounds:
     params: NeighbourhoodParams
 
     def of_gpus(self, assignment: Assignment, number: int) -> Assignment | None:
-        """An assignment with the shards of some GPUs, the slowest included, placed anew by CP-SAT."""
+        """An assignment in which CP-SAT places the shards of a few GPUs anew, the slowest too."""
         instance, rng = assignment.instance, self.rng
         times = assignment.times_s
         slow = int(times.argmax())
