@@ -13,7 +13,7 @@ from training_cases import QUICK, ArrayLog, plan_for, small_log
 from placer.data.log import Chunk
 from placer.errors import CheckpointError, DataError, PlacerError
 from placer.plan.plan import Plan
-from placer.training.batches import cut
+from placer.training.batches import slice_chunk
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import TrainResult, train
 from placer.training.run import Progress
@@ -97,7 +97,9 @@ class BrokenLog(ArrayLog):
 
 
 def shortened(log: ArrayLog, samples: int) -> ArrayLog:
-    return ArrayLog(cut(log.chunk, 0, samples), log.tables, log.feature_tables, log.dense_names)
+    return ArrayLog(
+        slice_chunk(log.chunk, 0, samples), log.tables, log.feature_tables, log.dense_names
+    )
 
 
 def refuses(rank: int, world: int, what: str) -> str:

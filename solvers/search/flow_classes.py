@@ -15,6 +15,9 @@ Block = tuple[TableShard, ...]
 _EVERY = 3
 """Of the instance's prices, so many are one at which GPUs are balanced."""
 
+_UNLIMITED = 2**53
+"""Shards that a device has room for at most: bytes of nearly nothing go in infinitely often."""
+
 _UNITS = 10_000
 """Costs of arcs are whole numbers: this many for the longest shard of a class."""
 
@@ -231,12 +234,16 @@ def cheapest_flow(state: FlowState, members: Sequence[Block]) -> dict[Block, int
             graph.add_edge(("group", number), ("gpu", gpu), capacity=each)
     first_s = float(done_s[0].min())
     for gpu, host in enumerate(instance.host_of_gpu):
-        room = len(members) if least <= 0 else int(max(0.0, state.hbm[gpu]) // least)
+        room = (
+            len(members) if least <= 0 else int(min(max(0.0, state.hbm[gpu]) // least, _UNLIMITED))
+        )
         for more in range(1, min(room, len(members), _ARCS_PER_GPU) + 1):
             weight = round((float(done_s[more - 1][gpu]) - first_s) / unit_s)
             graph.add_edge(("gpu", gpu), ("host", host), capacity=1, weight=weight)
     for host, left in enumerate(state.dram.tolist()):
-        room = len(members) if cold[host] <= 0 else int(max(0.0, left) // cold[host])
+        room = (
+            len(members) if cold[host] <= 0 else int(min(max(0.0, left) // cold[host], _UNLIMITED))
+        )
         graph.add_edge(("host", host), "sink", capacity=min(room, len(members)))
     try:
         _, flows = nx.network_simplex(graph)
