@@ -147,7 +147,7 @@ class StepTimer:
         ).hbm_s(self._costs)
         asked_s, returned_s = (
             np.sum(Extras(exchanged_bytes=sent * spread).exchange_s(self._costs), axis=0)
-            for sent in (served.asked_bytes, served.returned_bytes)
+            for sent in (served.request_bytes, served.returned_bytes)
         )
         hbm_s = hbm_s + np.sum(outputs, axis=0)
         return StepTimes(

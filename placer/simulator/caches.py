@@ -81,8 +81,8 @@ class LruBatchCache:
 
     def holds(self, rows: Int) -> Bool:
         """See `placer.simulator.policy.BatchCache`."""
-        found: Bool = self._last_step[rows] != _EMPTY
-        return found
+        held: Bool = self._last_step[rows] != _EMPTY
+        return held
 
     def _evict(self, number: int) -> None:
         """Let the rows of the oldest steps go."""
@@ -150,7 +150,7 @@ class SetAssociativeCache:
         self.held = self.admitted = 0
         self._all_rows = rows
         self._rows = np.full((sets, WAYS), _EMPTY, dtype=np.int64)
-        # What places are given up by: of a place, its last step; of a row, its lookups.
+        # What decides eviction: of a place, its last step; of a row, its lookups.
         self._last_step = np.full((sets, WAYS) if policy == "lru" else 0, -1, dtype=np.int32)
         self._lookups = np.zeros(rows if policy == "lfu" else 0, dtype=np.int64)
         self._step = 0
@@ -159,10 +159,10 @@ class SetAssociativeCache:
         """See `placer.simulator.policy.BatchCache`."""
         _require_rows(rows, self._all_rows)
         sets = set_of(rows, self._rows.shape[0])
-        found = self._rows[sets] == rows[:, None]
-        hit: Bool = found.any(axis=1)
+        matches = self._rows[sets] == rows[:, None]
+        hit: Bool = matches.any(axis=1)
         if self.policy == "lru":
-            self._last_step[sets[hit], found[hit].argmax(axis=1)] = self._step
+            self._last_step[sets[hit], matches[hit].argmax(axis=1)] = self._step
         else:
             self._lookups[rows] += counts
         self._admit(rows[~hit], sets[~hit])
@@ -171,8 +171,8 @@ class SetAssociativeCache:
 
     def holds(self, rows: Int) -> Bool:
         """See `placer.simulator.policy.BatchCache`."""
-        found: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
-        return found
+        held: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
+        return held
 
     def _admit(self, rows: Int, sets: Int) -> None:
         """Let rows in that are not held, as far as their sets give up places."""

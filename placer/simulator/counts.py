@@ -13,7 +13,7 @@ ExchangeKind = Literal[
     "lengths", "ids", "outputs", "gradients", "replica counts", "replicas", "rows"
 ]
 """What processes send each other: lengths of bags; ids; pooled rows; their gradients; how many
-replicated rows follow, and their summed gradients; Σ g² of rows that are cut by columns."""
+replicated rows follow, and their summed gradients; Σ g² of column-sliced rows."""
 
 EXCHANGE_KINDS: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
 
@@ -31,7 +31,7 @@ class PartCounts:
     staged_rows : Int
         Rows that were copied to HBM.
     in_place_lookups, in_place_rows : Int
-        Of staged and cached parts: those that found no entry and were read where they are.
+        Of staged and cached parts: those that got no entry and were read where they are.
     written_back_rows : Int
         Updated copies that had to make room.
     vectors : Int
@@ -89,7 +89,7 @@ class Served:
     ----------
     output_vectors, output_bytes : Int
         Pooled rows, or single ones, that leave for the samples' own process, itself included.
-    asked_bytes : Int
+    request_bytes : Int
         Ids and lengths of bags that come from other processes, before a step.
     returned_bytes : Int
         Pooled rows that go to other processes and gradients that come from there; summed
@@ -98,7 +98,7 @@ class Served:
 
     output_vectors: Int
     output_bytes: Int
-    asked_bytes: Int
+    request_bytes: Int
     returned_bytes: Int
 
     @classmethod

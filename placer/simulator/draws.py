@@ -1,4 +1,4 @@
-"""Batches drawn from a profile: as many independent samples as are asked for."""
+"""Batches drawn from a profile: any number of independent samples."""
 
 import os
 from collections.abc import Iterator

@@ -87,7 +87,7 @@ class Part:
 
     @property
     def uses_row_cache(self) -> bool:
-        """Whether copies of its rows are brought to HBM."""
+        """Whether its rows are copied to HBM when they are read."""
         return self.lookup in ("staged", "cached")
 
 
@@ -156,9 +156,9 @@ def arrange(
     PlanMismatchError
         If the plan is unsound, memory aside, or the number of processes is out of range.
     """
-    broken = [found.message for found in violations(plan) if found.rule != "capacity"]
-    if broken:
-        raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(broken[:5])}")
+    faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
+    if faults:
+        raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(faults[:5])}")
     gpus = len(plan.topology.gpus)
     world = gpus if processes is None else processes
     if not 1 <= world <= gpus:

@@ -220,7 +220,7 @@ class Simulator:
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
     ) -> None:
-        """Give entries to the rows that were asked for, one row cache after the other."""
+        """Give entries to the rows that were read, one row cache after the other."""
 
         def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
             module = self._module_of[arena]

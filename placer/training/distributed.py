@@ -68,17 +68,17 @@ class Ranks:
         padded = torch.zeros(max(sizes))
         padded[: values.size] = torch.from_numpy(values)
         parts = self._comm.gather("header", padded)
-        found: npt.NDArray[np.float32] = torch.cat(
+        joined: npt.NDArray[np.float32] = torch.cat(
             [part[:size] for part, size in zip(parts, sizes, strict=True)]
         ).numpy()
-        return found
+        return joined
 
-    def told(self, text: str) -> str:
-        """What rank 0 says."""
+    def broadcast(self, text: str) -> str:
+        """The text of rank 0, on every rank."""
         return self.texts(text)[0]
 
     def texts(self, text: str) -> list[str]:
-        """What each rank says, in their order."""
+        """Each rank's text, in their order."""
         if self._comm is None:
             return [text]
         encoded = text.encode()
@@ -92,7 +92,7 @@ class Ranks:
         ]
 
     def agree(self, fault: Exception | None = None) -> None:
-        """Raise on every rank what one of them found wrong; each its own, or else the first's.
+        """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
 
         Raises
         ------

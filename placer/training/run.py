@@ -34,7 +34,7 @@ from placer.training.trainer import AnyBatch, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the progress callback is told.
+    """What the progress callback gets.
 
     Attributes
     ----------

@@ -15,6 +15,9 @@ Block = tuple[TableShard, ...]
 _EVERY = 3
 """Of the instance's prices, so many are one at which GPUs are balanced."""
 
+_UNLIMITED = 2**53
+"""Shards that a device has room for at most: bytes of nearly nothing go in infinitely often."""
+
 _UNITS = 10_000
 """Costs of arcs are whole numbers: this many for the longest shard of a class."""
 
@@ -249,7 +252,7 @@ def _add_gpu_arcs(graph: nx.MultiDiGraph, state: FlowState, members: Sequence[Bl
     for gpu, host in enumerate(instance.host_of_gpu):
         room = len(members)
         if least_bytes > 0:
-            room = int(max(0.0, state.hbm[gpu]) // least_bytes)
+            room = int(min(max(0.0, state.hbm[gpu]) // least_bytes, _UNLIMITED))
         for more in range(1, min(room, len(members), _ARCS_PER_GPU) + 1):
             weight = round((float(done_s[more - 1][gpu]) - first_s) / unit_s)
             graph.add_edge(("gpu", gpu), ("host", host), capacity=1, weight=weight)
@@ -263,7 +266,7 @@ def _add_host_arcs(graph: nx.MultiDiGraph, state: FlowState, members: Sequence[B
     for host, left in enumerate(state.dram.tolist()):
         room = len(members)
         if cold_bytes[host] > 0:
-            room = int(max(0.0, left) // cold_bytes[host])
+            room = int(min(max(0.0, left) // cold_bytes[host], _UNLIMITED))
         graph.add_edge(("host", host), "sink", capacity=min(room, len(members)))
 
 

@@ -26,7 +26,7 @@ Kind = Literal[
 ]
 """What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
 these); pooled rows; their gradients; how many replicated rows were touched, and their summed
-gradients; Σ g² of rows cut by columns; checkpoints."""
+gradients; Σ g² of column-sliced rows; checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ def row_groups(targets: Sequence[Target], rank: int, replicated: bool) -> tuple[
 
     Of replicated rows every holder has all columns, so each needs only itself.
     """
-    found: dict[str, list[Target]] = {}
+    by_peers: dict[str, list[Target]] = {}
     for target in targets:
         if target.peers and target.replicated == replicated:
-            found.setdefault(target.peers, []).append(target)
+            by_peers.setdefault(target.peers, []).append(target)
     groups = []
-    for members in found.values():
+    for members in by_peers.values():
         own = tuple(target.name for target in members if rank in target.holders)
         ranks = sorted({holder for target in members for holder in target.holders})
         if own:
