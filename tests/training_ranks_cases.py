@@ -150,7 +150,7 @@ sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
-from placer.training import checkpoint
+from placer.files import HiddenFolder
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 
@@ -175,7 +175,7 @@ def main(rank, where):
     if where == "bringing rows" and rank == 1:  # In the second checkpoint.
         DistributedIdOrder.fetch = killed_at(rounds + 2, DistributedIdOrder.fetch)
     if where == "writing" and rank == 0:  # All files of the second one are there, but hidden.
-        checkpoint.flush = killed_at(4, checkpoint.flush)
+        HiddenFolder.publish = killed_at(2, HiddenFolder.publish)
     config = replace(halved(case.config), timeout_s=8 if where == "hanging" else None)
     policy = CheckpointPolicy(Path(folder, where), every_steps=4)
     try:
