@@ -35,6 +35,7 @@ def check(folder: Path, output: str) -> placer.Profile:
     return profile
 
 
+@pytest.mark.slow
 def test_a_generated_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = succeed("demo", "--samples", "6000", "--scale", "0.01", *QUICK)

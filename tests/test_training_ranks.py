@@ -92,9 +92,7 @@ def alone(folder: Path) -> dict[str, TrainResult]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    folder: Path, alone: dict[str, TrainResult], killed: dict[str, list[tuple[int, str]]]
-) -> Outcomes:
+def outcomes(folder: Path, alone: dict[str, TrainResult]) -> Outcomes:
     first = next(iter(CASES.values()))
     jobs: list[Job] = [
         (name, trains, (case, folder / "two" / name)) for name, case in CASES.items()
@@ -102,9 +100,15 @@ def outcomes(
     jobs.append(("stop", stops_and_goes_on, (first, folder / "stopped")))
     jobs.append(("from one", goes_on, (first, folder / "from one")))
     jobs += [(what, refuses, (what,)) for what in REFUSALS]
-    jobs += [(f"after {where}", goes_on, (first, folder / where)) for where in KILLS]
     jobs.append(("full disk", full_disk, (folder / "full",)))
     return run(2, jobs)
+
+
+@pytest.fixture(scope="module")
+def continued(folder: Path, killed: dict[str, list[tuple[int, str]]]) -> Outcomes:
+    """What the jobs whose rank was killed make of their checkpoints."""
+    first = next(iter(CASES.values()))
+    return run(2, [(where, goes_on, (first, folder / where)) for where in KILLS])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,9 +154,14 @@ def test_ctrl_c_on_one_rank_stops_all_and_saves(folder: Path, outcomes: Outcomes
     assert same(tensors(folder / "stopped"), uninterrupted(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", KILLS)
 def test_a_killed_rank_ends_the_job_and_its_checkpoint_goes_on(
-    where: str, folder: Path, killed: dict[str, list[tuple[int, str]]], outcomes: Outcomes
+    where: str,
+    folder: Path,
+    killed: dict[str, list[tuple[int, str]]],
+    outcomes: Outcomes,
+    continued: Outcomes,
 ) -> None:
     victim = KILLS[where]
     assert killed[where][victim][0] == -signal.SIGKILL
@@ -161,12 +170,13 @@ def test_a_killed_rank_ends_the_job_and_its_checkpoint_goes_on(
     assert f"placer: rank {1 - victim} of 2: exchanging " in message
     assert "Another rank died" in message
     whole = outcomes.of(next(iter(CASES)))[0]
-    for rest in outcomes.of(f"after {where}"):
+    for rest in continued.of(where):
         assert rest.losses == whole.losses[4:]
         assert rest.auc == whole.auc
     assert same(tensors(folder / where), uninterrupted(folder))
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_job_after_the_timeout(
     killed: dict[str, list[tuple[int, str]]],
 ) -> None:
@@ -241,6 +251,7 @@ def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_runs_under_torchrun(workbench: Workbench, tmp_path: Path) -> None:
     common = ("train", "--plan", workbench.plan, "--data", workbench.log)
     saved = ("--checkpoints", tmp_path)
