@@ -91,17 +91,23 @@ def _command(function: Callable[..., None], name: str | None = None) -> Callable
     return function
 
 
-def _names(accepts: Callable[[str], bool], wrong: str, several: bool = False) -> Any:
-    """What parses a name, or several between commas, that a function has to accept."""
+class _Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
+    """A name, or several between commas, that a function has to accept."""
 
-    def text(value: str) -> str | list[str]:
-        names = [name.strip() for name in value.split(",") if name.strip()]
-        for name in names if several else [value]:
-            if not accepts(name):
-                raise click.BadParameter(wrong.format(name))
-        return names if several else value
+    def __init__(
+        self, name: str, accepts: Callable[[str], bool], wrong: str, several: bool = False
+    ) -> None:
+        self.name, self._accepts, self._wrong, self._several = name, accepts, wrong, several
 
-    return text
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        names = [one.strip() for one in value.split(",") if one.strip()]
+        for one in names if self._several else [value]:
+            if not self._accepts(one):
+                self.fail(self._wrong.format(one), param, ctx)
+        return names if self._several else value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        return f"[{'|'.join(BACKENDS)}]" if self.name == "backend" else None
 
 
 class _Commands(click.Group):
@@ -153,12 +159,12 @@ _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
 _MODELS = cost_models.model_names()
-_A_MODEL = _names(cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
-_A_BACKEND = _names(BACKENDS.__contains__, f"{{!r}} is none of {', '.join(BACKENDS)}")
+_A_MODEL = _Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+_A_BACKEND = _Name("backend", BACKENDS.__contains__, f"{{!r}} is none of {', '.join(BACKENDS)}")
 
 
 def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return _names(accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+    return _Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
 
 
 _SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
@@ -193,13 +199,6 @@ RULES = option(
     metavar="FILE",
 )
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
-BACKEND = option(
-    "auto",
-    "The executor's kernels.",
-    "--backend",
-    kind=_A_BACKEND,
-    metavar=f"[{'|'.join(BACKENDS)}]",
-)
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 TIME_LIMIT = option(20.0, "Seconds for each solver.", above=0)
 
@@ -211,9 +210,6 @@ class ProblemOptions:
     profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
     workload: str | None = option(None, "A named workload; `placer workloads` lists them.")
     topology: str = option("auto", "8xh100, 2x8xa100-80, a YAML/TOML file, or this machine.")
-    hbm: str | None = option(
-        None, "Memory budget of each GPU, such as 8GiB; compare takes several."
-    )
     dram: str | None = DRAM
     batch_size: int = option(8192, "Samples per GPU and step.", least=1)
     dim: int | None = option(None, "Columns of every table.", least=1)
@@ -233,9 +229,9 @@ class ProblemOptions:
             loaded = named_workload(str(self.workload))
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
 
-    def problem(self, profile: placer.Profile) -> placer.Problem:
-        """The problem of placing a profile's tables."""
-        machine = placer.Topology.parse(self.topology, hbm=self.hbm, dram=self.dram)
+    def problem(self, profile: placer.Profile, hbm: str | None) -> placer.Problem:
+        """The problem of placing a profile's tables within a budget of each GPU."""
+        machine = placer.Topology.parse(self.topology, hbm=hbm, dram=self.dram)
         rules = placer.Constraints()
         if self.constraints_path is not None:
             rules = placer.Constraints.load(self.constraints_path)
@@ -385,6 +381,7 @@ def topology(
 @_command
 def plan(
     options: ProblemOptions = BUNDLE,
+    hbm: Text = HBM,
     solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
@@ -397,7 +394,7 @@ def plan(
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
     """
-    problem = options.problem(options.profile())
+    problem = options.problem(options.profile(), hbm)
     with report.stoppable() as stop:
         result = _solved(problem, solver, model, effort.limits(stop))
     if result.plan is None:
@@ -411,8 +408,9 @@ def plan(
 @_command
 def compare(
     options: ProblemOptions = BUNDLE,
-    solver_names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
-    model_names: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
+    hbm: Text = HBM,
+    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
+    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
     effort: Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
@@ -427,16 +425,16 @@ def compare(
     """
     loaded = options.profile()
     machines = [name.strip() for name in options.topology.split(",") if name.strip()]
-    budgets = options.hbm.split(",") if options.hbm else [None]
+    budgets = hbm.split(",") if hbm else [None]
     prices = _prices(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
                 rows += solvers.compare(
-                    replace(options, topology=name, hbm=budget).problem(loaded),
-                    solver_names,
-                    model_names,
+                    replace(options, topology=name).problem(loaded, budget),
+                    names,
+                    models,
                     effort.limits(stop),
                     price_per_hour=prices.get(name),
                     on_solved=update,
@@ -564,6 +562,7 @@ def diff_command(
 def replan(
     old_path: Path = option(..., "The plan in use.", "--from"),
     options: ProblemOptions = BUNDLE,
+    hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
     model: str = MODEL,
@@ -580,7 +579,7 @@ def replan(
     """
     from solvers.analysis.replan import replan as follow_up
 
-    problem = options.problem(options.profile())
+    problem = options.problem(options.profile(), hbm)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
         replanned = follow_up(
@@ -602,6 +601,7 @@ def replan(
 @_command
 def whatif(
     options: ProblemOptions = BUNDLE,
+    hbm: Text = HBM,
     hbm_steps: Text = option(None, "Also the step time at each of these: 2GiB,4GiB,8GiB."),
     solver: str = option("greedy-cost", "A better one leaves smaller gaps.", kind=_SOLVERS),
     model: str = MODEL,
@@ -622,7 +622,7 @@ def whatif(
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
     budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
     loaded = options.profile()
-    problem = options.problem(loaded)
+    problem = options.problem(loaded, hbm)
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
@@ -631,7 +631,7 @@ def whatif(
         if answer.base.plan is None:
             _refuse(answer.base)
         points = front(
-            lambda budget: replace(options, hbm=str(budget)).problem(loaded),
+            lambda budget: options.problem(loaded, str(budget)),
             budgets,
             lambda at: _solved(at, solver, model, limits),
         )
@@ -659,7 +659,7 @@ TRAINING = options_of(
         "timeout_s": "timeout_s --timeout",
     },
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
-    backend=(str, BACKEND),
+    backend=(str, option("auto", "The executor's kernels.", kind=_A_BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
 
