@@ -1,4 +1,4 @@
-"""What a solver is asked: tables with their profile, a machine, a batch size and constraints."""
+"""What a solver solves: tables with their profile, a machine, a batch size and constraints."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from placer.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Problem:
-    """Tables and their accesses, a machine, samples per GPU and step, and what a user asks.
+    """Tables and their accesses, a machine, samples per GPU and step, and the user's constraints.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ def calibration_warnings(calibration: Calibration) -> list[str]:
 
 
 def calibration_report(calibration: Calibration) -> Report:
-    """Constants with their error bars, how well they predict, and how steady the machine was."""
+    """Constants with their error bars, how well they predict, and how much the machine varied."""
     noise = calibration.noise
     headline = [
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "

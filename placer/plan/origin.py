@@ -60,7 +60,7 @@ def profile_of(
     name = plan.provenance.profile
     folder = file.resolve().parent / name
     try:
-        found = Profile.load(folder) if name and folder.exists() else named_workload(name)
+        recorded = Profile.load(folder) if name and folder.exists() else named_workload(name)
     except ProfileError as error:
         if needed_for is None:
             return None
@@ -68,7 +68,7 @@ def profile_of(
             f"{needed_for} needs the profile that {file} was made from, and {name!r} is not there; "
             "give --profile"
         ) from error
-    return _with_tables_of(plan, found)
+    return _with_tables_of(plan, recorded)
 
 
 def open_log_of(
@@ -94,13 +94,13 @@ def open_log_of(
     PlanMismatchError
         If that profile is not there, or has no id mapping.
     """
-    found = profile_of(plan, file, profile)
-    if found is None or found.encoding is None:
+    recorded = profile_of(plan, file, profile)
+    if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
             f"training needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
-    return open_log(list(logs), format, encoding=found.encoding)  # type: ignore[arg-type]
+    return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
 
 
 def _with_tables_of(plan: Plan, profile: Profile) -> Profile:

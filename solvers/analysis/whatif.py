@@ -70,7 +70,7 @@ class Effect:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the effect, for better or worse, is larger than what the gaps leave open."""
+        """Whether the effect, good or bad, is larger than the uncertainty that the gaps leave."""
         if self.least_gain is None or self.most_gain is None:
             return False
         return self.least_gain > 0 or self.most_gain < 0
@@ -78,7 +78,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrices:
-    """What more of a memory saves of the step, at the margin.
+    """Seconds of the step that one more byte of each memory saves.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ def _prices(lagrangian: LagrangianBound, relaxed: LpBound | None) -> MemoryPrice
 def _priced_s(
     prices: MemoryPrices, step_time_s: float, before: Topology, after: Topology
 ) -> float | None:
-    """What a change of memory saves of the step by prices; None for other changes.
+    """Seconds that a change of memory saves, by its price; None for other changes.
 
     A change is the same on all GPUs, or on all hosts.
     """
