@@ -85,6 +85,17 @@ class Problem:
             if all(devices is None or gpu.id in devices for devices in pins)
         )
 
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, profile: Profile, constraints: Constraints | None = None
+    ) -> "Problem":
+        """The problem that a plan solves, from what its file tells and the profile beside it.
+
+        `reserve` of the constraints is left out: the plan's machine is without that memory.
+        """
+        rules = replace(constraints or Constraints(), reserve=())
+        return cls(profile, plan.topology, plan.batch_size, rules)
+
     def in_plan_order(self, plan: Plan) -> "Problem":
         """The problem with accesses over the ranks of a plan's row order; see `plan.drift`."""
         profile = in_plan_order(self.profile, plan)

@@ -54,6 +54,10 @@ class Progress:
     loss: float
     samples_per_s: float
 
+    def __str__(self) -> str:
+        rate = f"{self.samples_per_s:,.0f} samples/s"
+        return f"pass {self.epoch + 1}, loss {self.loss:.4f}, {rate}"
+
 
 OnProgress = Callable[[Progress], None] | None
 
