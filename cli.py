@@ -36,7 +36,7 @@ from placer.simulator.names import CachePolicy
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.presets import preset_help
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import parse_bytes, parse_seconds
+from placer.units import parse_bytes, parse_prices, parse_seconds
 from solvers import report as solver_reports
 
 _EXIT_NO_PLACEMENT = 3
@@ -150,7 +150,6 @@ def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> N
 
 # Options that commands share --------------------------------------------------------------------
 
-_HOW = "How the result is printed."
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp"
 _DTYPES, _OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
 _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
@@ -183,7 +182,7 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-OUTPUT = option("table", _HOW, "--format")
+OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile")
@@ -237,15 +236,6 @@ class ProblemOptions:
             rules = placer.Constraints.load(self.constraints_path)
         return placer.Problem(profile, machine, self.batch_size, rules)
 
-    def save(self, plan: placer.Plan, file: Path) -> placer.Plan:
-        """Save a plan that names its profile: from its folder, so that both can move together."""
-        name = str(self.workload)
-        if self.profile_path is not None:
-            name = os.path.relpath(self.profile_path.resolve(), file.resolve().parent)
-        named = replace(plan, provenance=replace(plan.provenance, profile=name))
-        named.save(file)
-        return named
-
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -259,12 +249,6 @@ class Effort:
     def limits(self, stop: Callable[[], bool] | None = None) -> solvers.Limits:
         """The same as a solver takes it."""
         return solvers.Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
-
-
-def _solved(
-    problem: placer.Problem, solver: str, model: str, limits: solvers.Limits
-) -> solvers.SolveResult:
-    return solvers.solver(solver).solve(problem, cost_models.cost_model(model), limits)
 
 
 # Logs, profiles and machines --------------------------------------------------------------------
@@ -287,7 +271,7 @@ def profile(
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample."),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
-    output: Output = option("table", _HOW, "--report"),
+    output: Output = option("table", "How the result is printed.", "--report"),
     folder: Path = option(..., "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -394,13 +378,16 @@ def plan(
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
     """
-    problem = options.problem(options.profile(), hbm)
+    from placer.plan.origin import save_with_profile
+
+    problem, costs = options.problem(options.profile(), hbm), cost_models.cost_model(model)
     with report.stoppable() as stop:
-        result = _solved(problem, solver, model, effort.limits(stop))
+        result = solvers.solver(solver).solve(problem, costs, effort.limits(stop))
     if result.plan is None:
         _refuse(result)
-    saved = options.save(result.plan, file)
-    evaluate = partial(cost_models.cost_model(model).evaluate, problem)
+    source = options.profile_path or str(options.workload)
+    saved = save_with_profile(result.plan, file, source)
+    evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
     report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
 
@@ -426,7 +413,10 @@ def compare(
     loaded = options.profile()
     machines = [name.strip() for name in options.topology.split(",") if name.strip()]
     budgets = hbm.split(",") if hbm else [None]
-    prices = _prices(price_text, machines)
+    try:
+        prices = parse_prices(price_text or "", machines)
+    except ValueError as error:
+        raise click.UsageError(f"--price {error}") from None
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
@@ -444,24 +434,6 @@ def compare(
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_EXIT_NO_PLACEMENT)
-
-
-def _prices(text: str | None, machines: list[str]) -> dict[str, float]:
-    """Prices per hour by machine, from ``8xh100=98,8xa100-40=32``."""
-    prices: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        name, _, value = (word.strip() for word in part.rpartition("="))
-        try:
-            prices[name] = float(value)
-        except ValueError:
-            raise click.UsageError(f"--price {part!r} is not MACHINE=PRICE, as 8xh100=98") from None
-        if name not in machines:
-            raise click.UsageError(
-                f"--price names {name!r}, which --topology does not: {', '.join(machines)}"
-            )
-        if not 0 <= prices[name] < float("inf"):
-            raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
-    return prices
 
 
 @_command
@@ -577,6 +549,7 @@ def replan(
     placer replan --from plan.json --profile profile --topology 7xh100 --horizon-steps 20000 \\
         -o new.json
     """
+    from placer.plan.origin import save_with_profile
     from solvers.analysis.replan import replan as follow_up
 
     problem = options.problem(options.profile(), hbm)
@@ -593,7 +566,8 @@ def replan(
         )
     if replanned.chosen is None:
         _refuse(replanned.fresh)
-    options.save(replanned.chosen.plan, file)
+    source = options.profile_path or str(options.workload)
+    save_with_profile(replanned.chosen.plan, file, source)
     report.print_report(solver_reports.replan_report(replanned), output)
     report.print_stderr(f"{replanned.chosen.name}; plan written to {file}")
 
@@ -633,7 +607,7 @@ def whatif(
         points = front(
             lambda budget: options.problem(loaded, str(budget)),
             budgets,
-            lambda at: _solved(at, solver, model, limits),
+            lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
     _draw(solver_reports.plot_front, points, plot)
     report.print_report(
@@ -1005,9 +979,8 @@ def demo(
     logs = steps_of.log_step(logs, folder, samples, scale)
     log, profiled = steps_of.profile_step(logs, folder, data_format, label, ignore)
     limits = solvers.Limits(time_limit)
-    result = steps_of.plan_step(
-        steps_of.compare_step(profiled, folder, limits), folder / "plan.json", limits
-    )
+    problem = steps_of.compare_step(profiled, folder, limits)
+    result = steps_of.plan_step(problem, folder / "plan.json", limits)
     if result.plan is None:
         _refuse(result)
     equal = steps_of.train_step(placer.Plan.load(folder / "plan.json"), log, steps)
@@ -1015,8 +988,7 @@ def demo(
         f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
         f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
     )
-    if not equal:
-        sys.exit(1)
+    sys.exit(0 if equal else 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Bytes as people write them: ``8GiB``, ``24 GB``, ``512MiB``, ``1073741824``."""
+"""Bytes, seconds and prices as people write them: ``8GiB``, ``24 GB``, ``5min``."""
 
 import re
+from collections.abc import Sequence
 
 from placer.errors import PlacerError
 
@@ -93,3 +94,30 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= 0.9995 * scale:  # What rounds to 1000 is one of this unit.
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
+    """Prices per hour of machines, from ``8xh100=98,8xa100-40=32``.
+
+    Raises
+    ------
+    ValueError
+        If a part is no price, or its machine is not one of `machines`.
+
+    Examples
+    --------
+    >>> parse_prices("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
+    {'8xh100': 98.0, '1xt4': 0.5}
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            raise ValueError(f"{part!r} is not MACHINE=PRICE, as 8xh100=98") from None
+        if name not in machines:
+            raise ValueError(f"names {name!r}, which --topology does not: {', '.join(machines)}")
+        if not 0 <= prices[name] < float("inf"):
+            raise ValueError(f"of {name} must be at least 0, not {value}")
+    return prices

@@ -4,6 +4,7 @@ A plan names its profile; the profile holds the id mapping that its log was coun
 trains with a plan, or replays a log through it, needs both.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,3 +123,16 @@ def _with_tables_of(plan: Plan, profile: Profile) -> Profile:
         own = replace(known.table, dim=table.dim, dtype=table.dtype, optimizer=table.optimizer)
         tables.append(replace(known, table=own))
     return replace(profile, tables=tuple(tables))
+
+
+def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
+    """Save a plan that names its profile: a workload by name, a folder as seen from the plan's.
+
+    Both files can then move together.
+    """
+    name = profile
+    if isinstance(profile, Path):
+        name = os.path.relpath(profile.resolve(), file.resolve().parent)
+    named = replace(plan, provenance=replace(plan.provenance, profile=str(name)))
+    named.save(file)
+    return named
