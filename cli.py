@@ -15,11 +15,11 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import click
 
@@ -29,7 +29,7 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.data.names import FORMATS, ID_MAPPINGS
-from placer.errors import PlacerError, PlanMismatchError
+from placer.errors import PlacerError
 from placer.executor.names import BACKENDS
 from placer.knobs import Option, argument, called, choices_of, members, option, options_of
 from placer.simulator.names import CachePolicy
@@ -38,9 +38,6 @@ from placer.topology.presets import preset_help
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_seconds
 from solvers import report as solver_reports
-
-if TYPE_CHECKING:
-    pass
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -75,7 +72,9 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
         return click.Argument([name], nargs=-1 if several else 1, required=required, **known)
     declared = spec.flags.split() or ["--" + name.replace("_", "-")]
     declared = [name, *declared] if declared[0].startswith("-") else declared
-    known |= {"multiple": several, "is_flag": hint is bool, "metavar": spec.metavar}
+    # Not False: click then lets an option stand without its value.
+    is_flag = True if hint is bool else None
+    known |= {"multiple": several, "is_flag": is_flag, "metavar": spec.metavar}
     return click.Option(declared, required=required, help=spec.help, **known)
 
 
@@ -92,16 +91,23 @@ def _command(function: Callable[..., None], name: str | None = None) -> Callable
     return function
 
 
-class _Accepted(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """A text that a function has to accept."""
+class _Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
+    """A name, or several between commas, that a function has to accept."""
 
-    def __init__(self, name: str, accepts: Callable[[str], bool], wrong: str) -> None:
-        self.name, self._accepts, self._wrong = name, accepts, wrong
+    def __init__(
+        self, name: str, accepts: Callable[[str], bool], wrong: str, several: bool = False
+    ) -> None:
+        self.name, self._accepts, self._wrong, self._several = name, accepts, wrong, several
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not self._accepts(value):
-            self.fail(f"{value!r} is {self._wrong}", param, ctx)
-        return str(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        names = [one.strip() for one in value.split(",") if one.strip()]
+        for one in names if self._several else [value]:
+            if not self._accepts(one):
+                self.fail(self._wrong.format(one), param, ctx)
+        return names if self._several else value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        return f"[{'|'.join(BACKENDS)}]" if self.name == "backend" else None
 
 
 class _Commands(click.Group):
@@ -135,6 +141,13 @@ def _refuse(result: solvers.SolveResult) -> NoReturn:
     sys.exit(_EXIT_LIMIT if result.termination.limit else _EXIT_NO_PLACEMENT)
 
 
+def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
+    """Write a picture, if one is asked for."""
+    if file is not None:
+        draw(drawn, file)
+        report.print_stderr(f"picture written to {file}")
+
+
 # Options that commands share --------------------------------------------------------------------
 
 _HOW = "How the result is printed."
@@ -145,9 +158,18 @@ _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
-_MODELS, _BACKENDS = cost_models.model_names(), ", ".join(BACKENDS)
-_A_MODEL = _Accepted("model", cost_models.is_model_name, f"not one of {_MODELS}")
-_A_BACKEND = _Accepted("backend", BACKENDS.__contains__, f"none of {_BACKENDS}")
+_MODELS = cost_models.model_names()
+_A_MODEL = _Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+_A_BACKEND = _Name("backend", BACKENDS.__contains__, f"{{!r}} is none of {', '.join(BACKENDS)}")
+
+
+def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
+    return _Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+
+
+_SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
+_MODEL_LIST = _list("model", _MODELS, cost_models.is_model_name)
+_PLACEMENT_LIST = _list("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -207,11 +229,9 @@ class ProblemOptions:
             loaded = named_workload(str(self.workload))
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
 
-    def problem(
-        self, profile: placer.Profile, hbm: str | None, topology: str | None = None
-    ) -> placer.Problem:
-        """The problem at a budget, on the machine asked for or on another one."""
-        machine = placer.Topology.parse(topology or self.topology, hbm=hbm, dram=self.dram)
+    def problem(self, profile: placer.Profile, hbm: str | None) -> placer.Problem:
+        """The problem of placing a profile's tables within a budget of each GPU."""
+        machine = placer.Topology.parse(self.topology, hbm=hbm, dram=self.dram)
         rules = placer.Constraints()
         if self.constraints_path is not None:
             rules = placer.Constraints.load(self.constraints_path)
@@ -247,22 +267,13 @@ def _solved(
     return solvers.solver(solver).solve(problem, cost_models.cost_model(model), limits)
 
 
-def _names(text: str, known: Sequence[str], what: str) -> list[str]:
-    """Names between commas, all of them known."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"no {what} is called {name!r}; choose from {', '.join(known)}")
-    return names
-
-
 # Logs, profiles and machines --------------------------------------------------------------------
 
 
 @_command
 def profile(
     logs: Paths = argument(...),
-    log_format: Text = option(
+    log_format: Any = option(
         None, "By default what the suffix says.", "--format", kind=_ANY_FORMAT
     ),
     id_mapping: str = option("auto", "How raw ids become rows.", kind=click.Choice(ID_MAPPINGS)),
@@ -294,31 +305,17 @@ def profile(
             raise click.UsageError("--format counts needs --samples: the samples of the log")
         result = profile_counts(logs, samples=samples, **tables)
     else:
+        from placer.data import open_log
+        from placer.profile.count import profile_log
+
         how: Any = {"id_mapping": id_mapping, "rows": rows, "min_count": min_count}
-        result = _counted(logs, log_format, label, ignore, how, sample=sample, seed=seed, **tables)[
-            1
-        ]
+        with report.progress_bar("ids") as update:
+            log = open_log(logs, log_format, label=label, ignore=ignore, progress=update, **how)
+        with report.progress_bar("samples") as update:
+            result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
     result.save(folder)
     report.print_report(report.profile_report(result), output)
     report.print_stderr(f"profile written to {folder}")
-
-
-def _counted(
-    logs: Sequence[Path],
-    log_format: Any,
-    label: str | None,
-    ignore: tuple[str, ...],
-    mapping: dict[str, Any],
-    **counting: Any,
-) -> tuple[Any, placer.Profile]:
-    """A log, opened, and its profile."""
-    from placer.data import open_log
-    from placer.profile.count import profile_log
-
-    with report.progress_bar("ids") as update:
-        log = open_log(logs, log_format, label=label, ignore=ignore, progress=update, **mapping)
-    with report.progress_bar("samples") as update:
-        return log, profile_log(log, progress=update, **counting)
 
 
 @_command
@@ -411,9 +408,9 @@ def plan(
 @_command
 def compare(
     options: ProblemOptions = BUNDLE,
-    hbm: Text = option(None, "Memory budgets of each GPU, such as 4GiB,8GiB."),
-    names: str = option(_COMPARED, "Comma-separated.", "--solvers"),
-    models: str = option("roofline", "Comma-separated.", "--cost-models"),
+    hbm: Text = HBM,
+    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
+    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
     effort: Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
@@ -427,29 +424,22 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    solver_names = _names(names, list(solvers.SOLVERS), "solver")
-    model_names = [name.strip() for name in models.split(",") if name.strip()]
-    for name in model_names:
-        if not cost_models.is_model_name(name):
-            known = cost_models.model_names()
-            raise click.UsageError(f"no model is called {name!r}; choose from {known}")
     machines = [name.strip() for name in options.topology.split(",") if name.strip()]
+    budgets = hbm.split(",") if hbm else [None]
     prices = _prices(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
-        for name, budget in itertools.product(machines, hbm.split(",") if hbm else [None]):
+        for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
                 rows += solvers.compare(
-                    options.problem(loaded, budget, name),
-                    solver_names,
-                    model_names,
+                    replace(options, topology=name).problem(loaded, budget),
+                    names,
+                    models,
                     effort.limits(stop),
                     price_per_hour=prices.get(name),
                     on_solved=update,
                 )
-    if plot is not None:
-        solver_reports.plot_compare(rows, plot)
-        report.print_stderr(f"picture written to {plot}")
+    _draw(solver_reports.plot_compare, rows, plot)
     title = f"{len(loaded)} tables on {options.topology}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
@@ -500,21 +490,14 @@ def show(
         report.print_report(report.profile_report(placer.Profile.load(path)), output)
         return
     loaded = placer.Plan.load(path)
-    known = profile_of(loaded, path, profile_path)
+    needed_for = None if explained is None else "--explain"
+    known = profile_of(loaded, path, profile_path, needed_for=needed_for)
     if known is None:
-        if explained is not None:
-            raise PlanMismatchError(
-                f"--explain needs the profile that {path} was made from, and "
-                f"{loaded.provenance.profile!r} is not there; give --profile"
-            )
         report.print_stderr("times need the profile: give --profile")
         report.print_report(solver_reports.plan_report(loaded, None, top=top), output)
         return
-    rules = placer.Constraints()
-    if constraints_path is not None:
-        # What is to be kept free is not in the plan's machine any more.
-        rules = replace(placer.Constraints.load(constraints_path), reserve=())
-    problem = placer.Problem(known, loaded.topology, loaded.batch_size, rules)
+    rules = None if constraints_path is None else placer.Constraints.load(constraints_path)
+    problem = placer.Problem.of_plan(loaded, known, rules)
     if problem.sha256 != loaded.provenance.problem_sha256:
         report.print_stderr(
             "the profile, machine or constraints are not those that the plan was made for"
@@ -643,17 +626,8 @@ def whatif(
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
-            answer = effects_of_changes(
-                problem,
-                cost_models.cost_model(model),
-                solver=solver,
-                time_limit_s=limits.time_limit_s,
-                gap=limits.gap,
-                seed=limits.seed,
-                max_steps=limits.max_steps,
-                stop=stop,
-                on_solved=update,
-            )
+            costs = cost_models.cost_model(model)
+            answer = effects_of_changes(problem, costs, limits, solver=solver, on_solved=update)
         if answer.base.plan is None:
             _refuse(answer.base)
         points = front(
@@ -661,9 +635,7 @@ def whatif(
             budgets,
             lambda at: _solved(at, solver, model, limits),
         )
-    if plot is not None:
-        solver_reports.plot_front(points, plot)
-        report.print_stderr(f"picture written to {plot}")
+    _draw(solver_reports.plot_front, points, plot)
     report.print_report(
         solver_reports.whatif_report(problem, answer, points, solver=solver), output
     )
@@ -734,9 +706,7 @@ def train(
     settings["batch_size"] = settings["batch_size"] or batch_size_per_process(loaded)
     settings["compile"] = "inductor" if settings["compile"] else None
     config = TrainConfig(**settings)
-    trace = None
-    if trace_path is not None:
-        trace = TraceRequest(trace_path, *(() if trace_steps is None else (trace_steps,)))
+    trace = None if trace_path is None else TraceRequest(trace_path, trace_steps or 10)
     resumes = resume and checkpoints is not None and exist(checkpoints)
     if resume and not resumes and speaks:
         report.print_stderr(
@@ -751,24 +721,10 @@ def train(
             checkpoints=None if checkpoints is None else CheckpointPolicy(checkpoints, every),
             resume=checkpoints if resumes else None,
             trace=trace,
-            on_progress=lambda progress: update(
-                progress.step,
-                config.max_steps,
-                f"pass {progress.epoch + 1}, loss {progress.loss:.4f}, "
-                f"{progress.samples_per_s:,.0f} samples/s",
-            ),
+            on_progress=lambda now: update(now.step, config.max_steps, str(now)),
         )
     if speaks:
-        if trace is not None and result.trace is None:
-            report.print_stderr(
-                f"no trace: the run ended within the {trace.warm_up} steps before it"
-            )
-        report.print_training(result, output)
-        if result.interrupted:
-            saved = f"--resume goes on from {checkpoints}"
-            if checkpoints is None:
-                saved = "nothing was saved; --checkpoints saves"
-            report.print_stderr(f"interrupted after step {result.steps}; {saved}")
+        report.print_training(result, output, trace, checkpoints)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
@@ -797,8 +753,6 @@ def simulate(
     placer simulate plan.json --profile profile --batches 100
     """
     from placer.plan.origin import open_log_of, profile_of
-    from placer.simulator.draws import drawn_batches
-    from placer.simulator.logs import log_batches
     from placer.simulator.replay import ReplayOptions
 
     if not logs and (later or batches is None):
@@ -807,16 +761,13 @@ def simulate(
     other = None if other_path is None else placer.Plan.load(other_path)
     known = profile_of(loaded, path, profile_path)
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
-    streams: list[tuple[str, Any]] = []
+    streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
         log = open_log_of(loaded, path, files, data_format, profile_path)
-        streams.append((log.description, partial(log_batches, log, loaded, size, batches)))
+        streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
-        if known is None:
-            raise PlanMismatchError(
-                f"{path} does not say what to draw from, or it is not there; give --profile"
-            )
-        streams.append(("drawn", partial(drawn_batches, known, size, batches or 1, seed=seed)))
+        known = profile_of(loaded, path, profile_path, needed_for="drawing batches")
+        streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
             loaded,
@@ -867,15 +818,11 @@ def export(
         step = opened.position.step
         click.echo(f"{len(loaded.tables)} tables of step {step} written to {file}")
         return
-    from placer.adapters import device_map, hugectr, torchrec
+    from placer.adapters import document_for
     from placer.files import write_text
 
-    documents: dict[str, Callable[[], Any]] = {
-        "torchrec": lambda: torchrec.document(loaded, module=module, staged_as=staged_as),
-        "hugectr": lambda: hugectr.to_hugectr(loaded),
-        "device-map": lambda: device_map.to_device_map(loaded),
-    }
-    write_text(file, json.dumps(documents[target](), indent=1) + "\n")
+    document = document_for(target, loaded, module=module, staged_as=staged_as)
+    write_text(file, json.dumps(document, indent=1) + "\n")
     click.echo(f"{len(loaded.tables)} tables written to {file} for {target}")
 
 
@@ -939,7 +886,9 @@ def calibrate(
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
     """
+    from cost_models.calibrated import Calibration
     from cost_models.calibrated import calibrate as fit_constants
+    from cost_models.learned import learn as learned_from
     from placer.measurement import Dataset, Setting
     from placer.measurement.run import measure_machine
 
@@ -957,39 +906,27 @@ def calibrate(
                 on_case=update,
             )
     if datasets or learn:
-        _learn(datasets or (measured,), calibration, clock, seed, output, file)
+        measurements = datasets or (measured,)
+        start = None if calibration is None else Calibration.load(calibration)
+        with report.progress_bar("epochs") as update:
+            learned = learned_from(
+                [Dataset.load(path) for path in measurements],
+                start,
+                clock=clock,
+                seed=seed,
+                on_epoch=lambda epoch, error: update(epoch, None, f"off by {error:.1%}"),
+            )
+        learned.save(file)
+        report.print_report(cost_reports.learned_report(learned.facts), output)
+        sources = ", ".join(map(str, measurements))
+        report.print_stderr(f"model written to {file}, learned from {sources}")
         return
     constants = fit_constants(Dataset.load(measured), clock)
     constants.save(file)
-    if constants.noisy:
-        report.print_stderr(
-            "placer: the machine was too noisy to trust these constants; calibrate again "
-            "with nothing else running, or with --clock cpu",
-            "yellow",
-        )
+    for warning in cost_reports.calibration_warnings(constants):
+        report.print_stderr(f"placer: {warning}", "yellow")
     report.print_report(cost_reports.calibration_report(constants), output)
     report.print_stderr(f"constants written to {file}, measurements to {measured}")
-
-
-def _learn(
-    measured: Paths, calibration: Path | None, clock: Any, seed: int, output: str, file: Path
-) -> None:
-    """Train a learned cost model on files of measurements, and write it."""
-    from cost_models.calibrated import Calibration
-    from cost_models.learned import learn
-    from placer.measurement import Dataset
-
-    with report.progress_bar("epochs") as update:
-        learned = learn(
-            [Dataset.load(path) for path in measured],
-            None if calibration is None else Calibration.load(calibration),
-            clock=clock,
-            seed=seed,
-            on_epoch=lambda epoch, error: update(epoch, None, f"off by {error:.1%}"),
-        )
-    learned.save(file)
-    report.print_report(cost_reports.learned_report(learned.facts), output)
-    report.print_stderr(f"model written to {file}, learned from {', '.join(map(str, measured))}")
 
 
 @_command
@@ -999,7 +936,7 @@ def sweep(
     grid: bool = option(False, "All combinations, not one axis at a time."),
     preset: Preset = option("suite", "The test suite, or a model of its paper.", "--model"),
     overrides: Texts = option((), "Of the model; repeatable.", "--set", metavar="AXIS=VALUE"),
-    placements: str = option(_PLACEMENTS, "Comma-separated."),
+    placements: Any = option(_PLACEMENTS, "Comma-separated.", kind=_PLACEMENT_LIST),
     parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
     hbm: Text = HBM,
     dram: Text = DRAM,
@@ -1029,15 +966,13 @@ def sweep(
             dict(run.axis_values(text) for text in varied or run.DEFAULT_AXES),
             cost_models.cost_model(model),
             base=run.with_overrides(preset, overrides),
-            placements=_names(placements, list(run.PLACEMENTS), "placement"),
+            placements=placements,
             grid=grid,
             parameter_servers=parameter_servers,
             on_point=update,
             stop=stop,
         )
-    if plot is not None:
-        cost_reports.plot_sweep(swept, plot)
-        report.print_stderr(f"picture written to {plot}")
+    _draw(cost_reports.plot_sweep, swept, plot)
     make = cost_reports.sweep_tables if output == "table" else cost_reports.sweep_report
     report.print_report(make(swept), output)
 
@@ -1066,18 +1001,9 @@ def demo(
     """
     from solvers.report import demo as steps_of
 
-    report.print_title("1. A click log")
-    if logs:
-        click.echo(", ".join(map(str, logs)))
-    else:
-        logs, data_format = (_generated_log(folder / "generated.tsv", samples, scale),), "criteo"
-
-    report.print_title("\n2. Profile: how often is each row of each table read?")
-    mapping = {"id_mapping": "vocabulary"}
-    log, profiled = _counted(logs, data_format, label, ignore, mapping, dim=steps_of.DIM)
-    profiled.save(folder / "profile")
-    report.print_report(report.profile_report(profiled), "table")
-
+    data_format = data_format if logs else "criteo"
+    logs = steps_of.log_step(logs, folder, samples, scale)
+    log, profiled = steps_of.profile_step(logs, folder, data_format, label, ignore)
     limits = solvers.Limits(time_limit)
     result = steps_of.plan_step(
         steps_of.compare_step(profiled, folder, limits), folder / "plan.json", limits
@@ -1091,21 +1017,6 @@ def demo(
     )
     if not equal:
         sys.exit(1)
-
-
-def _generated_log(path: Path, samples: int, scale: float) -> Path:
-    from placer.workloads.synthetic_log import write_synthetic_log
-
-    with report.progress_bar("samples") as update:
-        made = write_synthetic_log(
-            path, samples=samples, scale=scale, on_samples=lambda done: update(done, samples)
-        )
-    click.echo(
-        f"This log is GENERATED, not real: {made.samples:,} samples in Criteo's format, the "
-        f"published cardinalities × {made.scale:g}, a skew fitted to a real sample, and a label "
-        f"that the features explain. For a log of your own: make demo DATA=path"
-    )
-    return path
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         model_names,
     )
     from cost_models.roofline import Roofline
-    from cost_models.simulation import Simulated, simulate
+    from cost_models.simulation import Simulated, Stream, drawn_stream, log_stream, simulate
     from cost_models.torchrec.model import TorchRec
 
 __all__ = [
@@ -45,10 +45,13 @@ __all__ = [
     "Roofline",
     "ShardingOption",
     "Simulated",
+    "Stream",
     "TableShard",
     "TorchRec",
     "cost_model",
+    "drawn_stream",
     "is_model_name",
+    "log_stream",
     "model_names",
     "shards_of",
     "simulate",
@@ -62,7 +65,7 @@ __getattr__ = lazy_exports(
         "cost_models.calibrated.model": "Calibrated",
         "cost_models.registry": "COST_MODELS FILE_MODELS cost_model is_model_name model_names",
         "cost_models.roofline": "Roofline",
-        "cost_models.simulation": "Simulated simulate",
+        "cost_models.simulation": "Simulated Stream drawn_stream log_stream simulate",
         "cost_models.torchrec.model": "TorchRec",
     },
 )

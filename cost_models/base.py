@@ -116,7 +116,7 @@ class CostReport:
 
 
 class ShardingOption(NamedTuple):
-    """A way to shard a table, but for which GPU serves what and how much of it is in HBM.
+    """One way to divide a table into shards; GPUs and rows in HBM are chosen separately.
 
     Row slices and column slices together make a grid of `shard_count` shards.
 
@@ -183,7 +183,7 @@ class TableShard(NamedTuple):
 
     @property
     def is_replica(self) -> bool:
-        """Whether it stands for the replicated rows."""
+        """Whether the shard is the replicated rows, which every GPU holds."""
         return self.column_slice == _REPLICA
 
     def rows(self, table_rows: int) -> tuple[int, int, int]:
@@ -275,7 +275,7 @@ class CostModel(Protocol):
         ...
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """GPU seconds that cutting a table adds at least, or None where it may save some.
+        """Least GPU seconds that dividing a table adds, or None where dividing may save time.
 
         At any price of a byte of HBM, the shards of an option together, each on the kind of GPU
         that is best for it, cost at least this more than the one shard of the option that has
@@ -291,7 +291,7 @@ class CostModel(Protocol):
         ...
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Cost of a whole plan: what is reported and compared.
+        """Cost of a whole plan, as reports and comparisons show it.
 
         Raises
         ------

@@ -168,7 +168,7 @@ class DenseModel:
 
     @property
     def kernels(self) -> int:
-        """Launches of one step."""
+        """Kernel launches of one step."""
         return KERNELS_PER_LAYER * len(self.layers) + OTHER_KERNELS
 
     @property
@@ -177,13 +177,13 @@ class DenseModel:
         return (self.dense_features + 1) * _FLOAT_BYTES
 
     def compute_s(self, samples: int, rate: FlopRate) -> float:
-        """Seconds of the arithmetic of one step of so many samples on one device."""
+        """Seconds of the arithmetic of one step of `samples` samples on one device."""
         return FLOPS_PER_MAC * self.macs_per_sample * samples / rate.per_s
 
 
 @dataclass(frozen=True, slots=True)
 class DenseCost:
-    """What the dense part takes of each GPU in one step, in seconds.
+    """Seconds that the dense part takes on each GPU in one step.
 
     Attributes
     ----------
@@ -202,14 +202,14 @@ class DenseCost:
 
     @property
     def gpu_s(self) -> float:
-        """What keeps the GPU busy: everything but the inputs, which come ahead of the step."""
+        """Seconds that the GPU is busy: all but the inputs, which are copied before the step."""
         return self.compute_s + self.launch_s + self.allreduce_s
 
 
 def dense_costs(
     model: DenseModel, topology: Topology, rate: FlopRate, batch_size: int
 ) -> tuple[DenseCost, ...]:
-    """What each GPU takes for its `batch_size` samples of the data-parallel dense part.
+    """Cost on each GPU of the data-parallel dense part, for its `batch_size` samples.
 
     Gradients are reduced and scattered, then gathered: on each GPU, twice their bytes spread
     evenly over all of them (`Topology.exchange_s`), as a ring does, too.

@@ -47,7 +47,7 @@ come with placer, so that it may stand alone."""
 
 
 def cost_model(name: str) -> "CostModel":
-    """The cost model of that name: of `COST_MODELS`, or of `FILE_MODELS` with a file behind it.
+    """The cost model with a name of `COST_MODELS`, or with one of `FILE_MODELS` and a file.
 
     Raises
     ------

@@ -9,7 +9,7 @@ that batches really did:
 * a row that was copied to HBM costs what ``staged`` (or ``miss``) costs more than that, once its
   old row has gone back too: half of it each way for the memories, and the busier way for the
   link, which carries both at once;
-* staged and cached rows that found no entry are work of ``uva``.
+* staged and cached rows without an entry are work of ``uva``.
 
 Lookups of the next batch travel to their holders, and its rows to HBM, while the present batch
 trains: a step takes a GPU the longer of the two. Without look-ahead they add up.
@@ -74,7 +74,7 @@ class StepTimes:
 
     @property
     def gpu_s(self) -> Float:
-        """All of a GPU's work one after the other, shape (gpus,)."""
+        """Seconds of each GPU with all its work one after the other, shape (gpus,)."""
         return self.hbm_s + self.link_s + self.communication_s + self.launch_s
 
     @property
@@ -83,7 +83,7 @@ class StepTimes:
         return max(_most(self.gpu_s), _most(self.dram_s))
 
     def overlapped_s(self, following: "StepTimes | None") -> float:
-        """The step while the rows of the one that follows are on their way."""
+        """Seconds of this step while rows of the following step are copied beside it."""
         ahead_s = np.zeros_like(self.ahead_s) if following is None else following.ahead_s
         dram_s = self.dram_s - self.dram_ahead_s
         if following is not None:
@@ -147,7 +147,7 @@ class StepTimer:
         ).hbm_s(self._costs)
         asked_s, returned_s = (
             np.sum(Extras(exchanged_bytes=sent * spread).exchange_s(self._costs), axis=0)
-            for sent in (served.asked_bytes, served.returned_bytes)
+            for sent in (served.request_bytes, served.returned_bytes)
         )
         hbm_s = hbm_s + np.sum(outputs, axis=0)
         return StepTimes(
@@ -163,7 +163,7 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """What batches did under a plan, and how long that takes.
+    """Counts and step times of batches replayed under a plan.
 
     Attributes
     ----------
@@ -201,23 +201,25 @@ def replayed(
     Parameters
     ----------
     on_step : callable
-        Told how many steps are done.
+        Called after each step with the number of steps done.
 
     Raises
     ------
     DataError
         If there is no batch, or an id is no row of its table.
     """
-    found, ahead = simulator.arrangement, simulator.options.look_ahead
-    totals = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
+    arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
+    totals = Totals.zeros(
+        len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
+    )
     seen: list[StepRecord] = []
-    gpu_s, before = np.zeros(len(found.plan.topology.gpus)), None
+    gpu_s, before = np.zeros(len(arrangement.plan.topology.gpus)), None
     for step in simulator.run(batches):
         times = timer.times(step)
         if before is not None and ahead:
             seen[-1] = replace(seen[-1], step_s=before.overlapped_s(times))
         step_s = times.overlapped_s(None) if ahead else times.sum_s
-        use, by = step.row_caches, served(found, step.parts)
+        use, by = step.row_caches, served(arrangement, step.parts)
         held, needed = int(use.held.sum()), int(use.needed.sum())
         seen.append(
             StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
@@ -241,7 +243,7 @@ class TimeSummary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "TimeSummary":
-        """Of at least one step."""
+        """Summarise the times of at least one step."""
         values = np.asarray(seconds, dtype=np.float64)
         low, high = np.quantile(values, [0.5, 0.99])
         return cls(float(values.mean()), float(low), float(high))

@@ -50,7 +50,7 @@ class Roofline(StepEquation):
     name = "roofline"
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """The same of all tables. See `StepEquation.unit_costs`."""
+        """Unit costs, which are the same for all tables. See `StepEquation.unit_costs`."""
         topology = problem.topology
         device = topology.gpus[gpu]
         return _costs(
@@ -62,7 +62,7 @@ class Roofline(StepEquation):
         )
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Its memory does what a GPU's does for its rows. See `StepEquation.host_rates`."""
+        """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
         return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:

@@ -12,18 +12,42 @@ from cost_models.replay import (
     replayed,
     step_equation,
 )
+from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
 from placer.plan.diff import diff
 from placer.plan.migration import migration
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.simulator.counts import Totals
+from placer.simulator.draws import drawn_batches
+from placer.simulator.logs import log_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import DeviceTotals, Served, device_totals, served
 from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and what reads its batches from the beginning."""
+
+
+def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None = None) -> Stream:
+    """A log for `simulate`, under its own description.
+
+    Parameters
+    ----------
+    plan : Plan
+    log : EncodedLog
+        With the id mapping of the plan's profile.
+    batch_size : int
+        Samples of all GPUs together.
+    batches : int, optional
+        How many are read; by default all.
+    """
+    return log.description, partial(log_batches, log, plan, batch_size, batches)
+
+
+def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int = 0) -> Stream:
+    """Batches for `simulate` that `placer.simulator.draws.drawn_batches` draws from a profile."""
+    return "drawn", partial(drawn_batches, profile, batch_size, batches, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +105,7 @@ def simulate(
     Parameters
     ----------
     streams : sequence of (name, callable)
-        Logs; the callable returns the batches, as `placer.simulator.logs.log_batches` does.
+        Logs, as `log_stream` and `drawn_stream` make them; the callable returns the batches.
     cost_model : CostModel
         With constants for a unit of work: a roofline, a calibrated or a learned one.
     profile : Profile, optional
@@ -99,6 +123,18 @@ def simulate(
         If the cost model has no such constants.
     DataError
         If there is no batch, or there are fewer steps than windows.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> from solvers import solve
+    >>> profile = named_workload("random-3@1")
+    >>> plan = solve(Problem(profile, Topology.parse("2xt4"), batch_size=64), "greedy-cost").plan
+    >>> found = simulate(plan, [drawn_stream(profile, 128, batches=4)], Roofline(), profile)
+    >>> len(found.records), found.step_times.mean_s > 0
+    (4, True)
     """
     options = options or ReplayOptions()
     equation = step_equation(cost_model)

@@ -119,14 +119,14 @@ class HiddenFolder:
         self._begun = False
 
     def begin(self) -> None:
-        """Make the empty folder, without what a process that was killed left under its name."""
+        """Make the empty folder; first remove what a killed process left under its name."""
         self.target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir()
         self._begun = True
 
     def publish(self) -> None:
-        """Let it appear, in place of one that is there."""
+        """Rename the folder to its final name, in place of an existing one."""
         sync(self.partial)
         if self.target.exists():
             self.target.rename(self.target.with_name(f".{self.target.name}.replaced"))
@@ -134,7 +134,7 @@ class HiddenFolder:
         sync(self.target.parent)
 
     def discard(self) -> None:
-        """Remove what was begun and has not appeared."""
+        """Remove the hidden folder if it was not published."""
         if self._begun:
             shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -175,7 +175,7 @@ def sync(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a manifest says of a file.
+    """The size and hash of a file, as a manifest records them.
 
     Attributes
     ----------
@@ -205,11 +205,11 @@ class HashedFile(io.IOBase):
             self._failure = error
 
     def writable(self) -> bool:
-        """It is."""
+        """Always true: the file is open for writing."""
         return True
 
     def tell(self) -> int:
-        """Bytes so far."""
+        """Bytes written so far."""
         return self._size_bytes
 
     def write(self, content: Any) -> int:
@@ -239,7 +239,7 @@ class HashedFile(io.IOBase):
             file.close()
 
     def finish(self) -> FileRecord:
-        """Close it; its size and SHA-256.
+        """Close the file and return its size and SHA-256.
 
         Raises
         ------

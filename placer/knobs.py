@@ -15,7 +15,7 @@ from placer.errors import PlacerError
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What a value is for, and how small it may be.
+    """The description and the least value of an option.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a solver is asked: tables with their profile, a machine, a batch size and constraints."""
+"""What a solver solves: tables with their profile, a machine, a batch size and constraints."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from placer.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Problem:
-    """Tables and their accesses, a machine, samples per GPU and step, and what a user asks.
+    """Tables and their accesses, a machine, samples per GPU and step, and the user's constraints.
 
     Attributes
     ----------
@@ -84,6 +84,17 @@ class Problem:
             for number, gpu in enumerate(self.topology.gpus)
             if all(devices is None or gpu.id in devices for devices in pins)
         )
+
+    @classmethod
+    def of_plan(
+        cls, plan: Plan, profile: Profile, constraints: Constraints | None = None
+    ) -> "Problem":
+        """The problem that a plan solves, from what its file tells and the profile beside it.
+
+        `reserve` of the constraints is left out: the plan's machine is without that memory.
+        """
+        rules = replace(constraints or Constraints(), reserve=())
+        return cls(profile, plan.topology, plan.batch_size, rules)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
         """The problem with accesses over the ranks of a plan's row order; see `plan.drift`."""

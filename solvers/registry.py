@@ -30,7 +30,7 @@ SOLVERS = {
 
 
 def solver(name: str) -> "Solver":
-    """The solver of that name.
+    """The solver with the name `name`.
 
     >>> solver("greedy-cost").name
     'greedy-cost'

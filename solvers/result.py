@@ -15,7 +15,7 @@ Limit = Literal["time", "steps", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When to stop.
+    """The limits at which a search stops.
 
     >>> Limits(time_limit_s=10, seed=1).gap
     0.001

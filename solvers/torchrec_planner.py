@@ -150,7 +150,7 @@ plan_loader
 
     @property
     def result(self) -> SolveResult | None:
-        """What the last search found."""
+        """The result of the last search."""
         return self._search.result
 
 

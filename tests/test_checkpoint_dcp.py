@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+import re
 import sys
 import warnings
 from dataclasses import replace
@@ -386,7 +387,9 @@ def test_code_in_the_metadata_is_not_run(saved: Path, hidden: bool) -> None:
     else:
         content = pickle.dumps(Evil(marker))
     (saved / ".metadata").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"it asks for (posix|nt)\.system; nothing of it was"):
+    with pytest.raises(
+        CheckpointError, match=r"it wants (posix|nt)\.system; nothing of it was run"
+    ):
         loads(saved)
     assert not marker.exists()
     pickle.loads(content)  # It would have.
@@ -400,7 +403,7 @@ def test_functions_of_modules_that_metadata_needs_are_refused(saved: Path, name:
     module, _, attribute = name.partition(".") if "pathlib" in name else name.rpartition(".")
     text = f"\x80\x04\x8c{chr(len(module))}{module}\x8c{chr(len(attribute))}{attribute}\x93."
     (saved / ".metadata").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match="it asks for "):
+    with pytest.raises(CheckpointError, match=f"it wants {re.escape(name)}; nothing of it was run"):
         loads(saved)
 
 

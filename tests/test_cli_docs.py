@@ -1,21 +1,31 @@
-"""The examples of docs/cli.md run as they stand, and the page has every command and option."""
+"""The examples of docs/cli.md run as they stand, and the page has every command and option.
+
+So do the Python examples of the command line's pages and of the README.
+"""
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
 import pytest
-from cli_cases import COMMANDS, succeed
+from cli_cases import COMMANDS, Workbench, succeed
 
 from cli import main
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+REPOSITORY = Path(__file__).resolve().parent.parent
+PAGE = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    """The code blocks of a page in a language, or those that name none."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
 
 
 def examples() -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks(PAGE) for line in block.splitlines()]
     return [line for line in lines if line.startswith("placer ") and "COMMAND" not in line]
 
 
@@ -25,6 +35,22 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for example in examples():
         assert succeed(*shlex.split(example)[1:]).stdout, example
     assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "compare.png", "runs"}
+
+
+@pytest.mark.parametrize("page", ["docs/cli.md", "docs/simulate.md", "README.md"])
+def test_python_examples_run(
+    page: str, workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(workbench.profile, "profile")
+    shutil.copy(workbench.folder / "machine.yaml", "machine.yaml")
+    succeed("plan", "--profile", "profile", *workbench.machine(), "--solver", "greedy-cost",
+            "-o", "plan.json")  # fmt: skip
+    examples = blocks((REPOSITORY / page).read_text(encoding="utf-8"), "python")
+    known: dict[str, object] = {}  # The blocks of a page go on with one another's names.
+    assert examples
+    for example in examples:
+        exec(compile(example, page, "exec"), known)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

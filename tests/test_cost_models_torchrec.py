@@ -490,7 +490,7 @@ ROWS, COLS = (0, 10, 1), (0, 16)
         ),
         (
             [in_hbm("t", ROWS, (0, 12)), in_hbm("t", ROWS, (12, 16), "gpu:1")],
-            "strips of 12, 4 of its 16 columns are not even",
+            "column slices of 12, 4 of its 16 columns are not even",
         ),
         (
             [in_hbm("t", (0, 6, 1), COLS), in_hbm("t", (6, 10, 1), COLS, "gpu:1")],
@@ -506,7 +506,7 @@ ROWS, COLS = (0, 10, 1), (0, 16)
                 for r in range(2)
                 for c in range(2)
             ],
-            "TorchRec has grids of even strips",
+            "TorchRec has grids of even column slices",
         ),
         (
             [

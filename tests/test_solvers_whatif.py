@@ -14,7 +14,7 @@ from cost_models import Roofline
 from placer import Constraints, Problem, Profile, Topology
 from placer.errors import PlacerError
 from placer.workloads import named_workload
-from solvers import SolveResult, solve
+from solvers import Limits, SolveResult, solve
 from solvers.analysis.whatif import (
     DRAM_STEP_BYTES,
     HBM_STEP_BYTES,
@@ -145,7 +145,7 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
 @pytest.mark.slow
 def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> None:
     """Plans that were searched for a moment only say nothing beside one that was not."""
-    answer = whatif(problem, MODEL, stop=lambda: True)
+    answer = whatif(problem, MODEL, Limits(20, stop=lambda: True))
     assert answer.base.plan is not None
     assert answer.binding
     assert answer.effects == ()
@@ -156,7 +156,7 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
     def count(done: int, total: int) -> None:
         solved.append(done)
 
-    some = whatif(problem, MODEL, stop=lambda: 3 in solved, on_solved=count)
+    some = whatif(problem, MODEL, Limits(20, stop=lambda: 3 in solved), on_solved=count)
     assert len(some.effects) == 2
 
 

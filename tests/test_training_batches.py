@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from training_cases import ArrayLog, small_log
 
 from placer.data.log import Bags, Chunk
-from placer.training.batches import batches, concatenate, cut
+from placer.training.batches import batches, concatenate, slice_chunk
 
 LOG = small_log(60)
 
@@ -24,7 +24,7 @@ class UnevenLog(ArrayLog):
         start = skip
         for end in sorted({*self.ends, self.chunk.samples}):
             while start < end:
-                yield cut(self.chunk, start, min(start + samples, end))
+                yield slice_chunk(self.chunk, start, min(start + samples, end))
                 start = min(start + samples, end)
 
 
@@ -64,4 +64,4 @@ def test_a_cut_chunk_can_be_joined_again(where: int) -> None:
     bags = LOG.chunk.features["b"]
     weighted = replace(bags, weights=np.linspace(0, 1, bags.ids.size, dtype=np.float32))
     chunk = replace(LOG.chunk, features={**LOG.chunk.features, "b": weighted})
-    assert_equal(concatenate([cut(chunk, 0, where), cut(chunk, where, 60)]), chunk)
+    assert_equal(concatenate([slice_chunk(chunk, 0, where), slice_chunk(chunk, where, 60)]), chunk)

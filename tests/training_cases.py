@@ -13,7 +13,7 @@ from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-from placer.training.batches import cut
+from placer.training.batches import slice_chunk
 from placer.training.config import TrainConfig
 
 Placement = Literal["hbm", "dram", "split", "strided", "staged", "cached"]
@@ -40,7 +40,7 @@ class ArrayLog:
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         for start in range(skip, self.chunk.samples, samples):
-            yield cut(self.chunk, start, min(start + samples, self.chunk.samples))
+            yield slice_chunk(self.chunk, start, min(start + samples, self.chunk.samples))
 
 
 def small_log(samples: int = 640, seed: int = 0, dense_columns: int = 2) -> ArrayLog:

@@ -13,7 +13,7 @@ from training_cases import QUICK, ArrayLog, plan_for, small_log
 from placer.data.log import Chunk
 from placer.errors import CheckpointError, DataError, PlacerError
 from placer.plan.plan import Plan
-from placer.training.batches import cut
+from placer.training.batches import slice_chunk
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import TrainResult, train
 from placer.training.run import Progress
@@ -97,7 +97,9 @@ class BrokenLog(ArrayLog):
 
 
 def shortened(log: ArrayLog, samples: int) -> ArrayLog:
-    return ArrayLog(cut(log.chunk, 0, samples), log.tables, log.feature_tables, log.dense_names)
+    return ArrayLog(
+        slice_chunk(log.chunk, 0, samples), log.tables, log.feature_tables, log.dense_names
+    )
 
 
 def refuses(rank: int, world: int, what: str) -> str:
@@ -148,7 +150,7 @@ sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
-from placer.training import checkpoint
+from placer.files import HiddenFolder
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 
@@ -173,7 +175,7 @@ def main(rank, where):
     if where == "bringing rows" and rank == 1:  # In the second checkpoint.
         DistributedIdOrder.fetch = killed_at(rounds + 2, DistributedIdOrder.fetch)
     if where == "writing" and rank == 0:  # All files of the second one are there, but hidden.
-        checkpoint.flush = killed_at(4, checkpoint.flush)
+        HiddenFolder.publish = killed_at(2, HiddenFolder.publish)
     config = replace(halved(case.config), timeout_s=8 if where == "hanging" else None)
     policy = CheckpointPolicy(Path(folder, where), every_steps=4)
     try:

@@ -66,7 +66,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How steady the machine was.
+    """How much the machine's speed varied.
 
     Attributes
     ----------
@@ -117,23 +117,23 @@ class Calibration:
     machine: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, term: str) -> float:
-        """The constant of that name; 0 if it was not measured.
+        """The constant with the name `term`; 0 if it was not measured.
 
         The state of an optimizer that was not measured costs what the dearest one's does.
         """
-        found = self.constants.get(term)
+        constant = self.constants.get(term)
         unit, _, optimizer = term.partition(".")
-        if found is None and optimizer in OPTIMIZERS:
+        if constant is None and optimizer in OPTIMIZERS:
             others = (self.constants.get(f"{unit}.{other}") for other in OPTIMIZERS)
             return max((other.value_s for other in others if other is not None), default=0.0)
-        return 0.0 if found is None else found.value_s
+        return 0.0 if constant is None else constant.value_s
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, atomically."""
+        """Write the calibration as JSON, atomically."""
         write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """The calibration as a JSON object."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod
@@ -155,8 +155,8 @@ class Calibration:
         return cls.from_json(data, path)
 
     @classmethod
-    def from_json(cls, given: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """What `to_json` gave; `path` is where it was found.
+    def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
+        """Read what `to_json` returned; errors name `path`, its file.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Calibration:
             If it is something else, or of a newer version.
         """
         try:
-            data = dict(given)
+            data = dict(document)
             kind, version = data.pop("format"), data.pop("version")
         except (TypeError, ValueError, KeyError) as error:
             raise PlacerError(

@@ -28,7 +28,7 @@ from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
 LEAST_CASES = 12
-"""With fewer, hardly any constant is told from another."""
+"""With fewer, hardly any constant can be separated from another."""
 
 NOISY_DRIFT = 0.15
 """The same case differs more than this over a session: other things ran, or the clock fell."""
@@ -117,7 +117,7 @@ def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
-    """What a data set says of each of its cases."""
+    """The measured cases of a data set, each with its work and its time."""
     tiers = dataset.setting.tiers
     return [
         Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
@@ -185,7 +185,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 
 
 def noise_of(dataset: Dataset) -> Noise:
-    """How steady the machine was while it was measured."""
+    """How much the machine's speed varied during the measurements."""
     measured = [one.measured for one in dataset.measurements]
     again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
@@ -229,8 +229,8 @@ def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
     for _ in range(_RESAMPLES):
         drawn: npt.NDArray[np.int64] = rng.integers(len(names), size=len(names))
         fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
-    found = np.stack(fits)
-    return np.quantile(found, 0.05, axis=0), np.quantile(found, 0.95, axis=0)
+    constants = np.stack(fits)
+    return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
 
 
 def _workloads(observed: Sequence[Observation]) -> list[str]:

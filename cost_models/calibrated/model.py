@@ -143,7 +143,7 @@ def group_shares(problem: Problem) -> tuple[list[float], float]:
 
 
 def row_cache_share(arena_share: float) -> float:
-    """A table's part of what staging any rows of an arena takes, given its part of the arena.
+    """A table's part of an arena's cost of staging rows, from the table's part of the arena.
 
     The arena's row cache is paid for once, whether one of its tables needs it or all of them do.
     The geometric mean of what is right in the one case, 1, and in the other, the table's part.

@@ -50,7 +50,7 @@ class LearnedFile:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it, atomically.
+        """Write the file, atomically.
 
         Raises
         ------
@@ -121,8 +121,8 @@ class LearnedFile:
 def _metadata(content: bytes) -> dict[str, str]:
     """The metadata of a safetensors header that was read without complaint."""
     size = int.from_bytes(content[:8], "little")
-    found: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
-    return found
+    metadata: dict[str, str] = json.loads(content[8 : 8 + size])["__metadata__"]
+    return metadata
 
 
 def _networks(arrays: dict[str, Any], path: str | os.PathLike[str]) -> Networks:
@@ -130,8 +130,8 @@ def _networks(arrays: dict[str, Any], path: str | os.PathLike[str]) -> Networks:
     for name, shape in shapes(members, len(PARTS)).items():
         array = arrays.get(name)
         if array is None or array.shape != shape or array.dtype != np.float32:
-            found = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
-            raise PlacerError(f"{path}: {name} is {found}, not float32 of shape {shape}")
+            actual = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
+            raise PlacerError(f"{path}: {name} is {actual}, not float32 of shape {shape}")
         if not np.isfinite(array).all() or (name in NOT_NEGATIVE and (array < 0).any()):
             raise PlacerError(f"{path} is damaged: {name} has values that no network has")
     if not (arrays["scale"] > 0).all():

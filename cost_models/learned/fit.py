@@ -40,7 +40,7 @@ def learn(
         Of the same executor: where training starts. If not given, it is fitted to the data sets.
     clock : {"wall", "cpu"}
     on_epoch : callable, optional
-        Told the epoch and the error on held-out workloads, now and then.
+        Called now and then with the epoch and the error on held-out workloads.
 
     Raises
     ------
@@ -76,15 +76,15 @@ def examples(
 ) -> list[Example]:
     """The measured plans of data sets, as the networks see them."""
     model = Calibrated(calibration)
-    found = []
+    made = []
     for dataset in datasets:
         for case, measured in repeated(dataset.measurements):
             problem = case.problem()
             free, monotone = features(problem)
             parts_s = contributions(model, problem, case.plan())
             seconds = step_s(measured, clock)
-            found.append(Example(case.workload, free, monotone, parts_s, seconds))
-    return found
+            made.append(Example(case.workload, free, monotone, parts_s, seconds))
+    return made
 
 
 def _setting(datasets: Sequence[Dataset], calibration: Calibration | None) -> dict[str, Any]:

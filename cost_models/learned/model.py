@@ -96,8 +96,8 @@ class Learned(StepEquation):
             If the file is missing, damaged, or not such a file.
         """
         name, known = os.fspath(path), shipped()
-        given = name not in known or Path(name).exists()
-        return cls(LearnedFile.load(path if given else known[name]), f"learned:{name}")
+        is_file = name not in known or Path(name).exists()
+        return cls(LearnedFile.load(path if is_file else known[name]), f"learned:{name}")
 
     @classmethod
     def of_this_machine(cls) -> "Learned":
@@ -126,7 +126,7 @@ class Learned(StepEquation):
         return costs
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """What it is of the calibrated costs, times the least factor of any table.
+        """The overhead under the calibrated costs, times the least factor of any table.
 
         Factors are the same on all GPUs: where one kind of GPU has the least of all calibrated
         costs, it has the least of these. See `StepEquation.sharding_overhead_s`.
@@ -137,7 +137,7 @@ class Learned(StepEquation):
         return extra_s * float(self._known(problem).factors[:, _OF_A_SHARD].min())
 
     def predict(self, problem: Problem, plan: Plan) -> Prediction:
-        """Step time of a plan, as `evaluate` has it, and how sure of it the model is.
+        """Step time of a plan, equal to that of `evaluate`, and its uncertainty.
 
         The variance is that between members, and that of what they got wrong on held-out
         workloads, which counts for more the further tables are from those that were measured.

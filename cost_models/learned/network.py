@@ -84,7 +84,7 @@ class Networks:
         return factors
 
     def novelty(self, free: Float, monotone: Float) -> Float:
-        """How far each table lies outside what was trained on, shape (tables,).
+        """How far each table is outside the training data, shape (tables,).
 
         The largest distance of a feature from its range, in standard deviations; 0 inside.
         """

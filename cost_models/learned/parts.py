@@ -149,8 +149,8 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
         attached = topology.gpus_of(work.host)
         for number in (numbers[gpu.id] for gpu in attached):
             seconds[number, table] += _read_s(parts(table, number), work)[_LINK] / len(attached)
-        asked = numbers[(attached or topology.gpus)[0].id]
-        seconds[host, table] += _read_s(parts(table, asked), work)[_DRAM]
+        serving = numbers[(attached or topology.gpus)[0].id]
+        seconds[host, table] += _read_s(parts(table, serving), work)[_DRAM]
     return seconds
 
 

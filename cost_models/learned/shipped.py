@@ -36,14 +36,14 @@ def of_this_machine() -> Path:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = _name(machine(), resolved(Setting(device=device)).backend)
-    found = shipped()
-    if name not in found:
-        known = ", ".join(f"learned:{other}" for other in found) or "none"
+    models = shipped()
+    if name not in models:
+        known = ", ".join(f"learned:{other}" for other in models) or "none"
         raise PlacerError(
             f"no learned cost model for this machine ({name}) comes with placer; those that do: "
             f"{known}. Make one by `placer calibrate --learn`, and name it as learned:FILE"
         )
-    return found[name]
+    return models[name]
 
 
 def _name(of: dict[str, object], backend: str) -> str:

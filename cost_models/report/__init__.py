@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from cost_models.report.calibration import calibration_report
+    from cost_models.report.calibration import calibration_report, calibration_warnings
     from cost_models.report.learned import learned_report
     from cost_models.report.simulate import simulate_report
     from cost_models.report.sweep import sweep_report, sweep_tables
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "calibration_report",
+    "calibration_warnings",
     "learned_report",
     "plot_sweep",
     "simulate_report",
@@ -23,7 +24,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "cost_models.report.calibration": "calibration_report",
+        "cost_models.report.calibration": "calibration_report calibration_warnings",
         "cost_models.report.learned": "learned_report",
         "cost_models.report.simulate": "simulate_report",
         "cost_models.report.sweep": "sweep_report sweep_tables",

@@ -6,8 +6,18 @@ from placer.report.section import Column, Report, Section, attributes
 from placer.units import format_seconds
 
 
+def calibration_warnings(calibration: Calibration) -> list[str]:
+    """What stands against the use of the constants."""
+    if not calibration.noisy:
+        return []
+    return [
+        "the machine was too noisy to trust these constants; calibrate again "
+        "with nothing else running, or with --clock cpu"
+    ]
+
+
 def calibration_report(calibration: Calibration) -> Report:
-    """Constants with their error bars, how well they predict, and how steady the machine was."""
+    """Constants with their error bars, how well they predict, and how much the machine varied."""
     noise = calibration.noise
     headline = [
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "

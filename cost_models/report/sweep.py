@@ -12,7 +12,7 @@ Case = tuple[tuple[str, float], ...]
 
 
 def sweep_report(sweep: Sweep) -> Report:
-    """All points, and the fastest placement of each case: what JSON and CSV have."""
+    """All points and the fastest placement of each case, as JSON and CSV show them."""
     points: list[Row] = [_point_row(point) for point in sweep.points]
     facts: Row = {
         "cost_model": sweep.cost_model,

@@ -34,7 +34,7 @@ class PerUnit(NamedTuple):
         return PerUnit(*map(add, self, other))
 
     def seconds(self, lookups: Amount, rows: Amount, vectors: Amount | None = None) -> Amount:
-        """The step equation: time for so many of each.
+        """The step equation: seconds for these amounts of work.
 
         Numbers of one shard, arrays over the hot rows of a curve, or arrays over the shards of
         a step; the constants may be arrays of the same shape.
@@ -161,7 +161,7 @@ READS = SHAPE[0] * SHAPE[1] * SHAPE[2]
 
 
 def as_array(costs: UnitCosts) -> Float:
-    """Unit costs as one row of numbers: by kind, resource and rate, then the others."""
+    """Unit costs as one array: by lookup kind, resource and rate, then the others."""
     kinds = len(READ_KINDS)
     return np.concatenate((np.ravel(costs[:kinds]), costs[kinds:]))
 

@@ -72,7 +72,7 @@ class Extras(NamedTuple):
         return group_s + self.split_lookups * costs.split_lookup_s + self.shards * costs.shard_s
 
     def gpu_s(self, costs: UnitCosts) -> Amount:
-        """All together."""
+        """GPU seconds of all of these together."""
         time: Amount = sum(map(mul, self, costs[len(READ_KINDS) :]))
         return time
 

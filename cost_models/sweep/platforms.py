@@ -54,7 +54,7 @@ class Platform:
 
     @property
     def is_cpu_only(self) -> bool:
-        """Whether there is no GPU."""
+        """Whether the platform has no GPU."""
         return self.topology is None
 
 

@@ -61,7 +61,7 @@ class Setting:
 
     @property
     def dense_model(self) -> DenseModel:
-        """What does not depend on the tables' rows."""
+        """The dense model of a setting: what does not depend on the tables' rows."""
         return DenseModel(self.dense, self.sparse, self.dim, self.width, self.depth)
 
     @property
@@ -90,7 +90,7 @@ class Setting:
         )
 
     def with_values(self, values: Mapping[str, float]) -> "Setting":
-        """The same with other values on some axes."""
+        """The setting with other values on some axes."""
         changes: dict[str, Any] = {
             axis: value if axis == "skew" else int(value) for axis, value in values.items()
         }

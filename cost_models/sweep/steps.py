@@ -40,7 +40,7 @@ def _too_small(shortage: Shortage, name: str | None = None) -> ImpossibleError:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step waits for, part by part in seconds; it takes as long as the longest."""
+    """Seconds of each part of a step; the step takes as long as its longest part."""
 
     samples: int
     parts_s: dict[str, float]
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def waits_for(self) -> str:
-        """The longest part."""
+        """The longest part, which the step waits for."""
         return max(self.parts_s, key=lambda part: self.parts_s[part])
 
     @property
@@ -68,7 +68,7 @@ class _ServerLoad:
 
 
 class Embeddings:
-    """What embeddings cost: the same for all dense layers beside them, so asked for once."""
+    """Costs of embeddings, computed once: they do not depend on the dense layers."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
@@ -118,7 +118,7 @@ class Steps:
     parameter_servers: int
 
     def of(self, placement: Placement) -> Step:
-        """The step of a placement; raises `ImpossibleError` where the platform has none such."""
+        """The step of a placement; raises `ImpossibleError` where the platform cannot have it."""
         if placement.name == "cpu":
             return self._on_cpus()
         topology = self.platform.topology

@@ -89,7 +89,7 @@ def shard_buffer_bytes(
 
 
 def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block: Block) -> Block:
-    """The largest of the row blocks that `block` is one of; of other kinds, itself."""
+    """The largest row block of the table of `block`; `block` itself if it is no row block."""
     if kind not in ("row_wise", "table_row_wise", "grid_shard"):
         return block
     topology = estimates.topology

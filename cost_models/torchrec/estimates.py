@@ -166,7 +166,7 @@ def _bandwidths(topology: Topology) -> dict[str, float]:
         return values.pop() / 1000
 
     ids = [gpu.id for gpu in topology.gpus]
-    found = {
+    bandwidths = {
         "hbm_mem_bw": same("HBM bandwidth", {gpu.hbm_bytes_per_s for gpu in topology.gpus}),
         "ddr_mem_bw": same("DRAM bandwidth", {h.dram_bytes_per_s for h in topology.hosts}),
         "hbm_to_ddr_mem_bw": same("host link", {topology.host_link_bytes_per_s(g) for g in ids}),
@@ -174,8 +174,8 @@ def _bandwidths(topology: Topology) -> dict[str, float]:
     }
     network = {topology.network_bytes_per_s(gpu) for gpu in ids}
     if network != {0.0}:
-        found["inter_host_bw"] = same("network", network)
-    return found
+        bandwidths["inter_host_bw"] = same("network", network)
+    return bandwidths
 
 
 def input_lengths(table: Table) -> tuple[list[float], bool]:
@@ -204,7 +204,7 @@ def weight(table: Table) -> torch.Tensor:
     return tensor
 
 
-def strip_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
+def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
     """Column slices as TorchRec's enumerator divides a table."""
     sizes, _ = calculate_shard_sizes_and_offsets(
         weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
@@ -237,7 +237,7 @@ class Estimates:
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
 
     def cache_statistics(self, profile: TableProfile) -> ProfileCacheStatistics:
-        """What TorchRec knows of how a table's rows are read."""
+        """TorchRec's cache statistics of a table, from its profile."""
         key = id(profile.cdf), profile.table.lookups_per_sample
         if key not in self._statistics:
             samples = self.problem.global_batch_size

@@ -105,22 +105,22 @@ class TorchRec:
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options`: those of TorchRec's enumerator."""
         self.estimates(problem)
-        from cost_models.torchrec.estimates import strip_widths
+        from cost_models.torchrec.estimates import even_column_widths
 
         spec, gpus = problem.profile.tables[table].table, problem.topology.gpus
-        found = [ShardingOption(cold="cached")]
+        options = [ShardingOption(cold="cached")]
         if len(gpus) == 1 or spec.rows == 0:
-            return tuple(found)
-        column_widths = strip_widths(spec, self._options["min_partition"])
+            return tuple(options)
+        column_widths = even_column_widths(spec, self._options["min_partition"])
         if len(column_widths) > 1:
-            found.append(ShardingOption(1, column_widths, cold="cached"))
+            options.append(ShardingOption(1, column_widths, cold="cached"))
         # Of a table of few rows some GPUs would get none, at the same charge.
         start, stop = even_blocks(spec.rows, len(gpus))[-1]
         if start < stop:
-            found.append(ShardingOption(len(gpus), cold="cached", blocked=True))
+            options.append(ShardingOption(len(gpus), cold="cached", blocked=True))
         if spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
-            found.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
-        return tuple(found)
+            options.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
+        return tuple(options)
 
     uniform_splits = True
 

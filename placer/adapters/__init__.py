@@ -1,1 +1,56 @@
 """Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, Hugging Face."""
+
+from typing import Any, Literal
+
+from placer.errors import PlacerError
+from placer.plan.plan import Plan
+
+TRAINERS = ("torchrec", "hugectr", "device-map")
+
+
+def document_for(
+    trainer: str,
+    plan: Plan,
+    *,
+    module: str = "",
+    staged_as: Literal["uva", "cached"] | None = None,
+) -> Any:
+    """A plan in the form that a trainer reads from JSON.
+
+    Parameters
+    ----------
+    trainer : str
+        One of `TRAINERS`.
+    plan : Plan
+    module : str
+        Path of TorchRec's embedding module in the model.
+    staged_as : {"uva", "cached"}, optional
+        How TorchRec reads staged rows, which it cannot stage.
+
+    Raises
+    ------
+    PlacerError
+        If there is no such trainer, or the plan has what it cannot run; the message names it.
+
+    Examples
+    --------
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> from solvers import solve
+    >>> problem = Problem(named_workload("random-2@1"), Topology.parse("1xh100"), batch_size=64)
+    >>> document_for("device-map", solve(problem, "greedy-size").plan)
+    {'t1': 0, 't2': 0}
+    """
+    if trainer == "torchrec":
+        from placer.adapters import torchrec
+
+        return torchrec.document(plan, module=module, staged_as=staged_as)
+    if trainer == "hugectr":
+        from placer.adapters.hugectr import to_hugectr
+
+        return to_hugectr(plan)
+    if trainer == "device-map":
+        from placer.adapters.device_map import to_device_map
+
+        return to_device_map(plan)
+    raise PlacerError(f"no trainer is called {trainer!r}; choose from {', '.join(TRAINERS)}")

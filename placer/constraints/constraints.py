@@ -141,9 +141,9 @@ class Constraints(ConstraintsFields):
         ProblemError
             If a device does not exist, or has less than is to be kept free of it.
         """
-        asked = dict(self.reserve)
+        reserve = dict(self.reserve)
         known = ["gpu", "host", *topology.gpus_by_id, *topology.hosts_by_id]
-        for device in asked:
+        for device in reserve:
             if device not in known:
                 raise ProblemError(
                     f"reserve: no device is called {device!r}; there are gpu and host for all of "
@@ -152,11 +152,11 @@ class Constraints(ConstraintsFields):
         return replace(
             topology,
             gpus=tuple(
-                replace(g, memory_bytes=_left(g, asked.get(g.id, asked.get("gpu", 0))))
+                replace(g, memory_bytes=_left(g, reserve.get(g.id, reserve.get("gpu", 0))))
                 for g in topology.gpus
             ),
             hosts=tuple(
-                replace(h, memory_bytes=_left(h, asked.get(h.id, asked.get("host", 0))))
+                replace(h, memory_bytes=_left(h, reserve.get(h.id, reserve.get("host", 0))))
                 for h in topology.hosts
             ),
         )
@@ -191,19 +191,19 @@ def _is_pattern(key: str) -> bool:
 
 
 def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
-    """All that is asked of a table at once; an error names the keys that contradict."""
+    """All rules for a table as one; an error names the keys that contradict."""
     tiers = {rule.tier: key for key, rule in rules if rule.tier is not None}
     if len(tiers) > 1:
-        asked = " and ".join(f"{key!r} for tier {tier}" for tier, key in tiers.items())
-        raise ProblemError(f"table {table!r}: {asked} contradict each other; drop one")
+        claims = " and ".join(f"{key!r} for tier {tier}" for tier, key in tiers.items())
+        raise ProblemError(f"table {table!r}: {claims} contradict each other; drop one")
     devices: tuple[str, ...] | None = None
     pins = [(key, rule.devices) for key, rule in rules if rule.devices is not None]
     for _, named in pins:
         devices = named if devices is None else tuple(d for d in devices if d in named)
     if devices == ():
-        asked = ", ".join(f"{key!r} to {', '.join(named)}" for key, named in pins)
+        claims = ", ".join(f"{key!r} to {', '.join(named)}" for key, named in pins)
         raise ProblemError(
-            f"table {table!r} is pinned by {asked}: no device is in all of them; drop one"
+            f"table {table!r} is pinned by {claims}: no device is in all of them; drop one"
         )
     try:
         return TableRule(
@@ -227,12 +227,12 @@ def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
     """The tables that a group names, patterns spelled out."""
     named = {key for key in group if key in tables}
     patterns = [key for key in group if key not in named]
-    found = [n for n in tables if n in named or any(matches(key, n) for key in patterns)]
-    if len(found) < 2:
+    members = [n for n in tables if n in named or any(matches(key, n) for key in patterns)]
+    if len(members) < 2:
         raise ProblemError(
-            f"together: {list(group)} is of {len(found)} table; a group needs two or more"
+            f"together: {list(group)} is of {len(members)} table; a group needs two or more"
         )
-    return found
+    return members
 
 
 def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
@@ -272,9 +272,9 @@ def _require_common_gpu(
     for gpu in topology.gpus_by_id:
         if all(gpu in (devices or ()) for devices in pins.values()):
             return
-    asked = ", ".join(f"{name!r} to {', '.join(devices or ())}" for name, devices in pins.items())
+    pinned = ", ".join(f"{name!r} to {', '.join(devices or ())}" for name, devices in pins.items())
     raise ProblemError(
-        f"together: {', '.join(group)} have to share a GPU, but {asked} are pinned: no GPU is in "
+        f"together: {', '.join(group)} have to share a GPU, but {pinned} are pinned: no GPU is in "
         "all of them"
     )
 
@@ -291,7 +291,7 @@ def _left(device: Gpu | Host, kept_bytes: int) -> int:
 
 
 def _some(names: Sequence[str], wanted: str, most: int = 8) -> str:
-    """Names that exist, for who asked for one that does not: all, or the nearest of many."""
+    """Names that exist, for a message about one that does not: all, or the nearest of many."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join(get_close_matches(wanted, names, n=3) or names[:most]) + " and others"

@@ -19,7 +19,7 @@ Names = Annotated[list[str], Field(min_length=1)]
 
 
 class RuleEntry(StrictModel):
-    """What is asked of the tables that a key matches."""
+    """The rule for the tables that a key matches."""
 
     devices: Names | None = None
     tier: Memory | None = None

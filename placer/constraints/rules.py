@@ -1,4 +1,4 @@
-"""What may be asked of one table."""
+"""The rules that constraints may set for one table."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ _DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """What is asked of one table; a rule without fields asks nothing.
+    """A rule for one table; one without fields allows everything.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Which constraints a plan breaks, from the plan alone: no solver and no cost model is asked."""
+"""Which constraints a plan breaks, from the plan alone: no solver and no cost model takes part."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -134,18 +134,18 @@ class CriteoCursor:
         return True
 
     def _read_block(self, stream: IO[bytes]) -> None:
-        pieces = [self._rest]
+        blocks = [self._rest]
         while True:
-            piece = _guarded(lambda: stream.read(_BLOCK_BYTES), self._file)
-            cut = piece.rfind(b"\n") + 1
-            if cut or not piece:
+            data = _guarded(lambda: stream.read(_BLOCK_BYTES), self._file)
+            end = data.rfind(b"\n") + 1
+            if end or not data:
                 break
-            pieces.append(piece)
-        if piece:
-            block, self._rest = b"".join([*pieces, piece[:cut]]), piece[cut:]
+            blocks.append(data)
+        if data:
+            block, self._rest = b"".join([*blocks, data[:end]]), data[end:]
         else:
             # The last line of a file may lack its newline.
-            block, self._rest = b"".join(pieces), b""
+            block, self._rest = b"".join(blocks), b""
             if block and not block.endswith(b"\n"):
                 block += b"\n"
         self._lines_before += self._ends.size
@@ -254,8 +254,8 @@ def _conversion_error(
     error: pa.ArrowInvalid, file: str, first_line: int, columns: Sequence[str]
 ) -> DataError:
     """A number that is none; Arrow's message holds its column, row and text."""
-    found = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error))
-    if found is None or found[2] is None:
+    match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error))
+    if match is None or match[2] is None:
         return DataError(f"{file}, from line {first_line} on: {error}")
-    line, name = first_line + int(found[2]) - 1, columns[int(found[1])]
-    return DataError(f"{file}, line {line}: {name} is {found[3]!r}, which is not a number")
+    line, name = first_line + int(match[2]) - 1, columns[int(match[1])]
+    return DataError(f"{file}, line {line}: {name} is {match[3]!r}, which is not a number")

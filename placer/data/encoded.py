@@ -71,7 +71,7 @@ class EncodedLog:
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
 
-        The samples do not depend on how the log is cut into files, row groups or chunks.
+        The samples do not depend on how the log is divided into files, row groups or chunks.
 
         Raises
         ------
@@ -108,10 +108,10 @@ class EncodedLog:
 
     def _next_chunk(self, cursor: Cursor, samples: int) -> Chunk | None:
         parts: list[Chunk] = []
-        found = 0
-        while found < samples and (batch := cursor.read(samples - found)) is not None:
+        read = 0
+        while read < samples and (batch := cursor.read(samples - read)) is not None:
             parts.append(self._encode(batch))
-            found += batch.samples
+            read += batch.samples
         return _joined(parts) if parts else None
 
     def _encode(self, batch: RawBatch) -> Chunk:

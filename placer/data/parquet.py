@@ -40,7 +40,7 @@ class ParquetSource:
     ----------
     files : sequence of str
     sparse, dense : sequence of str, optional
-        Categorical and numeric columns; inferred where not given, see `infer_columns`.
+        Categorical and numeric columns; inferred where None, see `infer_columns`.
     label : str, optional
     ignore : sequence of str
         Columns that the inference leaves out.

@@ -1,4 +1,4 @@
-"""The executor: trains embedding tables where a plan puts them, in one process or in many."""
+"""The executor: trains embedding tables where a plan places them, in one process or in many."""
 
 from typing import TYPE_CHECKING
 

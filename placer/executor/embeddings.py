@@ -105,7 +105,7 @@ class Embeddings(nn.Module, ABC):
         """Bytes held here by (device id, purpose), to compare with what the plan says.
 
         Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
-        the entries for staged and cached rows with their directory; and ``row_maps``, under
+        the row caches with their directory; and ``row_maps``, under
         the device that serves the table's first shard. A replicated shard counts on its first
         device alone, where one process holds it. Where many processes share the tables, their
         devices are called ``gpu:0`` and ``host:0`` in each of them.

@@ -1,6 +1,6 @@
 """Names of what a step does, as a profiler shows them.
 
-``map`` turns ids into slots, ``sort`` orders the lookups by row, ``stage`` brings cold rows to
+``map`` turns ids into slots, ``sort`` orders the lookups by row, ``stage`` copies cold rows to
 HBM, ``write-back`` returns them, ``forward`` pools rows, ``backward`` collects the gradients of
 what was pooled, and ``update`` applies the optimizer.
 """

@@ -1,17 +1,17 @@
-"""Work of a CUDA device that the host only asks about."""
+"""Work of a CUDA device that the host watches without waiting."""
 
 import torch
 from torch import Tensor
 
 
 def recorded() -> torch.cuda.Event:
-    """An event that has come when all that the current stream was told so far is done."""
+    """An event that completes once all work queued on the current stream so far is done."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def start_copy(tensor: Tensor) -> Tensor:
-    """A copy in pinned host memory, which is there once the current stream has come so far."""
+    """A copy in pinned host memory, complete once the current stream has reached this point."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)

@@ -74,7 +74,7 @@ class Case:
         )
 
     def problem(self, like: Topology | None = None) -> Problem:
-        """What a cost model is asked."""
+        """The problem that a cost model estimates."""
         return Problem(self.profile, self.topology(like), self.batch_size)
 
     def plan(self, like: Topology | None = None) -> Plan:

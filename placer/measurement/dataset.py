@@ -56,7 +56,7 @@ class Dataset:
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
         """Read a file, compressed if its name ends in ``.gz``.
 
-        Its last line may be cut short, as an interrupted run leaves it.
+        Its last line may be incomplete, as an interrupted run leaves it.
 
         Raises
         ------
@@ -74,13 +74,13 @@ class Dataset:
         measurements = []
         for number, line in enumerate(lines[1:-1], 2):
             try:
-                found = json.loads(line)
+                record = json.loads(line)
                 measurements.append(
                     Measurement(
-                        Case.from_json(found["case"]),
-                        Measured(tuple(found["wall_s"]), tuple(found["cpu_s"])),
-                        int(found["repeat"]),
-                        float(found["seconds"]),
+                        Case.from_json(record["case"]),
+                        Measured(tuple(record["wall_s"]), tuple(record["cpu_s"])),
+                        int(record["repeat"]),
+                        float(record["seconds"]),
                     )
                 )
             except (ValueError, KeyError, TypeError, DataError) as error:
@@ -174,7 +174,7 @@ def _begin(path: Path, setting: Setting) -> dict[str, int]:
     for measurement in known.measurements:
         key = case_sha256(measurement.case)
         done[key] = max(done.get(key, 0), measurement.repeat + 1)
-    _drop_cut_line(path)
+    _drop_partial_line(path)
     return done
 
 
@@ -190,7 +190,7 @@ def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[s
 
 def machine() -> dict[str, Any]:
     """This machine, the versions of what measures, and the date."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -199,10 +199,10 @@ def machine() -> dict[str, Any]:
     }
     for name in ("torch", "numba", "numpy", "triton", "embedding-placer"):
         try:
-            found[name] = metadata.version(name)
+            facts[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            facts[name] = None
+    return facts
 
 
 def _cpu_model() -> str:
@@ -237,7 +237,7 @@ def _append(path: Path, data: dict[str, Any]) -> None:
         raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _drop_cut_line(path: Path) -> None:
+def _drop_partial_line(path: Path) -> None:
     """Take off a last line that an interrupted run did not finish."""
     text = path.read_bytes()
     whole = text.rfind(b"\n") + 1
@@ -248,9 +248,9 @@ def _drop_cut_line(path: Path) -> None:
 
 def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:
     """Each case once, with all its measurements."""
-    found: dict[str, tuple[Case, list[Measured]]] = {}
+    by_case: dict[str, tuple[Case, list[Measured]]] = {}
     for measurement in measurements:
         key = case_sha256(measurement.case)
-        found.setdefault(key, (measurement.case, []))[1].append(measurement.measured)
-    for case, times in found.values():
+        by_case.setdefault(key, (measurement.case, []))[1].append(measurement.measured)
+    for case, times in by_case.values():
         yield case, tuple(times)

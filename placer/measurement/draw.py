@@ -40,7 +40,7 @@ def random_cases(
 ) -> Iterator[Case]:
     """`plans` random placements of each of `workloads` random sets of tables.
 
-    Workload number n of a seed is the same however many are asked for.
+    Workload number n of a seed is the same however many are drawn.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def measure_machine(
     fresh : bool
         Start anew.
     stop : callable
-        Asked whether to end early.
+        Returns whether to end early.
     on_case : callable
         Called with the measurements that are done, and their number in all.
     """

@@ -128,7 +128,7 @@ class PlanDiff:
 def diff(old: Plan, new: Plan) -> PlanDiff:
     """What moves from `old` to `new`, table by table; devices are known by their id.
 
-    A part of a row that gets a new home brings its weights and its optimizer state; of
+    A part of a row that gets a new home moves with its weights and its optimizer state; of
     row-wise Adagrad, the one scalar that its column slice keeps.
 
     Raises

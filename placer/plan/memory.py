@@ -1,4 +1,4 @@
-"""Bytes that a plan puts on every device: the one place where they are added up.
+"""Bytes that a plan places on every device: the one module that adds them up.
 
 The executor allocates by this, the cost models and `verify` count by it, so that a plan
 that fits here fits in training.

@@ -31,7 +31,7 @@ class Migration:
     waits_for: str
 
 
-def migration(found: PlanDiff) -> Migration:
+def migration(diff: PlanDiff) -> Migration:
     """The migration from the older plan of a difference to the newer one.
 
     A GPU and its host exchange rows over PCIe; two GPUs of a host over NVLink, or PCIe without
@@ -47,8 +47,8 @@ def migration(found: PlanDiff) -> Migration:
     """
     load: dict[Resource, float] = defaultdict(float)
     speed: dict[Resource, float] = {}
-    old, new = _Machine.of(found.old.topology), _Machine.of(found.new.topology)
-    for move in found.moves:
+    old, new = _Machine.of(diff.old.topology), _Machine.of(diff.new.topology)
+    for move in diff.moves:
         if move.target is None or not move.moved_bytes:
             continue
         for resource, bytes_per_s in _path(_End.of(old, move.source), _End.of(new, move.target)):
@@ -58,7 +58,7 @@ def migration(found: PlanDiff) -> Migration:
     slowest = max(times, key=lambda resource: (times[resource], resource), default=None)
     if slowest is None:
         return Migration(0, 0.0, "")
-    return Migration(found.moved_bytes, times[slowest], " ".join(slowest))
+    return Migration(diff.moved_bytes, times[slowest], " ".join(slowest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ trains with a plan, or replays a log through it, needs both.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import overload
 
 from placer.data.encoded import EncodedLog
 from placer.data.reader import open_log
@@ -16,7 +17,21 @@ from placer.profile.profile import Profile
 from placer.workloads import named_workload
 
 
-def profile_of(plan: Plan, file: Path, profile: Path | None = None) -> Profile | None:
+@overload
+def profile_of(
+    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str
+) -> Profile: ...
+
+
+@overload
+def profile_of(
+    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str | None = None
+) -> Profile | None: ...
+
+
+def profile_of(
+    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str | None = None
+) -> Profile | None:
     """The profile that a plan was made from, with the plan's tables.
 
     Parameters
@@ -26,26 +41,34 @@ def profile_of(plan: Plan, file: Path, profile: Path | None = None) -> Profile |
         The plan's own file: a plan names its profile relative to it.
     profile : Path, optional
         The profile, where it is not the one that the plan names.
+    needed_for : str, optional
+        What cannot be done without it, for the message.
 
     Returns
     -------
     Profile or None
-        None if the plan names none, or it is not there.
+        None if the plan names none, or it is not there, and it is not needed.
 
     Raises
     ------
     PlanMismatchError
-        If the profile lacks a table of the plan, or has another number of rows for it.
+        If the profile lacks a table of the plan, or has another number of rows for it; or if it
+        is needed and not there.
     """
     if profile is not None:
         return _with_tables_of(plan, Profile.load(profile))
     name = plan.provenance.profile
     folder = file.resolve().parent / name
     try:
-        found = Profile.load(folder) if name and folder.exists() else named_workload(name)
-    except ProfileError:
-        return None
-    return _with_tables_of(plan, found)
+        recorded = Profile.load(folder) if name and folder.exists() else named_workload(name)
+    except ProfileError as error:
+        if needed_for is None:
+            return None
+        raise PlanMismatchError(
+            f"{needed_for} needs the profile that {file} was made from, and {name!r} is not there; "
+            "give --profile"
+        ) from error
+    return _with_tables_of(plan, recorded)
 
 
 def open_log_of(
@@ -71,13 +94,13 @@ def open_log_of(
     PlanMismatchError
         If that profile is not there, or has no id mapping.
     """
-    found = profile_of(plan, file, profile)
-    if found is None or found.encoding is None:
+    recorded = profile_of(plan, file, profile)
+    if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
             f"training needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
-    return open_log(list(logs), format, encoding=found.encoding)  # type: ignore[arg-type]
+    return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
 
 
 def _with_tables_of(plan: Plan, profile: Profile) -> Profile:

@@ -1,4 +1,4 @@
-"""Proves that a plan is sound, from the plan alone: no solver and no cost model is asked."""
+"""Proves that a plan is sound, from the plan alone: no solver and no cost model takes part."""
 
 import math
 from collections.abc import Iterator
@@ -36,25 +36,25 @@ def violations(plan: Plan) -> list[Violation]:
     device holds more bytes than it has, buffers and maps included.
     """
     names = [table.name for table in plan.tables]
-    found = [
+    faults = [
         Violation("shard", name, f"table {name!r} is listed more than once")
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
     for shard in plan.shards:
-        found.extend(_shard_violations(plan, shard))
-    if found:  # The rest would only repeat what is already wrong, or fail on it.
-        return found
+        faults.extend(_shard_violations(plan, shard))
+    if faults:  # The rest would only repeat what is already wrong, or fail on it.
+        return faults
     for table in plan.tables:
         message = _coverage_fault(table, plan.shards_by_table[table.name])
         if message:
-            found.append(Violation("coverage", table.name, message))
-        found.extend(_row_order_violations(plan, table))
+            faults.append(Violation("coverage", table.name, message))
+        faults.extend(_row_order_violations(plan, table))
     for name in sorted(plan.row_order.keys() - plan.tables_by_name.keys()):
         message = f"table {name!r} has a row order but is not listed among the plan's tables"
-        found.append(Violation("row_order", name, message))
+        faults.append(Violation("row_order", name, message))
     for use in device_memory(plan).values():
         if use.free_bytes < 0:
-            found.append(
+            faults.append(
                 Violation(
                     "capacity",
                     use.device,
@@ -63,7 +63,7 @@ def violations(plan: Plan) -> list[Violation]:
                     f"{-use.free_bytes} bytes too many",
                 )
             )
-    return found
+    return faults
 
 
 def verify(plan: Plan) -> None:
@@ -84,13 +84,13 @@ def verify(plan: Plan) -> None:
     Traceback (most recent call last):
     placer.errors.PlanError: table 'C3', columns 0..16: rank 0 is covered 0 times; every row ...
     """
-    found = violations(plan)
-    if not found:
+    faults = violations(plan)
+    if not faults:
         return
-    lines = [violation.message for violation in found[:5]]
-    if len(found) > 5:
-        lines.append(f"and {len(found) - 5} more")
-    kind = CapacityError if all(v.rule == "capacity" for v in found) else PlanError
+    lines = [violation.message for violation in faults[:5]]
+    if len(faults) > 5:
+        lines.append(f"and {len(faults) - 5} more")
+    kind = CapacityError if all(v.rule == "capacity" for v in faults) else PlanError
     raise kind("; ".join(lines))
 
 

@@ -110,7 +110,8 @@ class AccessCdf:
             mass = (high**power - low**power) / power
         narrow = np.diff(edges) == 1
         mass[narrow] = (edges[:-1][narrow] + 1.0 + shift) ** -exponent
-        # The midpoint rule meets the exact head at one seam; keep the slopes in order there.
+        # Below the seam ranks are exact, above it the midpoint rule holds:
+        # keep the slopes in order there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
         shares = np.concatenate(([0.0], np.cumsum(slopes * np.diff(edges))))
         shares /= shares[-1]
@@ -187,9 +188,9 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
 
 def _rank_grid(rows: int) -> Int:
     """0, 1, 2, … one by one, then geometrically, to `rows`."""
-    head = np.arange(min(rows, _EXACT_HEAD) + 1, dtype=np.int64)
+    hottest = np.arange(min(rows, _EXACT_HEAD) + 1, dtype=np.int64)
     if rows <= _EXACT_HEAD:
-        return head
+        return hottest
     decades = np.log10(rows / _EXACT_HEAD)
-    tail = np.geomspace(_EXACT_HEAD, rows, int(np.ceil(decades * _GRID_PER_DECADE)) + 1)
-    return np.unique(np.concatenate((head, np.rint(tail).astype(np.int64))))
+    colder = np.geomspace(_EXACT_HEAD, rows, int(np.ceil(decades * _GRID_PER_DECADE)) + 1)
+    return np.unique(np.concatenate((hottest, np.rint(colder).astype(np.int64))))

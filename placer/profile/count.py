@@ -25,7 +25,7 @@ SAMPLE_BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What a log does not say of its tables."""
+    """Properties of tables that a log does not contain."""
 
     dim: int = 64
     dtype: DType = "float32"
@@ -118,7 +118,7 @@ class AccessCounter:
         self.samples += samples
 
     def profile(self, options: TableOptions | None = None, **fields: Any) -> Profile:
-        """What was counted, as a profile; `fields` are further fields of it.
+        """The profile of what was counted; `fields` are further fields of the profile.
 
         Counting can go on afterwards.
         """

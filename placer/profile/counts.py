@@ -46,7 +46,7 @@ class RowCounts:
 
     @classmethod
     def from_dense(cls, counts: npt.ArrayLike) -> "RowCounts":
-        """From an array that has one count per row."""
+        """Make counts from an array that has one count per row."""
         dense = np.asarray(counts)
         read = int(np.count_nonzero(dense))
         largest = int(dense.max()) if read else 0
@@ -56,10 +56,10 @@ class RowCounts:
         # Block by block, as the indices of a whole table would take 8 bytes a row.
         for start in range(0, dense.size, _BLOCK_ROWS):
             block = dense[start : start + _BLOCK_ROWS]
-            found = np.flatnonzero(block != 0)  # much faster than of the counts themselves
-            stop = filled + found.size
-            ids[filled:stop] = found + start
-            kept[filled:stop] = block[found]
+            read_ids = np.flatnonzero(block != 0)  # much faster than of the counts themselves
+            stop = filled + read_ids.size
+            ids[filled:stop] = read_ids + start
+            kept[filled:stop] = block[read_ids]
             filled = stop
         return cls(dense.size, ids, kept)
 

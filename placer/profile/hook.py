@@ -75,7 +75,7 @@ class CountedLoader(Generic[Batch]):
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         source: str = "",
     ) -> Profile:
-        """What has passed so far.
+        """The profile of all batches that have passed so far.
 
         Raises
         ------
@@ -129,7 +129,7 @@ def profile_batches(
 
 
 def as_bags(feature: str, value: BagsLike) -> Bags:
-    """Bags from what a program has them in; see `CountedLoader`.
+    """Convert one feature's ids to bags; see `CountedLoader` for the accepted forms.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    # Tensors are told by what they can do, as importing torch here would weigh on everyone.
+    # Tensors are recognised by their methods, as importing torch here would weigh on everyone.
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -274,12 +274,12 @@ class _BinnedCounts:
 
 def _rank_edges(rows: int) -> npt.NDArray[np.int64]:
     """Edges of rank bins: one rank each at first, then geometric to `rows`."""
-    head = np.arange(min(rows, _EXACT_RANKS) + 1)
+    hottest = np.arange(min(rows, _EXACT_RANKS) + 1)
     if rows <= _EXACT_RANKS:
-        return head
+        return hottest
     bins = int(np.ceil(np.log10(rows / _EXACT_RANKS) * _RANKS_PER_DECADE)) + 1
-    tail = np.rint(np.geomspace(_EXACT_RANKS, rows, bins + 1)).astype(np.int64)
-    return np.unique(np.concatenate((head, tail)))
+    colder = np.rint(np.geomspace(_EXACT_RANKS, rows, bins + 1)).astype(np.int64)
+    return np.unique(np.concatenate((hottest, colder)))
 
 
 def golden_section(

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from placer.report.training import train_values, training_reports
 if TYPE_CHECKING:
     from placer.plan.plan import Plan
     from placer.plan.verify import Violation
+    from placer.training.config import TraceRequest
     from placer.training.loop import TrainResult
 
 Update = Callable[..., None]
@@ -72,8 +74,24 @@ def print_report(shown: Report, output: str = "table") -> None:
         console.print(shown.renderable())
 
 
-def print_training(result: "TrainResult", output: str = "table") -> None:
-    """Print what a training run did."""
+def print_training(
+    result: "TrainResult",
+    output: str = "table",
+    trace: "TraceRequest | None" = None,
+    checkpoints: Path | None = None,
+) -> None:
+    """Print what a training run did, and which of what was asked for it did not."""
+    if trace is not None and result.trace is None:
+        print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
+    _print_training(result, output)
+    if result.interrupted:
+        saved = f"--resume goes on from {checkpoints}"
+        if checkpoints is None:
+            saved = "nothing was saved; --checkpoints saves"
+        print_stderr(f"interrupted after step {result.steps}; {saved}")
+
+
+def _print_training(result: "TrainResult", output: str) -> None:
     values, tables = train_values(result), training_reports(result)
     if output == "json":
         shown = {name: table.to_json() for name, table in tables.items()}

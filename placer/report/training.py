@@ -64,12 +64,12 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
 
 def hit_rate_report(rates: "HitRates") -> Report:
     """Lookups by the memory that held their rows when a step asked for them."""
-    pool = rates.row_cache
+    cache = rates.row_cache
     served = {
         "HBM, rows that the plan keeps there": rates.home_lookups,
-        "HBM, staged or cached before": pool.hit_lookups,
-        "DRAM, staged or cached now": pool.lookups - pool.hit_lookups,
-        "DRAM, left there": rates.lookups - rates.home_lookups - pool.lookups,
+        "HBM, staged or cached before": cache.hit_lookups,
+        "DRAM, staged or cached now": cache.lookups - cache.hit_lookups,
+        "DRAM, left there": rates.lookups - rates.home_lookups - cache.lookups,
     }
     rows: tuple[Row, ...] = tuple(
         {"from": name, "lookups": count, "share": count / rates.lookups if rates.lookups else 0.0}
@@ -83,10 +83,10 @@ def hit_rate_report(rates: "HitRates") -> Report:
     facts: Row = {
         "lookups": rates.lookups,
         "hbm_hit_rate": rates.hbm_hit_rate,
-        "pool_rows": pool.rows,
-        "pool_hit_rows": pool.hit_rows,
-        "rows_read_in_place": pool.in_place_rows,
-        "rows_written_back": pool.written_back_rows,
+        "pool_rows": cache.rows,
+        "pool_hit_rows": cache.hit_rows,
+        "rows_read_in_place": cache.in_place_rows,
+        "rows_written_back": cache.written_back_rows,
     }
     title = f"Lookups: {form.share(rates.hbm_hit_rate)} found their row in HBM"
     return Report(title, (Section("served", "", columns, rows),), facts)

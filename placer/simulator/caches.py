@@ -1,4 +1,4 @@
-"""Caches to hold a plan's own against: LRU, and the set-associative cache of FBGEMM.
+"""Caches to compare with the executor's: LRU, and the set-associative cache of FBGEMM.
 
 Each is a `placer.simulator.policy.BatchCache` and takes a training step at a time, as embedding
 caches work: a row hits if it was there before the step, however often the step reads it, and
@@ -25,7 +25,7 @@ _EMPTY = -1
 
 
 class LruBatchCache:
-    """LRU by step: the row whose last step is longest ago makes room.
+    """LRU by step: evicts the row whose last step is longest ago.
 
     Rows are let in in the order in which the step names them, as long as there is a row that
     the step does not read itself. Of the rows of one step, those that it named last make room
@@ -62,7 +62,7 @@ class LruBatchCache:
         self._logged = 0
 
     def step(self, rows: Int, counts: Int) -> Bool:
-        """See `placer.simulator.policy.BatchCache`; `counts` play no part."""
+        """See `placer.simulator.policy.BatchCache`; `counts` are ignored."""
         _require_rows(rows, self._last_step.size)
         hit: Bool = self._last_step[rows] != _EMPTY
         self._last_step[rows[hit]] = self._step
@@ -81,11 +81,11 @@ class LruBatchCache:
 
     def holds(self, rows: Int) -> Bool:
         """See `placer.simulator.policy.BatchCache`."""
-        found: Bool = self._last_step[rows] != _EMPTY
-        return found
+        held: Bool = self._last_step[rows] != _EMPTY
+        return held
 
     def _evict(self, number: int) -> None:
-        """Let the rows of the oldest steps go."""
+        """Evict the rows of the oldest steps."""
         while number:
             step, logged = self._log.popleft()
             self._logged -= logged.size
@@ -150,7 +150,7 @@ class SetAssociativeCache:
         self.held = self.admitted = 0
         self._all_rows = rows
         self._rows = np.full((sets, WAYS), _EMPTY, dtype=np.int64)
-        # What places are given up by: of a place, its last step; of a row, its lookups.
+        # What decides eviction: of a place, its last step; of a row, its lookups.
         self._last_step = np.full((sets, WAYS) if policy == "lru" else 0, -1, dtype=np.int32)
         self._lookups = np.zeros(rows if policy == "lfu" else 0, dtype=np.int64)
         self._step = 0
@@ -159,10 +159,10 @@ class SetAssociativeCache:
         """See `placer.simulator.policy.BatchCache`."""
         _require_rows(rows, self._all_rows)
         sets = set_of(rows, self._rows.shape[0])
-        found = self._rows[sets] == rows[:, None]
-        hit: Bool = found.any(axis=1)
+        matches = self._rows[sets] == rows[:, None]
+        hit: Bool = matches.any(axis=1)
         if self.policy == "lru":
-            self._last_step[sets[hit], found[hit].argmax(axis=1)] = self._step
+            self._last_step[sets[hit], matches[hit].argmax(axis=1)] = self._step
         else:
             self._lookups[rows] += counts
         self._admit(rows[~hit], sets[~hit])
@@ -171,11 +171,11 @@ class SetAssociativeCache:
 
     def holds(self, rows: Int) -> Bool:
         """See `placer.simulator.policy.BatchCache`."""
-        found: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
-        return found
+        held: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
+        return held
 
     def _admit(self, rows: Int, sets: Int) -> None:
-        """Let rows in that are not held, as far as their sets give up places."""
+        """Admit rows that are not held, as far as their sets can evict others."""
         self.admitted = 0
         if not rows.size:
             return
@@ -194,8 +194,8 @@ class SetAssociativeCache:
         able = turn < WAYS
         rows, sets, value, turn, segment = (x[able] for x in (rows, sets, value, turn, segment))
         place = places[segment, turn]
-        given_up = worth[segment, place]
-        enters = given_up < self._step if self.policy == "lru" else given_up <= value
+        replaced = worth[segment, place]
+        enters = replaced < self._step if self.policy == "lru" else replaced <= value
         sets, place = sets[enters], place[enters]
         self.admitted = int(np.count_nonzero(enters))
         self.held += int(np.count_nonzero(self._rows[sets, place] == _EMPTY))

@@ -13,7 +13,7 @@ ExchangeKind = Literal[
     "lengths", "ids", "outputs", "gradients", "replica counts", "replicas", "rows"
 ]
 """What processes send each other: lengths of bags; ids; pooled rows; their gradients; how many
-replicated rows follow, and their summed gradients; Σ g² of rows that are cut by columns."""
+replicated rows follow, and their summed gradients; Σ g² of column-sliced rows."""
 
 EXCHANGE_KINDS: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
 
@@ -31,7 +31,7 @@ class PartCounts:
     staged_rows : Int
         Rows that were copied to HBM.
     in_place_lookups, in_place_rows : Int
-        Of staged and cached parts: those that found no entry and were read where they are.
+        Of staged and cached parts: those that got no entry and were read where they are.
     written_back_rows : Int
         Updated copies that had to make room.
     vectors : Int
@@ -55,11 +55,11 @@ class PartCounts:
 
     @classmethod
     def zeros(cls, parts: int) -> "PartCounts":
-        """Nothing yet."""
+        """All counts zero."""
         return cls(*(np.zeros(parts, dtype=np.int64) for _ in fields(cls)))
 
     def __add__(self, other: "PartCounts") -> "PartCounts":
-        """Both together."""
+        """Sums of both counts."""
         return PartCounts(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
@@ -89,7 +89,7 @@ class Served:
     ----------
     output_vectors, output_bytes : Int
         Pooled rows, or single ones, that leave for the samples' own process, itself included.
-    asked_bytes : Int
+    request_bytes : Int
         Ids and lengths of bags that come from other processes, before a step.
     returned_bytes : Int
         Pooled rows that go to other processes and gradients that come from there; summed
@@ -98,12 +98,12 @@ class Served:
 
     output_vectors: Int
     output_bytes: Int
-    asked_bytes: Int
+    request_bytes: Int
     returned_bytes: Int
 
     @classmethod
     def zeros(cls, tables: int, processes: int) -> "Served":
-        """Nothing yet."""
+        """All counts zero."""
         return cls(*(np.zeros((tables, processes), dtype=np.int64) for _ in fields(cls)))
 
 
@@ -132,7 +132,7 @@ class StepCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """The sum over steps, and the most that any of them held.
+    """Sums over steps, and the most entries that any step held.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Totals:
 
     @classmethod
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
-        """Before the first step."""
+        """All zero, as before the first step."""
         none = np.zeros(row_caches, dtype=np.int64)
         sent = {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
         return cls(0, 0, PartCounts.zeros(parts), none, none, sent)

@@ -38,8 +38,8 @@ def distinct_counts(
     """
     if rows <= _DENSE * ids.size:
         counts = np.bincount(ids, minlength=rows)
-        found = np.flatnonzero(counts)
-        return found, counts[found]
+        distinct = np.flatnonzero(counts)
+        return distinct, counts[distinct]
     # Half as many bytes are sorted about twice as fast.
     ordered = np.sort(ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids)
     first = np.ones(ordered.size, dtype=bool)

@@ -1,4 +1,4 @@
-"""Batches drawn from a profile: as many independent samples as are asked for."""
+"""Batches drawn from a profile: any number of independent samples."""
 
 import os
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class _Rows:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody reads the table."""
+        """Whether no lookup reads the table."""
         return bool(self._empty)
 
 

@@ -1,4 +1,4 @@
-"""A log as batches of a plan's tables, read beside what is counted of the batch before."""
+"""A log as batches of a plan's tables; the next one is read while one is counted."""
 
 from collections.abc import Generator, Iterator
 from itertools import islice

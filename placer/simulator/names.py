@@ -1,4 +1,4 @@
-"""Names that the simulator takes, in a file whose import needs no numpy."""
+"""Names of options of the simulator, in a file whose import needs no numpy."""
 
 from typing import Literal, get_args
 

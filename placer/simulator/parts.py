@@ -87,13 +87,13 @@ class Part:
 
     @property
     def uses_row_cache(self) -> bool:
-        """Whether copies of its rows are brought to HBM."""
+        """Whether its rows are copied to HBM when they are read."""
         return self.lookup in ("staged", "cached")
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What a process holds alone, or with the same others.
+    """Tables that a process holds alone, or that the same set of processes holds together.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Arrangement:
 def arrange(
     plan: Plan, processes: int | None = None, optimizer: OptimizerName | None = None
 ) -> Arrangement:
-    """A plan over so many processes, by default one for each GPU, as the executor spreads it.
+    """Divide a plan over processes as the executor does, by default one for each GPU.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ def arrange(
     PlanMismatchError
         If the plan is unsound, memory aside, or the number of processes is out of range.
     """
-    broken = [found.message for found in violations(plan) if found.rule != "capacity"]
-    if broken:
-        raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(broken[:5])}")
+    faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
+    if faults:
+        raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(faults[:5])}")
     gpus = len(plan.topology.gpus)
     world = gpus if processes is None else processes
     if not 1 <= world <= gpus:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 
 class BatchCache(Protocol):
-    """A cache of the rows of one part, asked batch by batch.
+    """A cache of the rows of one part, stepped batch by batch.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Batches through a plan: what each of them makes every process do.
+"""Replays batches under a plan: counts what each makes every process do.
 
 Steps are those of the executor's training loop. With look-ahead, batch t + 1 gets its HBM
 entries while batch t is open, so that rows of the one and of the other stay; without it, one
@@ -220,7 +220,7 @@ class Simulator:
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
     ) -> None:
-        """Give entries to the rows that were asked for, one row cache after the other."""
+        """Give entries to the rows that were read, one row cache after the other."""
 
         def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
             module = self._module_of[arena]
@@ -258,7 +258,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A batch whose rows are there and are not updated yet."""
+    """A batch whose rows are resolved and not updated yet."""
 
     samples: int
     counts: PartCounts

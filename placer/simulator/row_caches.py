@@ -1,7 +1,7 @@
 """Which copies of rows are in HBM: the row caches of one module, step by step.
 
-The directory is the executor's own (`RowCache`), without rows behind it, told the same steps in
-the same order: so ties fall alike, and counts are equal to the row.
+The directory is the executor's own (`RowCache`), without rows behind it. It resolves the same
+steps in the same order, so ties fall alike, and counts are equal to the row.
 """
 
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class OpenSteps:
         return self.tickets[-1]
 
     def close(self, ticket: int) -> None:
-        """Its rows may move."""
+        """End a step: its rows may move."""
         self.tickets.remove(ticket)
 
     @property
@@ -51,7 +51,7 @@ class OpenSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """What became of the rows of a step; int64 arrays of shape (parts of the row cache,)."""
+    """A step's hits, copies and reads in place; int64, shape (parts of the row cache,)."""
 
     hit_lookups: Int
     hit_rows: Int
@@ -143,11 +143,11 @@ class ArenaRowCache:
                 self._row_cache.mark_dirty(self._last_entries)
         for at, cache in self._caches.items():
             here = slice(int(edges[at]), int(edges[at + 1]))
-            asked, held = slots[here] - self._starts[at], cache.held
-            hit[here] = cache.step(asked, counts[here])
+            own_slots, held = slots[here] - self._starts[at], cache.held
+            hit[here] = cache.step(own_slots, counts[here])
             # A row may have come and gone within the step: then it was read in place.
-            in_place[here] = ~hit[here] & ~cache.holds(asked)
-            entered = asked.size - np.count_nonzero(hit[here] | in_place[here])
+            in_place[here] = ~hit[here] & ~cache.holds(own_slots)
+            entered = own_slots.size - np.count_nonzero(hit[here] | in_place[here])
             # All that a cache holds has been updated, so that whatever leaves is written back.
             written[at] = held + entered - cache.held
         self._open[ticket] = slots, slots[in_place]
@@ -165,13 +165,13 @@ class ArenaRowCache:
         )
 
     def close(self, ticket: int) -> None:
-        """A step is done."""
+        """End a step: its rows may move."""
         self._open.pop(ticket, None)
 
     def _resolve_row_cache(
         self, row_cache: RowCache, slots: Int, counts: Int, ticket: int, oldest: int
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int, Int]:
-        asked = torch.from_numpy(slots.astype(self._kind))
+        rows = torch.from_numpy(slots.astype(self._kind))
         times = torch.from_numpy(counts.astype(np.int32))
         barred = None
         kept = [theirs for _, theirs in self._open.values() if theirs.size]
@@ -180,12 +180,12 @@ class ArenaRowCache:
             for theirs in kept:
                 mask |= _among(slots, theirs)
             barred = torch.from_numpy(mask)
-        hit = (row_cache.find(asked) >= 0).numpy()
-        found = row_cache.resolve(asked, times, ticket, oldest, barred)
-        self._last_entries = found.entries
-        outgoing = found.moves.outgoing.numpy()
-        in_place = (found.entries < 0).numpy()
-        return hit, in_place, int(found.moves.count), outgoing[outgoing >= 0]
+        hit = (row_cache.find(rows) >= 0).numpy()
+        resolution = row_cache.resolve(rows, times, ticket, oldest, barred)
+        self._last_entries = resolution.entries
+        outgoing = resolution.moves.outgoing.numpy()
+        in_place = (resolution.entries < 0).numpy()
+        return hit, in_place, int(resolution.moves.count), outgoing[outgoing >= 0]
 
 
 def _end(part: Part) -> int:

@@ -1,7 +1,7 @@
 """What processes send each other in a step, kind by kind, to the byte.
 
 Counts what `placer.executor.distributed` sends between ranks, headers of batches aside: a few
-numbers a rank. Of rows that row-wise Adagrad has cut by columns, the CPU backends' exchange is
+numbers a rank. Of column-sliced rows under row-wise Adagrad, the CPU backends' exchange is
 counted: one number for each distinct row.
 """
 
@@ -25,7 +25,7 @@ _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServedColumns:
-    """The targets of a column slice, and who serves whom.
+    """The targets of a column slice, and which process serves which.
 
     `served_by` has shape (targets, processes): the holder that serves each process's samples.
     `slices` tells targets apart and `target_of` whose slice each is; None where there is one.
@@ -38,7 +38,7 @@ class _ServedColumns:
 
 
 class TableExchange:
-    """What the lookups of one table make processes send."""
+    """Counts what processes send each other for the lookups of one table."""
 
     def __init__(self, arrangement: Arrangement, reader: TableReader) -> None:
         self._world = arrangement.processes
@@ -63,7 +63,7 @@ class TableExchange:
                     np.arange(len(columns.targets)), [len(t.parts) for t in columns.targets]
                 )
             self._column_slices.append(_ServedColumns(columns, served_by, slices, target_of))
-        self._cut_rows = _row_groups(column_slices, table.rows)
+        self._row_groups = _row_groups(column_slices, table.rows)
 
     def add(
         self,
@@ -77,11 +77,11 @@ class TableExchange:
         world = self._world
         ends = np.array([samples * process // world for process in range(world + 1)])
         own = np.diff(ends)
-        asked: dict[int, list[Int]] = {}
+        lookups_by_slices: dict[int, list[Int]] = {}
         sources = np.arange(world)
         for columns in self._column_slices:
             alone = len(columns.parts.targets) == 1 and not columns.parts.targets[0].replicated
-            by_target = self._lookups(columns, asked, bags, ends, read)
+            by_target = self._lookups(columns, lookups_by_slices, bags, ends, read)
             for at, target in enumerate(columns.parts.targets):
                 holders = columns.served_by[at]
                 for number, feature in enumerate(self._features):
@@ -94,7 +94,7 @@ class TableExchange:
                     sent["gradients"][sources, holders] += _NUMBER * target.width * vectors
                     self._serve(served, holders, vectors, target.width, _LENGTH * own, lookups)
         if read.all is not None:
-            for slices, ranks in self._cut_rows:
+            for slices, ranks in self._row_groups:
                 rows = sum(
                     here.stop - here.start if isinstance(here, slice) else here.size
                     for here in slices.select(read.all.ranks)
@@ -118,14 +118,14 @@ class TableExchange:
         output = _NUMBER * width * vectors
         np.add.at(served.output_vectors[number], holders, vectors)
         np.add.at(served.output_bytes[number], holders, output)
-        asked = (length_bytes + _ID * lookups) * crossing
-        np.add.at(served.asked_bytes[number], holders, asked)
+        request_bytes = (length_bytes + _ID * lookups) * crossing
+        np.add.at(served.request_bytes[number], holders, request_bytes)
         np.add.at(served.returned_bytes[number], holders, 2 * output * crossing)
 
     def _lookups(
         self,
         columns: _ServedColumns,
-        asked: dict[int, list[Int]],
+        known: dict[int, list[Int]],
         bags: Sequence[Bags],
         ends: Int,
         read: TableRead,
@@ -134,16 +134,16 @@ class TableExchange:
         if columns.slices is None:
             return [lookups[None] for lookups in read.by_source]
         key = id(columns.slices)
-        if key not in asked:
+        if key not in known:
             targets = len(columns.parts.targets)
-            asked[key] = [
+            known[key] = [
                 self._by_target(columns, one, starts, targets)
                 for one, starts in zip(bags, read.by_source, strict=True)
             ]
-        return asked[key]
+        return known[key]
 
     def _by_target(self, columns: _ServedColumns, bags: Bags, by_source: Int, targets: int) -> Int:
-        assert columns.slices is not None, "asked of column slices with several targets alone"
+        assert columns.slices is not None, "only for column slices with several targets"
         owners = columns.target_of[columns.slices.owners(self._reader.ranks(bags.ids))]
         source = np.repeat(np.arange(self._world), by_source)
         number = owners * self._world + source
@@ -151,7 +151,7 @@ class TableExchange:
 
 
 class ReplicaExchange:
-    """What the holders of replicated rows send to add up their gradients.
+    """Counts what the holders of replicated rows send to add up their gradients.
 
     Each row has a holder that adds it up: the others send it the sums of the rows read there,
     and it sends all of them the totals.
@@ -212,14 +212,14 @@ def _dealt(rows: AnyInt, holders: int) -> Int:
 def _row_groups(
     column_slices: Sequence[ColumnSlice], rows: int
 ) -> list[tuple[Slices, tuple[int, ...]]]:
-    """Rows whose columns are apart, where row-wise Adagrad needs them together, and with whom."""
-    found: dict[str, list[Target]] = defaultdict(list)
+    """Rows whose column slices are on several ranks under row-wise Adagrad, and these ranks."""
+    by_peers: dict[str, list[Target]] = defaultdict(list)
     for columns in column_slices:
         for target in columns.targets:
             if target.peers and not target.replicated:
-                found[target.peers].append(target)
+                by_peers[target.peers].append(target)
     groups = []
-    for members in found.values():
+    for members in by_peers.values():
         parts = tuple((part.start, part.stop, part.step) for part in members[0].parts)
         ranks = sorted({holder for target in members for holder in target.holders})
         if len(ranks) > 1:
@@ -227,17 +227,17 @@ def _row_groups(
     return groups
 
 
-def _rows_of(target: Target, found: Distinct) -> AnyInt:
+def _rows_of(target: Target, distinct: Distinct) -> AnyInt:
     """Those of some distinct rows that a target has, as rows of the target."""
     if target.by_id:
-        return found.ids
+        return distinct.ids
     slices = Slices(
         [(part.start, part.stop, part.step) for part in target.parts], target.table.rows
     )
     rows = [
-        (found.ranks[here].astype(np.int64) - part.start) // part.step + base
+        (distinct.ranks[here].astype(np.int64) - part.start) // part.step + base
         for here, part, base in zip(
-            slices.select(found.ranks), target.parts, target.bases, strict=True
+            slices.select(distinct.ranks), target.parts, target.bases, strict=True
         )
     ]
     return np.concatenate(rows)

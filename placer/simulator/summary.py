@@ -22,8 +22,8 @@ class DeviceTotals:
     ----------
     device : str
     lookups, rows : int
-        Lookups that it served, and distinct rows among them, summed over steps. A row that is
-        cut into column slices counts once for each.
+        Lookups that it served, and distinct rows among them, summed over steps. A row
+        with several column slices counts once for each.
     hbm_lookups : int
         Of rows that the plan keeps in HBM, or whose copy was there before the step.
     staged_rows, in_place_rows, written_back_rows : int
@@ -113,10 +113,10 @@ def device_totals(
         See `placer.simulator.replay.Simulator.cache_entries`.
     """
     plan, counts = arrangement.plan, totals.parts
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    by_device: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for at, part in enumerate(arrangement.parts):
         one = {name: int(getattr(counts, name)[at]) for name in _COUNTS}
-        server = found[part.device]
+        server = by_device[part.device]
         gpu = plan.topology.gpus_by_id.get(part.device)
         home = part.device if gpu is None else gpu.host
         server["lookups"] += one["lookups"]
@@ -131,8 +131,8 @@ def device_totals(
             server["hbm_written_bytes"] += updated * whole
         elif part.lookup == "host":
             read = one["lookups"] * weights + updated * whole
-            found[home]["dram_read_bytes"] += read
-            found[home]["dram_written_bytes"] += updated * whole
+            by_device[home]["dram_read_bytes"] += read
+            by_device[home]["dram_written_bytes"] += updated * whole
             returned = one["vectors"] * 4 * (part.cols[1] - part.cols[0])
             if gpu is not None:
                 server["link_in_bytes"] += returned
@@ -150,12 +150,12 @@ def device_totals(
             server["hbm_written_bytes"] += here[1] * whole + copied
             server["link_in_bytes"] += copied + in_place
             server["link_out_bytes"] += back + left * whole
-            found[home]["dram_read_bytes"] += copied + in_place
-            found[home]["dram_written_bytes"] += back + left * whole
-    _add_exchange(found, arrangement, totals)
-    _add_row_caches(found, arrangement, totals, cache_entries)
+            by_device[home]["dram_read_bytes"] += copied + in_place
+            by_device[home]["dram_written_bytes"] += back + left * whole
+    _add_exchange(by_device, arrangement, totals)
+    _add_row_caches(by_device, arrangement, totals, cache_entries)
     devices = [*plan.topology.gpus_by_id, *plan.topology.hosts_by_id]
-    return tuple(DeviceTotals(device, **found[device]) for device in devices)
+    return tuple(DeviceTotals(device, **by_device[device]) for device in devices)
 
 
 _COUNTS = (
@@ -176,17 +176,17 @@ def _first_gpus(arrangement: Arrangement) -> list[str]:
 
 
 def _add_exchange(
-    found: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals
+    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals
 ) -> None:
     every = sum(totals.sent.values(), np.zeros((arrangement.processes,) * 2, np.int64))
     kept = np.diag(every)
     for process, gpu in enumerate(_first_gpus(arrangement)):
-        found[gpu]["sent_bytes"] += int(every[process].sum() - kept[process])
-        found[gpu]["received_bytes"] += int(every[:, process].sum() - kept[process])
+        by_device[gpu]["sent_bytes"] += int(every[process].sum() - kept[process])
+        by_device[gpu]["received_bytes"] += int(every[:, process].sum() - kept[process])
 
 
 def _add_row_caches(
-    found: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals, entries: Int
+    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals, entries: Int
 ) -> None:
     memory = device_memory(arrangement.plan)
     spare: dict[str, int] = defaultdict(int)
@@ -195,9 +195,9 @@ def _add_row_caches(
         held = int(totals.most_held[number])
         entry_bytes = arrangement.parts[members[0]].row_bytes + ROW_CACHE_ENTRY_BYTES
         spare[gpu] += (int(entries[number]) - held) * entry_bytes
-        found[gpu]["cache_entries"] += int(entries[number])
-        found[gpu]["most_held"] += held
-        found[gpu]["most_needed"] += int(totals.most_needed[number])
+        by_device[gpu]["cache_entries"] += int(entries[number])
+        by_device[gpu]["most_held"] += held
+        by_device[gpu]["most_needed"] += int(totals.most_needed[number])
     for gpu_id in arrangement.plan.topology.gpus_by_id:
-        found[gpu_id]["hbm_bytes"] = memory[gpu_id].total_bytes
-        found[gpu_id]["most_hbm_bytes"] = memory[gpu_id].total_bytes - spare[gpu_id]
+        by_device[gpu_id]["hbm_bytes"] = memory[gpu_id].total_bytes
+        by_device[gpu_id]["most_hbm_bytes"] = memory[gpu_id].total_bytes - spare[gpu_id]

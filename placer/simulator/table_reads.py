@@ -26,7 +26,7 @@ class PartRead:
     part : int
     lookups, rows : int
     slots, counts : int64, shape (rows,), or None
-        Pooled slots, ascending, and lookups of each; None where the part is not pooled.
+        Slots in the row cache's range, ascending, and lookups of each; None for other parts.
     vectors : int
         Of a part that the host pools: bags, empty ones too, and lookups without pooling.
     """
@@ -121,11 +121,11 @@ class TableReader:
         ).reshape(len(bags), world + 1)
         for one, feature in zip(bags, self.table.features, strict=True):
             self._check(one.ids, feature.name)
-        found: list[PartRead] = []
+        reads: list[PartRead] = []
         every = None
         if self._alone:
             every = self._distinct([one.ids for one in bags])
-            found += self._with_vectors(
+            reads += self._with_vectors(
                 self._alone, self._parts_of(self._alone, every), [one.ids for one in bags], samples
             )
         by_module = {}
@@ -144,12 +144,12 @@ class TableReader:
                 np.concatenate([ids[0][:0], *ids[at * len(sources) : (at + 1) * len(sources)]])
                 for at in range(len(bags))
             ]
-            found += self._with_vectors(groups, read, by_feature, own)
-        return TableRead(found, np.diff(starts, axis=1), every, by_module)
+            reads += self._with_vectors(groups, read, by_feature, own)
+        return TableRead(reads, np.diff(starts, axis=1), every, by_module)
 
     def updates(self, read: TableRead) -> list[PartRead]:
         """Rows of replicated parts that any holder's samples read: each holder updates them."""
-        found: list[PartRead] = []
+        updates: list[PartRead] = []
         holders: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for module in self._replicated:
             holders[self._arrangement.modules[module].holders].append(module)
@@ -158,8 +158,8 @@ class TableReader:
             ranks = distinct_counts(rows, self.table.rows)[0]
             union = Distinct(ranks, ranks, np.ones(ranks.size, dtype=np.int64))
             for module in members:
-                found += self._parts_of(self._replicated[module], union)
-        return found
+                updates += self._parts_of(self._replicated[module], union)
+        return updates
 
     def ranks(self, ids: AnyInt) -> AnyInt:
         """Ranks of ids, in their order."""
@@ -183,15 +183,15 @@ class TableReader:
 
     def _distinct(self, ids: Sequence[AnyInt]) -> Distinct:
         joined = ids[0] if len(ids) == 1 else np.concatenate([*ids])
-        found, counts = distinct_counts(joined, self.table.rows)
+        distinct_ids, counts = distinct_counts(joined, self.table.rows)
         if self.order is None:
-            return Distinct(found, found, counts)
-        ranks = self.order.ranks(found.astype(np.int64))
+            return Distinct(distinct_ids, distinct_ids, counts)
+        ranks = self.order.ranks(distinct_ids.astype(np.int64))
         order = np.argsort(ranks)
-        return Distinct(found[order], ranks[order], counts[order])
+        return Distinct(distinct_ids[order], ranks[order], counts[order])
 
     def _parts_of(self, groups: Sequence[_Group], rows: Distinct) -> list[PartRead]:
-        found = []
+        reads = []
         running = np.concatenate(([0], np.cumsum(rows.counts, dtype=np.int64)))
         selected: dict[int, list[slice | npt.NDArray[np.intp]]] = {}
         for group in groups:
@@ -205,13 +205,13 @@ class TableReader:
                 else:
                     lookups, number = int(rows.counts[here].sum()), here.size
                 if not part.uses_row_cache:
-                    found.append(PartRead(at, lookups, number))
+                    reads.append(PartRead(at, lookups, number))
                     continue
                 start, _, step = part.rows
                 slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slot
                 counts = rows.counts[here].astype(np.int64)
-                found.append(PartRead(at, lookups, number, slots, counts))
-        return found
+                reads.append(PartRead(at, lookups, number, slots, counts))
+        return reads
 
     def _with_vectors(
         self,

@@ -1,4 +1,4 @@
-"""How a plan fares from one part of a log to the next, and when another one would pay."""
+"""Compares a plan's hit rates over a log's windows, and says when another plan would pay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from placer.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step in a few numbers.
+    """Counts and time of one step.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Drifted:
 
     @property
     def lost_share(self) -> float:
-        """How much less of the lookups HBM serves than in the first window."""
+        """Share of lookups that HBM served in the first window, minus this one's."""
         return self.first.hbm_share - self.window.hbm_share
 
     @property

@@ -60,7 +60,7 @@ def read_manifest(
     Raises
     ------
     CheckpointError
-        If it is missing, cut short, altered, or of another format version.
+        If it is missing, truncated, altered, or of another format version.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -95,12 +95,12 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
         If it is missing or has another size; ends with the advice.
     """
     try:
-        found_bytes = path.stat().st_size
+        actual_bytes = path.stat().st_size
     except OSError as error:
         raise CheckpointError(f"{path} is missing; {advice}") from error
-    if found_bytes != size_bytes:
+    if actual_bytes != size_bytes:
         raise CheckpointError(
-            f"{path} is cut short or altered: it has {found_bytes} bytes and should have "
+            f"{path} is cut short or altered: it has {actual_bytes} bytes and should have "
             f"{size_bytes}; {advice}"
         )
 

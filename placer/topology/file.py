@@ -225,14 +225,14 @@ def _grouped(
         match = _NUMBERED.fullmatch(name(item))
         prefix, number = (match[1], int(match[2])) if match else (name(item), -1)
         if runs and number > 0:
-            previous, first, last, head = runs[-1]
-            if (previous, last + 1, rest(head)) == (prefix, number, rest(item)):
-                runs[-1] = (prefix, first, number, head)
+            previous, first, last, first_item = runs[-1]
+            if (previous, last + 1, rest(first_item)) == (prefix, number, rest(item)):
+                runs[-1] = (prefix, first, number, first_item)
                 continue
         runs.append((prefix, number, number, item))
     return [
-        (name(head) if first == last else f"{prefix}[{first}-{last}]", head)
-        for prefix, first, last, head in runs
+        (name(first_item) if first == last else f"{prefix}[{first}-{last}]", first_item)
+        for prefix, first, last, first_item in runs
     ]
 
 

@@ -1,4 +1,4 @@
-"""Reads ahead of a loop in a thread of its own."""
+"""Reads ahead of a loop in a separate thread."""
 
 import threading
 from collections.abc import Callable, Generator

@@ -16,7 +16,7 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
     """Batches in the log's order; all but the last have `batch_size` samples.
 
     Reading is in larger chunks, and a batch may span several: so the batches after `skip`
-    samples are those of an uninterrupted pass, whichever way the reader cuts its chunks.
+    samples are those of an uninterrupted pass, whatever the reader's chunks.
     """
     per_read = batch_size * max(1, READ_SAMPLES // batch_size)
     rest: Chunk | None = None
@@ -24,15 +24,15 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
         joined = chunk if rest is None else concatenate([rest, chunk])
         whole = joined.samples - joined.samples % batch_size
         for start in range(0, whole, batch_size):
-            yield cut(joined, start, start + batch_size)
-        rest = cut(joined, whole, joined.samples) if whole < joined.samples else None
+            yield slice_chunk(joined, start, start + batch_size)
+        rest = slice_chunk(joined, whole, joined.samples) if whole < joined.samples else None
     if rest is not None:
         yield rest
 
 
-def cut(chunk: Chunk, start: int, stop: int) -> Chunk:
+def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
     """Samples ``start..stop`` of a chunk, as views where that is possible."""
-    features = {name: _cut_bags(bags, start, stop) for name, bags in chunk.features.items()}
+    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
     labels = None if chunk.labels is None else chunk.labels[start:stop]
     return Chunk(stop - start, features, chunk.dense[start:stop], labels)
 
@@ -40,7 +40,7 @@ def cut(chunk: Chunk, start: int, stop: int) -> Chunk:
 def labelled(chunk: Chunk) -> Chunk:
     """The samples of a batch that have a label; the batch itself where all have one.
 
-    Batches are cut before this, so that which samples a batch spans, and with it the position
+    Batches are formed before this, so that which samples a batch spans, and with it the position
     of a run, does not depend on the labels.
     """
     if chunk.labels is None:
@@ -72,7 +72,7 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
-def _cut_bags(bags: Bags, start: int, stop: int) -> Bags:
+def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
     if bags.offsets is None:
         weights = None if bags.weights is None else bags.weights[start:stop]
         return Bags(bags.ids[start:stop], None, weights)

@@ -135,7 +135,7 @@ def _of_all_ranks(own: Mapping[str, FileRecord], ranks: Ranks) -> dict[str, File
 
 
 def _tidy(folder: Path) -> None:
-    """Remove what writes that were cut short left, and give back what they had set aside."""
+    """Remove what interrupted writes left, and restore what they had set aside."""
     for partial in folder.glob(".step-*.partial"):
         shutil.rmtree(partial)
     for replaced in folder.glob(".step-*.replaced"):
@@ -148,7 +148,7 @@ def _tidy(folder: Path) -> None:
 
 def _remove_all_but(folder: Path, keep: int) -> None:
     for old in _by_step(folder)[:-keep]:
-        # Hidden by one rename first: a removal cut short must not look like a checkpoint.
+        # Hidden by one rename first: an interrupted removal must not look like a checkpoint.
         hidden = folder / f".{old.name}.partial"
         old.rename(hidden)
         shutil.rmtree(hidden)
@@ -209,11 +209,11 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        On all ranks, if there is none, a file of it is missing, cut short or altered, or it was
+        On all ranks, if there is none, a file of it is missing, truncated or altered, or it was
         written in a newer format; the message names the file.
     """
     first = ranks.rank == 0
-    chosen = Path(ranks.told(ranks.together(lambda: str(_chosen(path)) if first else "")))
+    chosen = Path(ranks.broadcast(ranks.together(lambda: str(_chosen(path)) if first else "")))
     return ranks.together(lambda: _open(chosen, verifies=first))
 
 
@@ -305,7 +305,7 @@ def _by_step(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _reporting(what: str) -> Iterator[None]:
-    """Turn what the disk raises into one clear error."""
+    """Turn errors of the disk into one clear error."""
     try:
         yield
     except OSError as error:

@@ -46,14 +46,14 @@ class Ranks:
         return samples * rank // self.world, samples * (rank + 1) // self.world
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """What each rank says, in their order; equally many numbers from each."""
+        """Each rank's numbers, in their order; all ranks pass equally many."""
         if self._comm is None:
             return [list(values)]
         said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
         return said
 
     def any(self, flag: bool) -> bool:
-        """Whether one of them says so."""
+        """Whether the flag is set on any rank."""
         return any(said for (said,) in self.numbers([int(flag)]))
 
     def total(self, values: Tensor) -> Tensor:
@@ -68,17 +68,17 @@ class Ranks:
         padded = torch.zeros(max(sizes))
         padded[: values.size] = torch.from_numpy(values)
         parts = self._comm.gather("header", padded)
-        found: npt.NDArray[np.float32] = torch.cat(
+        joined: npt.NDArray[np.float32] = torch.cat(
             [part[:size] for part, size in zip(parts, sizes, strict=True)]
         ).numpy()
-        return found
+        return joined
 
-    def told(self, text: str) -> str:
-        """What rank 0 says."""
+    def broadcast(self, text: str) -> str:
+        """The text of rank 0, on every rank."""
         return self.texts(text)[0]
 
     def texts(self, text: str) -> list[str]:
-        """What each rank says, in their order."""
+        """Each rank's text, in their order."""
         if self._comm is None:
             return [text]
         encoded = text.encode()
@@ -92,7 +92,7 @@ class Ranks:
         ]
 
     def agree(self, fault: Exception | None = None) -> None:
-        """Raise on every rank what one of them found wrong; each its own, or else the first's.
+        """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class Ranks:
                 yield item
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._comm is not None:
             self._comm.close()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from placer.data.log import Chunk, Log
 from placer.errors import DataError
 from placer.executor import BagBatch
-from placer.training.batches import batches, cut, labelled
+from placer.training.batches import batches, labelled, slice_chunk
 from placer.training.config import TrainConfig
 from placer.training.distributed import ALONE, Ranks
 
@@ -55,7 +55,7 @@ def readings(
     Lookups are None in batches that are not trained on, because they are held out or none of
     their samples has a label. Ends after `limit` batches to train on. Tensors are pinned where
     a GPU will copy them. Of each batch's samples that have a label a rank takes its part, but
-    looks at all labels, so that a bad one is found on every rank.
+    looks at all labels, so that every rank raises for a bad one.
     """
     pins = torch.device(config.device).type == "cuda"
     number, left = skip // config.batch_size, limit
@@ -79,7 +79,7 @@ def readings(
 
 def own_part(chunk: Chunk, ranks: Ranks) -> Chunk:
     """A rank's samples of a batch; all of them where it is alone."""
-    return chunk if ranks.world == 1 else cut(chunk, *ranks.part_of(chunk.samples))
+    return chunk if ranks.world == 1 else slice_chunk(chunk, *ranks.part_of(chunk.samples))
 
 
 def tensors_of(chunk: Chunk, features: Sequence[str]) -> Tensors:

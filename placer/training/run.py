@@ -34,7 +34,7 @@ from placer.training.trainer import AnyBatch, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the progress callback is told.
+    """What the progress callback gets.
 
     Attributes
     ----------
@@ -54,12 +54,16 @@ class Progress:
     loss: float
     samples_per_s: float
 
+    def __str__(self) -> str:
+        rate = f"{self.samples_per_s:,.0f} samples/s"
+        return f"pass {self.epoch + 1}, loss {self.loss:.4f}, {rate}"
+
 
 OnProgress = Callable[[Progress], None] | None
 
 
 class Run:
-    """Trains a placed model from where it stands, and saves it as the policy says."""
+    """Trains a placed model from its position on, and saves it as the policy says."""
 
     def __init__(
         self,
@@ -106,11 +110,11 @@ class Run:
         return tracer.summary
 
     def hit_rates(self) -> HitRates | None:
-        """Of this run so far, all ranks together; None where all rows are read in place."""
+        """Hit rates of this run so far, over all ranks; None where all rows are read in place."""
         return hit_rates(self._embeddings, self._ranks)
 
     def close(self) -> None:
-        """Let go of the connections to other ranks."""
+        """Close the connections to other ranks."""
         self._embeddings.close()
 
     def save(self) -> None:
@@ -236,7 +240,7 @@ class Run:
         return trained
 
     def _check_labels_seen(self) -> None:
-        """At the log's end: a run that never met a label has trained on nothing, and says so."""
+        """Raise at the log's end if no sample had a label: the run has trained on nothing."""
         if self.unlabelled_samples and not self._labels_seen and not self.position.step:
             raise no_label_error(self.unlabelled_samples)
 

@@ -53,18 +53,18 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
-    """Lookups that HBM served, on all ranks, which must ask together; waits for the device.
+    """Lookups that HBM served, on all ranks, which must call it together; waits for the device.
 
     None for backends that read all rows where they are.
     """
-    found = embeddings.hit_rates()
+    own_rates = embeddings.hit_rates()
     if embeddings.world == 1:
-        return found
-    if not ranks.any(found is not None):
+        return own_rates
+    if not ranks.any(own_rates is not None):
         return None
-    here = found or HitRates(0, 0, RowCacheStats())
-    own = [here.lookups, here.home_lookups, *astuple(here.row_cache)]
-    lookups, home, *rest = ranks.total(torch.tensor(own)).tolist()
+    rates = own_rates or HitRates(0, 0, RowCacheStats())
+    numbers = [rates.lookups, rates.home_lookups, *astuple(rates.row_cache)]
+    lookups, home, *rest = ranks.total(torch.tensor(numbers)).tolist()
     return HitRates(lookups, home, RowCacheStats(*rest))
 
 

@@ -18,7 +18,7 @@ from placer.files import replacing
 from placer.training.config import TraceRequest
 
 READ = "read"
-"""What `PHASE_PREFIX` is put before while the loop waits for the log."""
+"""What follows `PHASE_PREFIX` while the loop waits for the log."""
 
 NAMES: tuple[str, ...] = (READ, *get_args(Phase))
 
@@ -51,7 +51,7 @@ class TraceSummary:
     ----------
     path : Path
     steps : int
-        Steps in it, fewer than asked for where the run ended before.
+        Steps in it, fewer than requested where the run ended before.
     step_s : float
         Mean time of a step under the profiler, all between two steps included.
     phases : tuple of PhaseTime
@@ -65,7 +65,7 @@ class TraceSummary:
 
 
 class Tracer:
-    """Records the steps asked for while it is entered; `step` tells it where one ends.
+    """Records the requested steps while it is entered; call `step` where one ends.
 
     `summary` is None until the trace is written, which is as soon as its last step is over, or
     when it is left. A run that ends during the warm-up leaves no trace, nor does one that fails.
@@ -112,7 +112,7 @@ class Tracer:
         self._stop()
 
     def step(self) -> None:
-        """A step is over."""
+        """Mark the end of a step."""
         if self._profile is None:
             return
         self._steps += 1
@@ -137,7 +137,7 @@ class Tracer:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A named range of the host's time, in seconds, and the time of the kernels asked for in it."""
+    """A named range of the host's time, in seconds, and the time of the kernels launched in it."""
 
     name: str
     thread: int

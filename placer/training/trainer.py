@@ -136,7 +136,7 @@ class Trainer:
         return loss.detach()
 
     def _backward(self, loss: Tensor) -> None:
-        """Backward through a share of the loss; gradients are averaged, and shall be added."""
+        """Backward through a share of the loss, times the ranks: they average, and need a sum."""
         try:
             (loss * self._world).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
@@ -164,7 +164,7 @@ class Trainer:
         return state
 
     def load_dense_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `dense_state` gave."""
+        """Restore what `dense_state` returned."""
         weights: dict[str, Tensor] = {}
         slots: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in state.items():
@@ -221,7 +221,7 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
 def _scores(
     model: Dlrm, compiler: str | None, device: torch.device, world: int
 ) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """The model as it is called: behind `torch.compile` if wanted, and one of many if it is."""
+    """The model as it is called: compiled if wanted, and under DDP if there are several ranks."""
     called: nn.Module = model
     if compiler is not None:
         with _compiler_errors(compiler):

@@ -28,7 +28,7 @@ def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
 
 
 def _rank(one: Alternative) -> tuple[bool, float, float]:
-    """What fits first, then the fastest."""
+    """Sort key: alternatives that fit come first, then faster ones."""
     return bool(one.short_bytes), one.step_time_s, one.table_s
 
 
@@ -59,7 +59,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
     taken = {p.gpu for p in placed}
     others = [gpu for gpu in _roomy_first(planned, slowest.shard) if gpu not in taken]
     ids = [gpu.id for gpu in planned.problem.topology.gpus]
-    what = "" if len(placed) == 1 else f"piece of {ids[slowest.gpu]} "
+    what = "" if len(placed) == 1 else f"shard of {ids[slowest.gpu]} "
     for gpu in others[:_MOST_GPUS]:
         pairs = [(p.shard, gpu if p is slowest else p.gpu) for p in placed]
         own = planned.filled(pairs, planned.replica)
@@ -113,7 +113,7 @@ def _option_name(option: ShardingOption, rows: int) -> str:
         words.append(f"{option.row_slices} {'blocks of rows' if option.blocked else 'row slices'}")
     if option.column_widths:
         widths = "+".join(map(str, option.column_widths))
-        words.append(f"{len(option.column_widths)} strips of {widths} columns")
+        words.append(f"{len(option.column_widths)} column slices of {widths} columns")
     name = " x ".join(words) or "in one piece"
     if option.replicated_rows:
         name = f"{option.replicated_rows:,} hottest rows on every GPU, the others {name}"

@@ -44,7 +44,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """What could follow an old plan, and what should.
+    """The candidates to follow an old plan, and the chosen one.
 
     Attributes
     ----------

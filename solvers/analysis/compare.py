@@ -16,7 +16,7 @@ CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 
 @dataclass(frozen=True, slots=True)
 class CompareRow:
-    """What one solver made of one budget, under one cost model.
+    """The result of one solver under one memory budget and cost model.
 
     Attributes
     ----------

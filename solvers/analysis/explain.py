@@ -57,8 +57,8 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     >>> from solvers import solve
     >>> problem = Problem(named_workload("random-3@1"), Topology.parse("2xh100", hbm="1GiB"), 64)
     >>> plan = solve(problem, "greedy-cost").plan
-    >>> found = explain(problem, plan, "t1", Roofline())
-    >>> [one.constraint for one in found.bindings]
+    >>> explanation = explain(problem, plan, "t1", Roofline())
+    >>> [one.constraint for one in explanation.bindings]
     ['work']
     """
     if table not in plan.tables_by_name:

@@ -134,7 +134,7 @@ def _memory_of(plan: Plan, home: Home) -> str:
 
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
-    """A column for each row, each of them once, of the greatest sum."""
+    """A different column for each row, such that the sum is greatest."""
     if len(values) < 2 or not any(map(any, values)):
         return list(range(len(values)))
     from ortools.graph.python import linear_sum_assignment

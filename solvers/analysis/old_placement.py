@@ -41,7 +41,7 @@ def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
 
 
 def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
-    """How a table was sharded, as the same option for its rows of today."""
+    """The old sharding of a table, as an option for the table's present rows."""
     table = instance.problem.profile.tables[number].table
     before = old.tables_by_name.get(table.name)
     if before is None or before.dim != table.dim:
@@ -186,7 +186,7 @@ def _is_usable(instance: Instance, number: int, option: ShardingOption) -> bool:
 
 
 def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
-    """What constraints and cost models tell sharding options apart by."""
+    """The properties by which constraints and cost models distinguish sharding options."""
     replicated = "all" if option.replicated_rows >= rows > 0 else bool(option.replicated_rows)
     sliced = (option.row_slices > 1, bool(option.column_widths))
     return (*sliced, replicated, option.cold, option.blocked)

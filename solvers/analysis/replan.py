@@ -135,7 +135,7 @@ class _Replanning:
         self.old_tables = old_tables(self.instance, old)
 
     def refilled(self, fresh: Plan | None) -> Iterator[tuple[str, Plan]]:
-        """The old options and GPUs, filled anew, and what a few steps of search make of that.
+        """The old options and GPUs with HBM filled anew, then improved by a few search steps.
 
         New tables get the sharding options that they have in the plan from scratch.
         """

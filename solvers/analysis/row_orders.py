@@ -113,7 +113,7 @@ def order_within_slices(
 
 
 def _reads(counts: RowCounts, ids: Int) -> Int:
-    """How often rows were read."""
+    """How often each row was read."""
     reads = np.zeros(ids.size, dtype=np.int64)
     if counts.ids.size:
         at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)

@@ -8,7 +8,6 @@ k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what
 open.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,8 +20,8 @@ from solvers.bounds.binding import binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.bounds.linear_program import LpBound, lp_bound
 from solvers.model.instance import Instance
-from solvers.registry import solve
-from solvers.result import SolveResult
+from solvers.registry import solver as solver_called
+from solvers.result import Limits, SolveResult
 
 HBM_STEP_BYTES = 2**30
 """How much HBM per GPU the first question adds."""
@@ -71,7 +70,7 @@ class Effect:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the effect, for better or worse, is larger than what the gaps leave open."""
+        """Whether the effect, good or bad, is larger than the uncertainty that the gaps leave."""
         if self.least_gain is None or self.most_gain is None:
             return False
         return self.least_gain > 0 or self.most_gain < 0
@@ -79,7 +78,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPrices:
-    """What more of a memory saves of the step, at the margin.
+    """Seconds of the step that one more byte of each memory saves.
 
     Attributes
     ----------
@@ -140,13 +139,9 @@ class FrontPoint:
 def whatif(
     problem: Problem,
     cost_model: CostModel,
+    limits: Limits | None = None,
     *,
     solver: str = "greedy-cost",
-    time_limit_s: float = 20.0,
-    gap: float = 1e-3,
-    seed: int = 0,
-    max_steps: int | None = None,
-    stop: Callable[[], bool] | None = None,
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
     """The effects of more and faster HBM and DRAM, faster links, and a batch twice as large.
@@ -155,17 +150,17 @@ def whatif(
     ----------
     problem : Problem
     cost_model : CostModel
+    limits : Limits, optional
+        Of each problem; by default 20 seconds.
     solver : str
-        Solves each changed problem within `time_limit_s`; a better one leaves smaller gaps.
-    time_limit_s, gap, seed, max_steps, stop
-        See `Limits`.
+        Solves each changed problem; a better one leaves smaller gaps.
     on_solved : callable
         Called with how many problems are solved, and of how many.
 
     Returns
     -------
     WhatIf
-        Without effects if the problem as it is has no plan; `base` says why. After `stop`, with
+        Without effects if the problem as it is has no plan; `base` says why. After a stop, with
         those that were known already.
 
     Examples
@@ -173,29 +168,25 @@ def whatif(
     >>> from cost_models import Roofline
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
+    >>> from solvers import Limits
     >>> problem = Problem(named_workload("random-3@1"), Topology.parse("2xt4", hbm="1GiB"), 64)
-    >>> answer = whatif(problem, Roofline(), max_steps=10)
+    >>> answer = whatif(problem, Roofline(), Limits(max_steps=10))
     >>> answer.effects[2].change
     'HBM bandwidth +10%'
     """
-
-    solved = functools.partial(
-        solve,
-        solver=solver,
-        cost_model=cost_model,
-        time_limit_s=time_limit_s,
-        gap=gap,
-        seed=seed,
-        max_steps=max_steps,
-        stop=stop,
-    )
-    base = solved(problem)
+    limits = limits or Limits(time_limit_s=20.0)
+    strategy = solver_called(solver)
+    base = strategy.solve(problem, cost_model, limits)
     if base.plan is None or base.step_time_s is None:
         return WhatIf(base, MemoryPrices(), ())
     instance = Instance(problem, cost_model)
     lagrangian = lagrangian_bound(instance)
     relaxed = lp_bound(
-        instance, base.step_time_s, lagrangian=lagrangian, time_limit_s=time_limit_s, stop=stop
+        instance,
+        base.step_time_s,
+        lagrangian=lagrangian,
+        time_limit_s=limits.time_limit_s,
+        stop=limits.stop,
     )
     prices = _prices(lagrangian, relaxed)
     report = cost_model.evaluate(problem, base.plan)
@@ -205,8 +196,8 @@ def whatif(
     effects = []
     for number, (name, changed) in enumerate(changes):
         saved_s = _priced_s(prices, base.step_time_s, problem.topology, changed.topology)
-        result = solved(changed)
-        if stop is not None and stop():
+        result = strategy.solve(changed, cost_model, limits)
+        if limits.stop is not None and limits.stop():
             break  # What was searched for less long than the base says nothing beside it.
         effects.append(_effect(name, problem, base, changed, result, saved_s))
         on_solved(number + 2, len(changes) + 1)
@@ -225,7 +216,7 @@ def _prices(lagrangian: LagrangianBound, relaxed: LpBound | None) -> MemoryPrice
 def _priced_s(
     prices: MemoryPrices, step_time_s: float, before: Topology, after: Topology
 ) -> float | None:
-    """What a change of memory saves of the step by prices; None for other changes.
+    """Seconds that a change of memory saves, by its price; None for other changes.
 
     A change is the same on all GPUs, or on all hosts.
     """

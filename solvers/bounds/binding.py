@@ -33,7 +33,7 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What binds, and the evidence in a sentence without its full stop.
+    """The resource that limits a plan, and a sentence with the evidence.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Binding:
 
 
 def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostReport) -> Binding:
-    """What limits a plan.
+    """Find what limits a plan.
 
     Parameters
     ----------
@@ -61,9 +61,9 @@ def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostRe
         Of the plan.
     """
     waits = f"waits for {report.bottleneck}"
-    found = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    found = found or _of_memory(instance, bound, report) or _of_work(instance, report)
-    return Binding(found.resource, f"{waits}; {found.words}")
+    cause = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
+    cause = cause or _of_memory(instance, bound, report) or _of_work(instance, report)
+    return Binding(cause.resource, f"{waits}; {cause.words}")
 
 
 def _of_a_table(
@@ -75,8 +75,8 @@ def _of_a_table(
     name = instance.problem.profile.table_names[table]
     return Binding(
         "table",
-        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest cut, so that "
-        "no other table and no more memory matters",
+        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest sharding option, "
+        "so that no other table and no more memory matters",
     )
 
 
@@ -139,7 +139,7 @@ def _of_memory(
 
 
 def _worth_s(groups: Sequence[GroupPrice], names: Sequence[str]) -> tuple[float, list[str]]:
-    """What all of a memory is worth at its prices, and the devices where it has one."""
+    """Seconds that all of a memory is worth at its prices, and the devices with a price."""
     priced = [group for group in groups if group.price_s_per_byte > 0]
     devices = sorted(device for group in priced for device in group.devices)
     worth_s = sum(group.price_s_per_byte * group.memory_bytes for group in priced)

@@ -12,8 +12,8 @@ def impossible(instance: Instance) -> Termination | None:
     """A proof that nothing fits, or None if these tests do not find one.
 
     Every table needs buffers in HBM however few of its rows are there, and all rows and
-    buffers need a place in HBM or DRAM together. Where cutting a table makes neither
-    smaller, whole tables stand for all ways to cut them.
+    buffers need a place in HBM or DRAM together. Where dividing a table makes neither
+    smaller, whole tables stand for all sharding options.
     """
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
     whole_is_least = instance.cost_model.sharding_overhead_s(instance.problem) is not None
@@ -42,14 +42,16 @@ def impossible(instance: Instance) -> Termination | None:
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
     """The fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
-    found: list[tuple[float, float]] = []
+    least_bytes: list[tuple[float, float]] = []
     for option in instance.options_of(table):
         if option.replicated_rows or (option.shard_count > 1 and whole_is_least):
             continue
-        found.append(_least_of(instance, table, option))
+        least_bytes.append(_least_of(instance, table, option))
     # Replicas only add bytes; they count where nothing else is allowed.
-    found = found or [_least_of(instance, table, option) for option in instance.options_of(table)]
-    return min(need for need, _ in found), min(need for _, need in found)
+    least_bytes = least_bytes or [
+        _least_of(instance, table, option) for option in instance.options_of(table)
+    ]
+    return min(need for need, _ in least_bytes), min(need for _, need in least_bytes)
 
 
 def _least_of(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:

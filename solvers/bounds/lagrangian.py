@@ -66,7 +66,7 @@ class OptionCost:
 
 @dataclass(frozen=True, slots=True)
 class LagrangianBound:
-    """The bound, and what it was made of.
+    """The Lagrangian bound of a problem, and the costs of sharding options behind it.
 
     Attributes
     ----------
@@ -124,22 +124,22 @@ class _Works:
 
 def lagrangian_bound(instance: Instance) -> LagrangianBound:
     """The bound of this module's docstring."""
-    prices, dram_s = _pooled_prices(instance)
+    prices, dram_s = _prices_near_full_hbm(instance)
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
     extra_s = None if few else instance.cost_model.sharding_overhead_s(instance.problem)
     whole = _Whole(instance, prices)
     if extra_s is None:
         works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
     else:
-        found = [
+        usual_works = [
             _whole_works(instance, whole, table, prices, extra_s)
             for table in range(instance.tables)
         ]
-        works = [work for work, _ in found]
+        works = [work for work, _ in usual_works]
         # No step is shorter than this, so that tables that one GPU can serve within it need
         # no finer option; the others do.
         least_s = max(_bounds(instance, works, prices, dram_s))
-        for table, (_, usual_s) in enumerate(found):
+        for table, (_, usual_s) in enumerate(usual_works):
             if usual_s > least_s or not np.isfinite(usual_s):
                 works[table] = _all_works(instance, whole, table, prices)
     bounds = _bounds(instance, works, prices, dram_s)
@@ -169,7 +169,7 @@ def _bounds(
         replica_s[table, : len(work.options)] = work.replica_s
         priced[table, : len(work.options)] = work.priced_s
     lowest = max(dram_s, float(longest.min(axis=1).max()))
-    found = []
+    bounds_s = []
     for at, price in enumerate(prices.tolist()):
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest, instance.gpus)
         hbm_worth_s = price * float(instance.hbm_bytes.sum())
@@ -182,8 +182,8 @@ def _bounds(
                 middle = (low + high) / 2
                 enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
                 low, high = (low, middle) if enough else (middle, high)
-        found.append(low)
-    return found
+        bounds_s.append(low)
+    return bounds_s
 
 
 class _Work:
@@ -198,10 +198,10 @@ class _Work:
         # Tables whose every sharding option fits, however much is replicated, cost the same at any
         # T.
         fits = (longest + at_most <= lowest_s) | np.isinf(costs)
-        settled = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
-        self.done_s = float(costs[settled].min(axis=1).sum())
-        self.costs, self.replica_s = costs[~settled], replica_s[~settled]
-        self.shards_s = longest[~settled] - self.replica_s
+        constant = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
+        self.done_s = float(costs[constant].min(axis=1).sum())
+        self.costs, self.replica_s = costs[~constant], replica_s[~constant]
+        self.shards_s = longest[~constant] - self.replica_s
         self.gpus = gpus
         # Ranges of the time of all replicas: the last one has no end.
         crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
@@ -243,19 +243,21 @@ class _Whole:
 
     def best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
-        found = [
+        least_of_kinds = [
             least(self.instance.curve(shard, gpu), most, self.prices)
             for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
         ]
-        return min(time_s for time_s, _ in found), np.min([p for _, p in found], axis=0)
+        return min(time_s for time_s, _ in least_of_kinds), np.min(
+            [p for _, p in least_of_kinds], axis=0
+        )
 
     def free(self, shard: TableShard) -> Float:
         """Least time + price × bytes without the cost of splits and the limit of one GPU."""
-        found = []
+        priced_s = []
         for gpu in self.instance.kinds:
             curve = self.instance.free_curve(shard, gpu)
-            found.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
-        lowest: Float = np.min(found, axis=0)
+            priced_s.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+        lowest: Float = np.min(priced_s, axis=0)
         return lowest
 
     def replicas(self, shard: TableShard | None) -> tuple[float, Float]:
@@ -293,13 +295,13 @@ def _work_of(
     shards = instance.shards(table, option)
     if not shards:
         return replica_s, replica_s, priced
-    found = [whole.best(shard) for shard in _representatives(shards)]
-    longest_s = replica_s + max(time_s for time_s, _ in found)
-    priced = priced + np.sum([p for _, p in found], axis=0)
+    least_of_shards = [whole.best(shard) for shard in _representatives(shards)]
+    longest_s = replica_s + max(time_s for time_s, _ in least_of_shards)
+    priced = priced + np.sum([p for _, p in least_of_shards], axis=0)
     # Thin slices differ only in which of the hottest ranks they hold; the last one has
     # the least work and stands for those that were not looked at.
-    if rest := len(shards) - len(found):
-        priced = priced + rest * found[-1][1]
+    if rest := len(shards) - len(least_of_shards):
+        priced = priced + rest * least_of_shards[-1][1]
     return longest_s, replica_s, priced
 
 
@@ -335,18 +337,18 @@ def _whole_works(
     return works, usual_s
 
 
-def _pooled_prices(instance: Instance) -> tuple[Float, float]:
+def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     """Prices of HBM to look at, and the bound that the hosts' memory alone gives.
 
     Whole tables at the instance's prices tell how many bytes they take together, and so the
     price at which they fill all HBM.
     """
-    pool = float(instance.hbm_bytes.sum())
+    hbm_bytes = float(instance.hbm_bytes.sum())
     grid = instance.prices
     total = np.zeros((5, grid.size))
     for table in range(instance.tables):
         total += instance.priced_costs(instance.whole(table), instance.kinds[0])
-    price_index = max(0, int(np.searchsorted(total[BYTES], pool, side="right")) - 1)
+    price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)
     price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
     staged_s = float(total[DRAM_S, price_index]) / len(instance.dram_bytes)
     busy_s = float(total[GPU_S, price_index]) / instance.gpus
@@ -366,7 +368,7 @@ def _pooled_prices(instance: Instance) -> tuple[Float, float]:
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:
-    """What the hosts' memory must read and write, with one price for all HBM.
+    """A bound from the reads and writes of the hosts' memory, with one price for all HBM.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
     whole tables stand for their sharding options, which those with caches do not.

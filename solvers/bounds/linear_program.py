@@ -64,7 +64,7 @@ _FIRST_PRICES = (0.0, 0.25, 0.6, 1.0, 1.6, 4.0, 1e3)
 
 @dataclass(frozen=True, slots=True)
 class GroupPrice:
-    """What the GPUs, or hosts, that are alike cost the step.
+    """Prices of the resources of one group of GPUs or hosts that are alike.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class GroupPrice:
 
 @dataclass(frozen=True, slots=True)
 class LpBound:
-    """The bound, and the prices that prove it.
+    """The bound of the linear relaxation, and the prices that prove it.
 
     Attributes
     ----------
@@ -117,12 +117,12 @@ class LpBound:
 
     @property
     def hbm_price_s_per_byte(self) -> float:
-        """What one more byte of HBM on every GPU saves of the step, in seconds."""
+        """Seconds of the step that one more byte of HBM on every GPU saves."""
         return sum(len(group.devices) * group.price_s_per_byte for group in self.gpus)
 
     @property
     def dram_price_s_per_byte(self) -> float:
-        """What one more byte of DRAM on every host saves of the step, in seconds."""
+        """Seconds of the step that one more byte of DRAM on every host saves."""
         return sum(len(group.devices) * group.price_s_per_byte for group in self.hosts)
 
     @property
@@ -233,7 +233,7 @@ class _Search:
     def run(
         self, price: float, deadline: float, stop: Callable[[], bool] | None
     ) -> tuple[Literal["converged", "limit"], int]:
-        """Lift the bound until prices settle; how it ended, and after how many programs.
+        """Raise the bound until it no longer grows; return how it ended and how many programs ran.
 
         `price` is about that of a byte of HBM.
         """
@@ -292,13 +292,13 @@ class _Search:
 def _argmin_of(values: Float, first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Where the least value of each segment is."""
     least = np.repeat(np.minimum.reduceat(values, first), np.diff([*first, values.size]))
-    found = np.flatnonzero(values == least)
-    segment = np.searchsorted(first, found, side="right")
-    return found[np.unique(segment, return_index=True)[1]]
+    least_at = np.flatnonzero(values == least)
+    segment = np.searchsorted(first, least_at, side="right")
+    return least_at[np.unique(segment, return_index=True)[1]]
 
 
 class _Program:
-    """The linear program of the placements found so far, in steps and shares of memory."""
+    """The linear program of the placements added so far, in steps and shares of memory."""
 
     def __init__(self, space: Space, unit_s: float) -> None:
         try:

@@ -79,27 +79,27 @@ class Space:
         """
         extra_s = instance.cost_model.sharding_overhead_s(instance.problem)
         whole = large and len(groups.gpus) == 1
-        found: list[list[TableChoice]] = []
+        choices_of_tables: list[list[TableChoice]] = []
         points = 0
         for table in range(instance.tables):
             if time.monotonic() > deadline or points > _MOST_POINTS:
                 return None
             choices = TableChoices(instance, groups, table, upper_s)
             if whole and extra_s is not None and choices.whole_suffices(least_s):
-                found.append(choices.of_wholes(extra_s))
+                choices_of_tables.append(choices.of_wholes(extra_s))
             else:
-                found.append(choices.of_options(instance.options_of(table)))
-            if not found[-1]:
+                choices_of_tables.append(choices.of_options(instance.options_of(table)))
+            if not choices_of_tables[-1]:
                 return table
-            points += sum(choice.points for choice in found[-1])
-        return cls(groups, found)
+            points += sum(choice.points for choice in choices_of_tables[-1])
+        return cls(groups, choices_of_tables)
 
     def weights(self, group: int, prices: Prices) -> Float:
         """Prices of the rows of a group's points."""
-        found, host = np.zeros(4), self.groups.host_of[group]
-        found[BYTES], found[GPU_S] = prices.hbm[group], prices.gpu_s[group]
-        found[DRAM_S], found[DRAM_BYTES] = prices.dram_s[host], prices.dram[host]
-        return found
+        weights, host = np.zeros(4), self.groups.host_of[group]
+        weights[BYTES], weights[GPU_S] = prices.hbm[group], prices.gpu_s[group]
+        weights[DRAM_S], weights[DRAM_BYTES] = prices.dram_s[host], prices.dram[host]
+        return weights
 
     def priced(self, prices: Prices) -> Float:
         """The least cost of each sharding option's shards and replicas, in seconds."""

@@ -22,7 +22,7 @@ _MOST_GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What the relaxation's resources cost, in seconds of the step; all are at least 0.
+    """Prices of the relaxation's resources, in seconds of the step; none is negative.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class DeviceGroups:
     gpus, hosts : tuple of tuples of int
         Their numbers, by group.
     host_of : tuple of int
-        Pool of the hosts of each group of GPUs.
+        Group of hosts that each group of GPUs is on.
     hbm_bytes, dram_bytes : float64
         Memory of each group.
     most_hbm_bytes, most_dram_bytes : float64
@@ -71,7 +71,7 @@ class DeviceGroups:
 
     @classmethod
     def of(cls, instance: Instance, large: bool = False) -> "DeviceGroups":
-        """The groups of an instance; if they are many, or it is a large one, by kind alone."""
+        """The groups of an instance: by kind alone if there are many groups or it is large."""
         masks: dict[bytes, npt.NDArray[np.bool_]] = {}
         for table in range(instance.tables):
             mask = instance.allowed(table)
@@ -83,11 +83,11 @@ class DeviceGroups:
                 zip(instance.kind_of_gpu, instance.hbm_bytes, strict=True)
             )
         ]
-        found = cls._by(instance, keys)
+        groups = cls._by(instance, keys)
         one_kind = large and len(instance.kinds) == 1
-        if len(found.gpus) > 1 and (one_kind or len(found.gpus) > _MOST_GROUPS):
+        if len(groups.gpus) > 1 and (one_kind or len(groups.gpus) > _MOST_GROUPS):
             return cls._by(instance, list(instance.kind_of_gpu), uniform=True)
-        return found
+        return groups
 
     @classmethod
     def _by(
@@ -131,7 +131,7 @@ class DeviceGroups:
         return np.array([float(len(members)) for members in self.hosts])
 
     def credit_s(self, prices: Prices) -> float:
-        """What all memory is worth."""
+        """Seconds that all memory is worth at these prices."""
         return float(prices.hbm @ self.hbm_bytes + prices.dram @ self.dram_bytes)
 
 
@@ -145,7 +145,7 @@ def is_large(instance: Instance) -> bool:
 
 def _numbers_by_key(keys: Sequence[object]) -> tuple[tuple[int, ...], ...]:
     """Numbers of equal keys, in order of the first of each."""
-    found: dict[object, list[int]] = {}
+    numbers: dict[object, list[int]] = {}
     for number, key in enumerate(keys):
-        found.setdefault(key, []).append(number)
-    return tuple(tuple(members) for members in found.values())
+        numbers.setdefault(key, []).append(number)
+    return tuple(tuple(members) for members in numbers.values())

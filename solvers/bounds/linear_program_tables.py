@@ -47,7 +47,7 @@ class TableChoice:
 
     @property
     def points(self) -> int:
-        """How many points its shards have."""
+        """Number of points of all shards."""
         return sum(mine.shape[1] for part in self.parts for mine in part.points.values())
 
 
@@ -69,9 +69,9 @@ class TableChoices:
         }
 
     def of_options(self, options: Iterable[ShardingOption]) -> list[TableChoice]:
-        """Those sharding options as they are."""
-        found = [self._option(option) for option in options]
-        return [choice for choice in found if choice is not None]
+        """The choices of these sharding options; options that no fast plan can use are left out."""
+        choices = [self._option(option) for option in options]
+        return [choice for choice in choices if choice is not None]
 
     def whole_suffices(self, least_s: float) -> bool:
         """Whether whole tables may stand for all options, and one GPU serves this one in time."""
@@ -92,9 +92,9 @@ class TableChoices:
         return any(choice.longest_s <= least_s for choice in self.of_options(whole))
 
     def of_wholes(self, extra_s: float) -> list[TableChoice]:
-        """Uncut placements, and for each one that stands for all those cut finer.
+        """Choices of whole tables, and for each one more that stands for all its finer options.
 
-        That is the whole table with its rows split freely, and as large as can be. At prices
+        That one is the whole table with its rows split freely, and as large as can be. At prices
         that are the same on all GPUs, shards on several do not do better together.
         """
         options = self.instance.options_of(self.table)
@@ -102,15 +102,15 @@ class TableChoices:
             (option.replicated_rows, option.cold) for option in options if option.shard_count > 1
         }
         whole = [option for option in options if option.shard_count == 1]
-        found = self.of_options(whole)
+        choices = self.of_options(whole)
         for option in whole:
             if (option.replicated_rows, option.cold) in finer:
                 replica_s, replica_bytes = self._replicas(option)
                 points = _stacked(self._curve(TableShard(self.table, option)))
                 points[GPU_S] += extra_s
                 parts = (Part(1, {0: points}),)
-                found.append(TableChoice(float(replica_s.max()), replica_s, replica_bytes, parts))
-        return found
+                choices.append(TableChoice(float(replica_s.max()), replica_s, replica_bytes, parts))
+        return choices
 
     def _option(self, option: ShardingOption) -> TableChoice | None:
         """A sharding option; None if a plan that is fast enough cannot use it."""
@@ -119,15 +119,18 @@ class TableChoices:
         parts, least_s = [], []
         for shard, times in _distinct(self.instance.shards(self.table, option)):
             points = {
-                group: found
+                group: curve_points
                 for group in self.serving
-                if (found := self._points(shard, group, replica_s, replica_bytes)).size
+                if (curve_points := self._points(shard, group, replica_s, replica_bytes)).size
             }
             if not points:
                 return None
             parts.append(Part(times, points))
             least_s.append(
-                {group: found[GPU_S].min() + replica_s[group] for group, found in points.items()}
+                {
+                    group: curve_points[GPU_S].min() + replica_s[group]
+                    for group, curve_points in points.items()
+                }
             )
         if parts:
             times_of = [part.times for part in parts]
@@ -168,7 +171,7 @@ def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
     if not shards:
         return []
     option = shards[0].option
-    strips = Counter(option.column_widths or (0,))
+    slices_of_width = Counter(option.column_widths or (0,))
     slices = [(row_slice, 1) for row_slice in range(min(option.row_slices, _SLICES))]
     if option.row_slices > _SLICES:
         slices.append((option.row_slices - 1, option.row_slices - _SLICES))
@@ -182,7 +185,7 @@ def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
             ),
             times * same,
         )
-        for width, same in strips.items()
+        for width, same in slices_of_width.items()
         for row_slice, times in slices
     ]
 
@@ -218,10 +221,10 @@ def _longest_s(
 
 def _stacked(curve: CostCurve) -> Float:
     """The points of a curve without the costs of splits, shape (4, m)."""
-    found = np.empty((4, curve.hot_rows.size))
-    found[BYTES], found[GPU_S] = curve.hbm_bytes, curve.gpu_s
-    found[DRAM_S], found[DRAM_BYTES] = curve.dram_s, curve.dram_bytes
-    return found
+    points = np.empty((4, curve.hot_rows.size))
+    points[BYTES], points[GPU_S] = curve.hbm_bytes, curve.gpu_s
+    points[DRAM_S], points[DRAM_BYTES] = curve.dram_s, curve.dram_bytes
+    return points
 
 
 def within(curve: CostCurve, limits: Float) -> Float:

@@ -72,7 +72,7 @@ class Assignment:
         return assignment if assignment.fits_dram() else None
 
     def copy(self) -> "Assignment":
-        """The same state, to be changed by itself."""
+        """A copy that can be changed without changing this assignment."""
         return Assignment(
             self.instance,
             [list(mine) for mine in self.shards],
@@ -123,7 +123,7 @@ class Assignment:
 
     @property
     def option_of(self) -> dict[int, ShardingOption]:
-        """How each table is sharded."""
+        """The sharding option of each table."""
         served = {shard.table: shard.option for held in self.shards for shard in held}
         return served | {shard.table: shard.option for shard in self.replicas}
 

@@ -13,7 +13,7 @@ from solvers.model.uniform_splits import common_shares
 _REFILLS = 20
 
 _LISTED_FOR_OPTIONS = 4096
-"""Hot ids listed for a table that is cut but not split: they spread its hottest rows evenly."""
+"""Hot ids listed for a table in several shards, none split: they spread its hottest rows evenly."""
 
 
 def build_plan(

@@ -9,7 +9,7 @@ from solvers.result import Limit, Limits
 
 @dataclass
 class Clock:
-    """Counts down what is left of a search's limits; shared by its parts.
+    """Counts the time and steps that a search has left; its parts share one clock.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Clock:
 
     @property
     def spent(self) -> bool:
-        """Whether to stop now."""
+        """Whether the search has to stop now."""
         if self.steps_left is not None and self.steps_left <= 0:
             return True
         return time.monotonic() > self.deadline or self.stopped
@@ -66,7 +66,7 @@ class Clock:
 
     @property
     def repeats(self) -> bool:
-        """Whether steps are counted, so that nothing else but them should be measured."""
+        """Whether the search is limited by steps, so that its result must not depend on time."""
         return self.limits.max_steps is not None
 
     def part(self, share: float) -> "Clock":

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from cost_models import CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
+from placer.topology.devices import Gpu
 
 
 class ConstraintRules:
@@ -16,34 +17,40 @@ class ConstraintRules:
 
     def __init__(self, problem: Problem) -> None:
         constraints, names = problem.constraints, problem.profile.table_names
-        gpus = problem.topology.gpus
-        number = {name: at for at, name in enumerate(names)}
-        rules = {} if not constraints else {
-            at: constraints.rule_of(name) for at, name in enumerate(names)
-        }  # fmt: skip
+        rules = {}
+        if constraints:
+            rules = {at: constraints.rule_of(name) for at, name in enumerate(names)}
         self.any = bool(constraints)
         self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
         self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
-        self.gpus_of_table: dict[int, npt.NDArray[np.bool_]] = {}
-        for at, rule in rules.items():
-            if rule.devices is not None:
-                pinned = set(rule.devices)
-                self.gpus_of_table[at] = np.array(
-                    [gpu.id in pinned or gpu.host in pinned for gpu in gpus]
-                )
         self.group_of_table: dict[int, int] = {}
+        number = {name: at for at, name in enumerate(names)}
         for group, members in enumerate(constraints.together if constraints else ()):
-            for name in members:
-                self.group_of_table[number[name]] = group
+            self.group_of_table |= dict.fromkeys((number[name] for name in members), group)
+        pinned = {at: set(rule.devices) for at, rule in rules.items() if rule.devices is not None}
+        self.gpus_of_table = self._gpus_of_tables(pinned, problem.topology.gpus)
         self._names = names
         self._rows = [profile.table.rows for profile in problem.profile]
-        # Tables that stay together are served by GPUs that each of them may be on.
+
+    def _gpus_of_tables(
+        self, pinned: dict[int, set[str]], gpus: Sequence[Gpu]
+    ) -> dict[int, npt.NDArray[np.bool_]]:
+        """Which GPUs may serve a table, for each table that is pinned to devices or in their group.
+
+        A GPU that serves one table of a group serves all of them: only GPUs that each pinned table
+        of the group may be on remain.
+        """
+        masks = {
+            table: np.array([gpu.id in devices or gpu.host in devices for gpu in gpus])
+            for table, devices in pinned.items()
+        }
         for group in set(self.group_of_table.values()):
             tables = [t for t, g in self.group_of_table.items() if g == group]
-            masks = [self.gpus_of_table[t] for t in tables if t in self.gpus_of_table]
-            if masks:
-                common: npt.NDArray[np.bool_] = np.logical_and.reduce(masks)
-                self.gpus_of_table |= dict.fromkeys(tables, common)
+            of_group = [masks[t] for t in tables if t in masks]
+            if of_group:
+                common: npt.NDArray[np.bool_] = np.logical_and.reduce(of_group)
+                masks |= dict.fromkeys(tables, common)
+        return masks
 
     def allowed_options(
         self, table: int, options: Sequence[ShardingOption]

@@ -1,8 +1,8 @@
 """A problem as solvers see it: shards of tables and their cost curves.
 
-The search space is the cost model's: every table is cut in one of the ways of
-`Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is served
-by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
+The search space is the cost model's: every table takes one of the sharding
+options of `Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is
+served by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
 and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 """
 
@@ -94,7 +94,7 @@ class Instance:
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         self._rules = ConstraintRules(problem)
         self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
-        self._ladders: dict[tuple[object, ...], Float] = {}
+        self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
 
     @cached_property
@@ -103,9 +103,9 @@ class Instance:
 
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
-        looked_at = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
-        whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in looked_at]
-        hbm_bytes = self.hbm_bytes.sum() * len(looked_at) / self.tables
+        sample = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
+        whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in sample]
+        hbm_bytes = self.hbm_bytes.sum() * len(sample) / self.tables
         low, high = np.inf, 0.0
         for points in whole:
             more = np.diff(points[BYTES])
@@ -121,9 +121,9 @@ class Instance:
         for points in whole:
             at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
             taken += points[BYTES, at]
-        pooled = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
+        filling_price = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
         first, last = (min(max(p, low / 2), high * 2) for p in
-                       (pooled * _FINE_SPAN, pooled / _FINE_SPAN))  # fmt: skip
+                       (filling_price * _FINE_SPAN, filling_price / _FINE_SPAN))  # fmt: skip
         steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
         every = np.concatenate((coarse, np.geomspace(first, last, steps)))
         return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
@@ -144,11 +144,11 @@ class Instance:
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """What every GPU holds of a table with this option."""
+        """The replicated rows of a table with this option; None if it has none."""
         return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:
-        """Rows of a table."""
+        """The number of rows of a table."""
         return self.problem.profile.tables[table].table.rows
 
     def columns(self, shard: TableShard) -> tuple[int, int]:
@@ -158,7 +158,7 @@ class Instance:
     def sharded(
         self, options: Sequence[ShardingOption]
     ) -> tuple[list[TableShard], list[TableShard]]:
-        """Shards, and what every GPU holds, of all tables sharded in these ways."""
+        """Shards and replicas of all tables, each with its option of `options`."""
         shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
         replicas = [self.replica(table, option) for table, option in enumerate(options)]
         return shards, [replica for replica in replicas if replica is not None]
@@ -186,7 +186,7 @@ class Instance:
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Shards as they have to stay together: mostly one by one."""
+        """Shards in blocks that one GPU has to serve: mostly of one shard each."""
         return self._rules.blocks(shards)
 
     def in_group(self, table: int) -> bool:
@@ -213,7 +213,7 @@ class Instance:
         return curve
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """The same if the constraints left any number of its rows in HBM."""
+        """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
         return self.cost_model.cost_curve(self.problem, shard, gpu)
@@ -221,10 +221,10 @@ class Instance:
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
         """Cost of a shard on a GPU at each of `prices`."""
         key = self._key(shard, gpu)
-        found = self._ladders.get(key)
-        if found is None:
-            found = self._ladders[key] = priced_costs(self.curve(shard, gpu), self.prices)
-        return found
+        costs = self._priced_costs.get(key)
+        if costs is None:
+            costs = self._priced_costs[key] = priced_costs(self.curve(shard, gpu), self.prices)
+        return costs
 
     def price_index(self, price: float) -> int:
         """The number of the last of `prices` that is at least `price`."""
@@ -249,7 +249,7 @@ class Instance:
         return total
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        """What the cost of a shard depends on: not on the widths of other column slices."""
+        """The key of a shard's cost, which does not depend on the widths of other column slices."""
         option = shard.option
         width = (
             option.column_widths[shard.column_slice]
@@ -263,54 +263,45 @@ class Instance:
     def search_space(self) -> str:
         """The search space in words, for plans and reports."""
         options = {option for table in range(self.tables) for option in self.options_of(table)}
-        kinds = [
-            option._replace(replicated_rows=min(option.replicated_rows, 1)) for option in options
-        ]
-        rows = sorted(
-            {
-                option.row_slices
-                for option in kinds
-                if not option.column_widths and option.row_slices > 1
-            }
-        )
-        column_counts = sorted(
-            {
-                len(option.column_widths)
-                for option in kinds
-                if option.column_widths and option.row_slices == 1
-            }
-        )
-        grids = sorted(
-            {
-                (option.row_slices, len(option.column_widths))
-                for option in kinds
-                if option.column_widths and option.row_slices > 1
-            }
-        )
-        words = ["whole"]
-        if rows:
-            blocks = (
-                "blocks of rows"
-                if any(option.blocked for option in kinds)
-                else "strided row slices"
-            )
-            words.append(f"in {', '.join(map(str, rows))} {blocks}")
-        if column_counts:
-            words.append(f"in {', '.join(map(str, column_counts))} column slices")
-        if grids:
-            words.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in grids))
-        if any(option.replicated_rows for option in kinds):
-            words.append("with all or its hottest rows replicated")
-        colds = sorted({option.cold for option in kinds})
+        within = ", within the constraints" if self._rules.any else ""
         return (
-            f"each table {', '.join(words)}; each shard on one GPU, any number of its hottest rows "
-            f"in HBM and the rest in DRAM, {' or '.join(colds)}"
-            + (", within the constraints" if self._rules.any else "")
+            f"each table {_ways_to_shard(options)}; each shard on one GPU, any number of its "
+            "hottest rows in HBM and the rest in DRAM, "
+            + " or ".join(sorted({option.cold for option in options}))
+            + within
         )
+
+
+def _ways_to_shard(options: Iterable[ShardingOption]) -> str:
+    """Sharding options in words: "whole, in 2, 4 strided row slices, in 2 column slices"."""
+    rows: set[int] = set()
+    columns: set[int] = set()
+    grids: set[tuple[int, int]] = set()
+    blocked = replicated = False
+    for option in options:
+        blocked |= option.blocked
+        replicated |= option.replicated_rows > 0
+        if not option.column_widths:
+            rows.add(option.row_slices)
+        elif option.row_slices == 1:
+            columns.add(len(option.column_widths))
+        else:
+            grids.add((option.row_slices, len(option.column_widths)))
+    ways = ["whole"]
+    if rows := {count for count in rows if count > 1}:
+        slices = "blocks of rows" if blocked else "strided row slices"
+        ways.append(f"in {', '.join(map(str, sorted(rows)))} {slices}")
+    if columns:
+        ways.append(f"in {', '.join(map(str, sorted(columns)))} column slices")
+    if grids:
+        ways.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in sorted(grids)))
+    if replicated:
+        ways.append("with all or its hottest rows replicated")
+    return ", ".join(ways)
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:
-    """The one point of a curve with so large a share of the rows in HBM."""
+    """A curve of one point: that with `share` of the rows in HBM."""
     hot = round(share * int(curve.hot_rows[-1]))
     inside = 0 < hot < curve.hot_rows[-1]
 

@@ -63,7 +63,7 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class Knapsack:
-    """Hot rows of each shard of one GPU, and what the GPU then costs."""
+    """Hot rows of each shard of one GPU, and the time and memory of the GPU with them."""
 
     hot_rows: tuple[int, ...]
     gpu_s: float

@@ -38,7 +38,7 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """The shards that a table's shards are; None if there is no such option, or GPU.
+    """The table shards that a plan's shards make; None if no option or GPU matches.
 
     Sharding options of the search space are preferred where shards can be read in several ways, but
     any option will do.
@@ -67,13 +67,13 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
     for number, profile in enumerate(instance.problem.profile):
         if profile.name not in plan.tables_by_name:
             raise PlanMismatchError(f"the plan has no table {profile.name!r} of the problem")
-        found = placements_of(instance, plan, profile.name)
-        if found is None or not is_one_of(found.option, instance.options_of(number)):
+        of_table = placements_of(instance, plan, profile.name)
+        if of_table is None or not is_one_of(of_table.option, instance.options_of(number)):
             raise PlanMismatchError(
                 f"table {profile.name!r} is placed in a way that solvers do not search here: "
-                f"{'no option that they know' if found is None else found.option}"
+                f"{'no option that they know' if of_table is None else of_table.option}"
             )
-        for placed in found.placements:
+        for placed in of_table.placements:
             if not instance.may_serve(placed.shard, placed.gpu):
                 device = instance.problem.topology.gpus[placed.gpu].id
                 raise PlanMismatchError(
@@ -82,7 +82,7 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
             members = len(range(*placed.shard.rows(instance.rows(number))))
             shard = _with_share(placed, instance.options_of(number), members)
             pairs.append((shard, placed.gpu))
-        replicas += found.replicas
+        replicas += of_table.replicas
     gpu_of = dict(pairs)
     for block in instance.blocks(gpu_of):
         if len({gpu_of[shard] for shard in block}) > 1:
@@ -172,11 +172,16 @@ def _options_of(
         frozenset({"cached"}): ("cached",),
         frozenset({"cached", "uva"}): ("cached",),
     }.get(frozenset(lookups), ())
-    strips = sorted({shard.cols for shard in mine}) or [(0, table.dim)]
-    if [0, *(last for _, last in strips)] != [*(first for first, _ in strips), table.dim]:
+    column_ranges = sorted({shard.cols for shard in mine}) or [(0, table.dim)]
+    if [0, *(last for _, last in column_ranges)] != [
+        *(first for first, _ in column_ranges),
+        table.dim,
+    ]:
         return []
-    column_widths = tuple(last - first for first, last in strips) if len(strips) > 1 else ()
-    slices = max(1, len(by_gpu) // len(strips))
+    column_widths = (
+        tuple(last - first for first, last in column_ranges) if len(column_ranges) > 1 else ()
+    )
+    slices = max(1, len(by_gpu) // len(column_ranges))
     steps = {1} if not mine else {max(shard.rows[2] for shard in mine), slices}
     shapes = [(row_slices, False) for row_slices in sorted(steps)]
     if slices > 1:
@@ -214,20 +219,20 @@ def _matched(
                 return None
             placements.append(Placement(empty[columns].pop(0), gpu, 0))
             continue
-        found = known.pop((columns, min(shard.rows[0] for shard in filled)), None)
+        filled_shard = known.pop((columns, min(shard.rows[0] for shard in filled)), None)
         hot = (
             None
-            if found is None
-            else _hot_rows(range(*found.rows(table.rows)), filled, option.cold)
+            if filled_shard is None
+            else _hot_rows(range(*filled_shard.rows(table.rows)), filled, option.cold)
         )
-        if found is None or hot is None:
+        if filled_shard is None or hot is None:
             return None
-        placements.append(Placement(found, gpu, hot))
+        placements.append(Placement(filled_shard, gpu, hot))
     return sorted(placements, key=lambda placed: placed.shard)
 
 
 def _hot_rows(rows: range, shards: Sequence[Shard], cold: Cold) -> int | None:
-    """How many of a shard's rows its shards put in HBM (or cache); None if they are not its."""
+    """The rows of a table shard that the plan has in HBM or a cache; None if rows do not match."""
     hot = [shard for shard in shards if shard.lookup == "device"]
     rest = [shard for shard in shards if shard.lookup != "device"]
     count = sum(shard.row_count for shard in hot)

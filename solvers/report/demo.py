@@ -1,20 +1,32 @@
 """What `placer demo` shows: a log's tables compared, planned and trained with, step by step."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cost_models import cost_model
 from placer.data.encoded import EncodedLog
+from placer.data.reader import open_log
 from placer.errors import BackendError
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
+from placer.profile.count import profile_log
 from placer.profile.profile import Profile
-from placer.report import parity_lines, print_report, print_stderr, print_title, progress_bar
+from placer.report import (
+    parity_lines,
+    print_report,
+    print_stderr,
+    print_title,
+    profile_report,
+    progress_bar,
+)
 from placer.topology.topology import Topology
 from placer.training import TrainConfig, compare_training
 from placer.units import format_bytes
+from placer.workloads.synthetic_log import write_synthetic_log
 from solvers.analysis.compare import compare
 from solvers.registry import solver
 from solvers.report.compare import compare_report
@@ -50,6 +62,42 @@ def demo_problem(profile: Profile) -> Problem:
         buffers += index_buffer_bytes(lookups)
     hbm_bytes = int((profile.total_bytes * _HBM_SHARE + 1.5 * buffers) / gpus)
     return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
+
+
+def log_step(logs: Sequence[Path], folder: Path, samples: int, scale: float) -> tuple[Path, ...]:
+    """The log to go on with: generated, in Criteo's format, where there is none."""
+    print_title("1. A click log")
+    if logs:
+        print(", ".join(map(str, logs)))
+        return tuple(logs)
+    with progress_bar("samples") as update:
+        made = write_synthetic_log(
+            folder / "generated.tsv",
+            samples=samples,
+            scale=scale,
+            on_samples=lambda done: update(done, samples),
+        )
+    print(
+        f"This log is GENERATED, not real: {made.samples:,} samples in Criteo's format, the "
+        f"published cardinalities × {made.scale:g}, a skew fitted to a real sample, and a label "
+        f"that the features explain. For a log of your own: make demo DATA=path"
+    )
+    return (folder / "generated.tsv",)
+
+
+def profile_step(
+    logs: Sequence[Path], folder: Path, format: Any, label: str | None, ignore: Sequence[str]
+) -> tuple[EncodedLog, Profile]:
+    """Open a log, count its accesses and save the profile."""
+    print_title("\n2. Profile: how often is each row of each table read?")
+    columns: Any = {"label": label, "ignore": ignore}
+    with progress_bar("ids") as update:
+        log = open_log(list(logs), format, id_mapping="vocabulary", progress=update, **columns)
+    with progress_bar("samples") as update:
+        profile = profile_log(log, dim=DIM, progress=update)
+    profile.save(folder / "profile")
+    print_report(profile_report(profile))
+    return log, profile
 
 
 def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:

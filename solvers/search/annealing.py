@@ -80,15 +80,15 @@ def anneal(
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
         length = min(2 ** (number // len(params.temperatures)), params.longest)
         steps = length * params.steps_per_place * (instance.tables + instance.gpus)
-        # A run that the deadline would cut off finds nothing: it ends cold.
+        # A run that the deadline would end early finds nothing: it ends cold.
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
         temperature = params.temperatures[number % len(params.temperatures)]
-        found = _Annealing(best, rng, params).run(steps, temperature, target_s, clock)
+        annealed = _Annealing(best, rng, params).run(steps, temperature, target_s, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
-        if found is not None and found.step_time_s < best.step_time_s * (1 - 1e-7):
-            best, idle = found, 0
+        if annealed is not None and annealed.step_time_s < best.step_time_s * (1 - 1e-7):
+            best, idle = annealed, 0
         elif length == params.longest:
             idle += 1
         number += 1
@@ -139,7 +139,7 @@ class _Annealing:
         return Assignment.of(self.instance, pairs, replicas)
 
     def _move(self, temperature: float) -> bool:
-        """Try one random change; whether it was made."""
+        """Try one random change; return whether it was made."""
         rng = self.rng
         slow = self._slow() if rng.random() < 0.5 else rng.randrange(len(self.times))
         kind = rng.random()
@@ -264,7 +264,7 @@ class _Annealing:
         return added
 
     def _accept(self, new: dict[int, Float], temperature: float) -> bool:
-        """Take the new sums of some GPUs if that is better, or bad luck allows it."""
+        """Accept the new sums of some GPUs if they are better, or else with some probability."""
         times, energies, change = {}, {}, 0.0
         for gpu, sums in new.items():
             times[gpu] = time_s = self._time(gpu, sums)
@@ -301,10 +301,10 @@ class _Annealing:
 
     def _sum(self, block: Block, gpu: int) -> Float:
         key = block, self.instance.kind_of_gpu[gpu]
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = total(self.instance, block, gpu)
-        return found
+        block_costs = self._sums.get(key)
+        if block_costs is None:
+            block_costs = self._sums[key] = total(self.instance, block, gpu)
+        return block_costs
 
     def _may(self, block: Block, gpu: int, leaving: Block) -> bool:
         """Whether a block may be served by a GPU that another block leaves."""

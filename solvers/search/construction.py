@@ -1,4 +1,4 @@
-"""A first assignment: cut tables for a step time, put shards on GPUs, largest first."""
+"""A first assignment: sharding options for a step time, shards put on GPUs, largest first."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,12 +26,12 @@ are read in the way that needs the fewest buffers."""
 
 
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
-    """Cut tables for a step time of `target_s` and pack them; None if no GPU has room.
+    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room.
 
     Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
     hosts are balanced by the rows that they and their GPUs hold, as well as GPUs by time;
     then shards may be as large as a GPU; then buffers are balanced; then, for hosts short of
-    memory, tables are cut small and all their rows balanced; at last, for
+    memory, tables get small shards and all their rows balanced; at last, for
     GPUs short of memory, cold rows are read as needs the fewest buffers.
     """
     options: list[ShardingOption] = []
@@ -65,14 +65,14 @@ def pack(
     """
     shards, replicas = instance.sharded(options)
     blocks = instance.blocks(shards)
-    packing = _Packing(instance, blocks, replicas, price, balanced)
-    for block in sorted(blocks, key=lambda b: (-packing.sizes[b], b)):
-        if not packing.put(block):
+    loads = _Loads(instance, blocks, replicas, price, balanced)
+    for block in sorted(blocks, key=lambda b: (-loads.sizes[b], b)):
+        if not loads.put(block):
             return None
-    return Assignment.of(instance, packing.pairs, replicas)
+    return Assignment.of(instance, loads.pairs, replicas)
 
 
-class _Packing:
+class _Loads:
     """Loads of GPUs and hosts while blocks are packed one by one."""
 
     def __init__(
@@ -127,7 +127,7 @@ class _Packing:
         self.pairs: list[tuple[TableShard, int]] = []
 
     def put(self, block: Block) -> bool:
-        """Give a block to the GPU that is then fullest least, if any has room for it."""
+        """Assign a block to the GPU that is then the least full, if any has room for it."""
         cost = self.costs[block][self.kinds]
         # HBM that a GPU lacks makes a shard slower, not impossible: prefer room, and
         # insist on the buffers alone.

@@ -15,6 +15,9 @@ Block = tuple[TableShard, ...]
 _EVERY = 3
 """Of the instance's prices, so many are one at which GPUs are balanced."""
 
+_UNLIMITED = 2**53
+"""Shards that a device has room for at most: bytes of nearly nothing go in infinitely often."""
+
 _UNITS = 10_000
 """Costs of arcs are whole numbers: this many for the longest shard of a class."""
 
@@ -71,9 +74,9 @@ class FlowState:
     def empty(
         cls, instance: Instance, options: Sequence[ShardingOption], price: float, ahead_s: Float
     ) -> "FlowState":
-        """Nothing assigned but replicas; `ahead_s` is what an earlier round was wrong by."""
+        """A state with only replicas assigned; `ahead_s` has the errors of an earlier round."""
         kinds = np.array(instance.kind_of_gpu)
-        price_indices, usual = _rungs(instance, price)
+        price_indices, usual = _balanced_prices(instance, price)
         prices = instance.prices[price_indices]
         shards, replicas = instance.sharded(options)
         base = np.array([instance.replica_costs(replicas, gpu) for gpu in instance.kinds])[kinds]
@@ -114,7 +117,7 @@ class FlowState:
         return self.done_with_s(0.0)
 
     def done_with_s(self, added: Float | float) -> Float:
-        """The same with more on it: at the price that is worst for it, by duality."""
+        """The same with `added` cost on each GPU: at the price that is worst for it, by duality."""
         done: Float = (self.load + added + self.to_come).max(axis=-1) + self.ahead_s
         return done
 
@@ -207,21 +210,10 @@ def classes_of(state: FlowState, ratio: float) -> Iterator[list[Block]]:
 
 def cheapest_flow(state: FlowState, members: Sequence[Block]) -> dict[Block, int] | None:
     """The GPU of each block of a class in the cheapest flow; None if none takes them all."""
-    instance = state.instance
     groups: dict[tuple[int, bytes], list[Block]] = {}
     for block in members:
         table = block[0].table if block[0].option.shard_count > 1 else -1
         groups.setdefault((table, state.allowed(block).tobytes()), []).append(block)
-    each_s = np.mean([state.cost[block] for block in members], axis=0)
-    to_come = state.to_come
-    state.to_come = to_come - len(members) * each_s.mean(axis=0) / instance.gpus
-    done_s = [state.done_with_s(more * each_s) for more in range(1, _ARCS_PER_GPU + 1)]
-    state.to_come = to_come
-    unit_s = max(state.size_s[block] for block in members) / _UNITS or 1.0
-    least = max(state.least_bytes[block] for block in members)
-    colder = np.max([state.colder_by(block) for block in members], axis=0)
-    cold = np.zeros(state.dram.size)
-    np.maximum.at(cold, instance.host_of_gpu, colder)
     graph = nx.MultiDiGraph()
     graph.add_node("sink", demand=len(members))
     for number, ((table, mask), blocks) in enumerate(groups.items()):
@@ -229,32 +221,57 @@ def cheapest_flow(state: FlowState, members: Sequence[Block]) -> dict[Block, int
         each = 1 if table >= 0 else len(blocks)
         for gpu in np.flatnonzero(np.frombuffer(mask, dtype=bool)).tolist():
             graph.add_edge(("group", number), ("gpu", gpu), capacity=each)
-    first_s = float(done_s[0].min())
-    for gpu, host in enumerate(instance.host_of_gpu):
-        room = len(members) if least <= 0 else int(max(0.0, state.hbm[gpu]) // least)
-        for more in range(1, min(room, len(members), _ARCS_PER_GPU) + 1):
-            weight = round((float(done_s[more - 1][gpu]) - first_s) / unit_s)
-            graph.add_edge(("gpu", gpu), ("host", host), capacity=1, weight=weight)
-    for host, left in enumerate(state.dram.tolist()):
-        room = len(members) if cold[host] <= 0 else int(max(0.0, left) // cold[host])
-        graph.add_edge(("host", host), "sink", capacity=min(room, len(members)))
+    _add_gpu_arcs(graph, state, members)
+    _add_host_arcs(graph, state, members)
     try:
         _, flows = nx.network_simplex(graph)
     except nx.NetworkXUnfeasible:
         return None
-    found: dict[Block, int] = {}
+    gpu_of_block: dict[Block, int] = {}
     for number, blocks in enumerate(groups.values()):
         gpus = [
             gpu
             for (_, gpu), arcs in flows["group", number].items()
             for _ in range(sum(arcs.values()))
         ]
-        found |= dict(zip(blocks, gpus, strict=True))
-    return found
+        gpu_of_block |= dict(zip(blocks, gpus, strict=True))
+    return gpu_of_block
 
 
-def _rungs(instance: Instance, price: float) -> tuple[npt.NDArray[np.int64], int]:
-    """Numbers of the instance's prices that are looked at, and of the one next to `price`."""
+def _add_gpu_arcs(graph: nx.MultiDiGraph, state: FlowState, members: Sequence[Block]) -> None:
+    """Arcs from GPUs to hosts: each further block on a GPU costs what it delays the GPU by."""
+    instance = state.instance
+    each_s = np.mean([state.cost[block] for block in members], axis=0)
+    to_come = state.to_come
+    state.to_come = to_come - len(members) * each_s.mean(axis=0) / instance.gpus
+    done_s = [state.done_with_s(more * each_s) for more in range(1, _ARCS_PER_GPU + 1)]
+    state.to_come = to_come
+    unit_s = max(state.size_s[block] for block in members) / _UNITS or 1.0
+    least_bytes = max(state.least_bytes[block] for block in members)
+    first_s = float(done_s[0].min())
+    for gpu, host in enumerate(instance.host_of_gpu):
+        room = len(members)
+        if least_bytes > 0:
+            room = int(min(max(0.0, state.hbm[gpu]) // least_bytes, _UNLIMITED))
+        for more in range(1, min(room, len(members), _ARCS_PER_GPU) + 1):
+            weight = round((float(done_s[more - 1][gpu]) - first_s) / unit_s)
+            graph.add_edge(("gpu", gpu), ("host", host), capacity=1, weight=weight)
+
+
+def _add_host_arcs(graph: nx.MultiDiGraph, state: FlowState, members: Sequence[Block]) -> None:
+    """Arcs from hosts to the sink: as many blocks as the host's DRAM has room for."""
+    colder = np.max([state.colder_by(block) for block in members], axis=0)
+    cold_bytes = np.zeros(state.dram.size)
+    np.maximum.at(cold_bytes, state.instance.host_of_gpu, colder)
+    for host, left in enumerate(state.dram.tolist()):
+        room = len(members)
+        if cold_bytes[host] > 0:
+            room = int(min(max(0.0, left) // cold_bytes[host], _UNLIMITED))
+        graph.add_edge(("host", host), "sink", capacity=min(room, len(members)))
+
+
+def _balanced_prices(instance: Instance, price: float) -> tuple[npt.NDArray[np.int64], int]:
+    """Indices of the prices at which GPUs are balanced, and of the one next to `price`."""
     last = instance.prices.size - 1
     usual = instance.price_index(price)
     usual = max(usual, min(1, last))

@@ -82,12 +82,12 @@ def assign_many(
     `orders` has the items of each state in the order of assignment, `tables` the table of each
     item that has other shards, counted by itself in each state, else -1, and `limits` the columns
     that a GPU may serve. Returned are, for each state, the GPU of each item, shape (limits, items),
-    -1 where it found none.
+    -1 where no GPU has room.
     """
     states, grid, gpus = len(orders), limits.size, instance.gpus
     kinds, hosts = np.array(instance.kind_of_gpu), np.array(instance.host_of_gpu)
     longest = max(map(len, orders))
-    found = np.full((states, grid, longest), -1)
+    gpu_of_item = np.full((states, grid, longest), -1)
     # Of items that a state does not have, the order and the table are -1.
     order, table = _padded(orders, longest), _padded(tables, longest)
     real = order >= 0
@@ -116,7 +116,7 @@ def assign_many(
         gpu = after.argmin(axis=2)
         s, m = np.nonzero(np.isfinite(after[at_state, at_limit, gpu]))
         g = gpu[s, m]
-        found[s, m, turn] = g
+        gpu_of_item[s, m, turn] = g
         load[s, m, g] = after[s, m, g]
         taken[s, m, g] += least[s, 0, 0]
         columns[s, m, g] += width[s, 0, 0]
@@ -125,7 +125,7 @@ def assign_many(
         bytes_[s, m, g] = bytes_then[s, m, g]
         apart = its_table[s] >= 0
         held[s[apart], m[apart], its_table[s[apart]], g[apart]] = True
-    return [found[state, :, : len(mine)] for state, mine in enumerate(orders)]
+    return [gpu_of_item[state, :, : len(mine)] for state, mine in enumerate(orders)]
 
 
 def _padded(rows: Sequence[Sequence[int] | Int], length: int) -> Int:

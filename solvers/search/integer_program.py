@@ -263,7 +263,7 @@ class Program:
                 if replica is not None and solver.value(variable):
                     replicas.append(replica)
         elif status == cp_model.INFEASIBLE:
-            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit given.
+            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit.
         return Answer(
             pairs,
             tuple(replicas),

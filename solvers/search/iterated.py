@@ -1,15 +1,18 @@
 """Iterated local search over assignments: shake a few GPUs, improve, keep what is not worse."""
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from solvers.model.assignment import Assignment, replicated, total
 from solvers.model.clock import Clock
-from solvers.model.instance import TableShard
-from solvers.model.knapsack import GPU_S, least_times
+from solvers.model.instance import Instance, TableShard
+from solvers.model.knapsack import GPU_S, Float, least_times
 from solvers.search.moves import improve, resharded
+
+Block = tuple[TableShard, ...]
 
 _NORM = 8
 
@@ -107,26 +110,39 @@ def _shaken(
     if not blocks:
         return None
     noise = {block: _time(trial, block) * rng.uniform(0.6, 1.0) for block in blocks}
-    base = replicated(instance, trial.replicas)
-    sums = np.array([base[instance.kind_of_gpu[gpu]] for gpu in touched])
-    hbm_bytes = instance.hbm_bytes[touched]
-    dealt: list[list[TableShard]] = [[] for _ in touched]
-    for block in sorted(blocks, key=lambda b: (-noise[b], b)):
+    blocks.sort(key=lambda block: (-noise[block], block))
+    shards = _dealt(blocks, touched, replicated(instance, trial.replicas), instance)
+    return None if shards is None else trial.changed(shards)
+
+
+def _dealt(
+    blocks: Iterable[Block], gpus: Sequence[int], replica_costs: Sequence[Float], instance: Instance
+) -> dict[int, list[TableShard]] | None:
+    """Shards of each of some empty GPUs: each block goes where it makes the GPU's time least."""
+    sums = np.array([replica_costs[instance.kind_of_gpu[gpu]] for gpu in gpus])
+    hbm_bytes = instance.hbm_bytes[gpus]
+    dealt: list[list[TableShard]] = [[] for _ in gpus]
+    for block in blocks:
         # Where would the GPU that takes it be done first, its HBM filled anew?
-        added = np.array([total(instance, block, gpu) for gpu in touched])
+        added = np.array([total(instance, block, gpu) for gpu in gpus])
         after = least_times(sums + added, hbm_bytes)
-        tables = {shard.table for shard in block}
-        for at, gpu in enumerate(touched):
-            if any(p.table in tables for p in dealt[at]) or not all(
-                instance.may_serve(shard, gpu) for shard in block
-            ):
+        for at, gpu in enumerate(gpus):
+            if not _may_join(block, dealt[at], gpu, instance):
                 after[at] = np.inf
         at = int(after.argmin())
         if not np.isfinite(after[at]):
             return None
         dealt[at].extend(block)
         sums[at] += added[at]
-    return trial.changed({gpu: sorted(mine) for gpu, mine in zip(touched, dealt, strict=True)})
+    return {gpu: sorted(shards) for gpu, shards in zip(gpus, dealt, strict=True)}
+
+
+def _may_join(block: Block, present: Iterable[TableShard], gpu: int, instance: Instance) -> bool:
+    """Whether a GPU may serve a block, and has no other shard of its tables."""
+    tables = {shard.table for shard in block}
+    return not any(shard.table in tables for shard in present) and all(
+        instance.may_serve(shard, gpu) for shard in block
+    )
 
 
 def _resharded(
@@ -149,7 +165,7 @@ def _resharded(
     return changed, sorted({*touched, *before, *changed.holders(table)})
 
 
-def _time(assignment: Assignment, block: tuple[TableShard, ...]) -> float:
+def _time(assignment: Assignment, block: Block) -> float:
     """GPU time of shards with all their rows in HBM."""
     gpu = assignment.instance.kinds[0]
     return sum(float(assignment.instance.priced_costs(p, gpu)[GPU_S, -1]) for p in block)

@@ -48,25 +48,25 @@ def exchange(assignment: Assignment) -> bool:
     if not mine:
         return False
     others = [g for g in np.argsort(times, kind="stable")[: _CANDIDATE_GPUS + 1] if g != slow]
-    found: list[tuple[float, int, int, int]] = []
+    candidates: list[tuple[float, int, int, int]] = []
     theirs = {}
     for other in map(int, others[:_CANDIDATE_GPUS]):
         theirs[other] = instance.blocks(assignment.shards[other])
         rated = _exchange_times(assignment, slow, other, mine, theirs[other])
         rated[rated >= times[slow] * (1 - _LEAST_GAIN)] = np.inf
-        # One best for each shard given: finalists should differ.
+        # One best swap for each block of the slow GPU: finalists should differ.
         back = rated.argmin(axis=1)
         best = rated[np.arange(len(mine)), back]
-        found += [
+        candidates += [
             (float(best[i]), other, i, int(back[i]))
             for i in np.flatnonzero(np.isfinite(best)).tolist()
         ]
-    for _, other, i, j in sorted(found)[:_FINALISTS]:
-        given = mine[i]
-        taken = theirs[other][j] if j < len(theirs[other]) else ()
+    for _, other, i, j in sorted(candidates)[:_FINALISTS]:
+        leaving = mine[i]
+        arriving = theirs[other][j] if j < len(theirs[other]) else ()
         change = {
-            slow: sorted([*(p for p in assignment.shards[slow] if p not in given), *taken]),
-            other: sorted([*(p for p in assignment.shards[other] if p not in taken), *given]),
+            slow: sorted([*(p for p in assignment.shards[slow] if p not in leaving), *arriving]),
+            other: sorted([*(p for p in assignment.shards[other] if p not in arriving), *leaving]),
         }
         if _make(assignment, change, assignment.replicas, times[slow]):
             return True
@@ -130,7 +130,7 @@ def _may_swap(
             allowed[:, j] = False
         twice = {shard.table for shard in block} & tables_here
         if twice:
-            allowed[:, j] &= [twice <= {p.table for p in given} for given in mine]
+            allowed[:, j] &= [twice <= {p.table for p in arriving} for arriving in mine]
     return allowed
 
 
@@ -146,7 +146,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
     slow_s, next_s = float(times[slow]), float(np.partition(times, -2)[-2])
     # What a new sharding option may cost in all: with more, some GPU would be as slow.
     slack_s = instance.gpus * slow_s - float(times.sum())
-    found: list[tuple[float, int, ShardingOption]] = []
+    candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = _Without(assignment, table)
         before = without.work_s
@@ -162,10 +162,14 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
                 return False
             worst = without.spread(option)[0]
             if worst < slow_s * (1 - _LEAST_GAIN):
-                found.append((worst, table, option))
-        if found and min(found)[0] <= next_s and _recut_to(assignment, found, slow_s):
+                candidates.append((worst, table, option))
+        if (
+            candidates
+            and min(candidates)[0] <= next_s
+            and _make_best_of(assignment, candidates, slow_s)
+        ):
             return True
-    return _recut_to(assignment, found, slow_s)
+    return _make_best_of(assignment, candidates, slow_s)
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
@@ -180,11 +184,11 @@ def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOptio
     return list(dict(ranked).items())
 
 
-def _recut_to(
-    assignment: Assignment, found: list[tuple[float, int, ShardingOption]], slow_s: float
+def _make_best_of(
+    assignment: Assignment, candidates: list[tuple[float, int, ShardingOption]], slow_s: float
 ) -> bool:
     """Make the best of some new sharding options that helps when filled exactly."""
-    for _, table, option in sorted(found)[:_FINALISTS]:
+    for _, table, option in sorted(candidates)[:_FINALISTS]:
         change, replicas = _Without(assignment, table).spread(option)[1:]
         if _make(assignment, change, replicas, slow_s):
             return True
@@ -226,7 +230,7 @@ class _Without:
 
     @property
     def work_s(self) -> float:
-        """GPU seconds that the table takes as it is now."""
+        """GPU seconds that the table takes with its present option."""
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip

@@ -72,14 +72,14 @@ def neighbourhood_search(
         number += 1
         idle += 1
         everywhere = start.instance.gpus <= params.few_gpus and number % 2 == 0
-        found = rounds.of_tables(current) if everywhere else rounds.of_gpus(current, gpus)
-        if found is None:
+        trial = rounds.of_tables(current) if everywhere else rounds.of_gpus(current, gpus)
+        if trial is None:
             continue
-        improve(found, clock)
-        if load_key(found) < load_key(current) * (1 - 1e-7):
-            current = found
-        if found.step_time_s < best.step_time_s * (1 - 1e-7):
-            best, idle = found, 0
+        improve(trial, clock)
+        if load_key(trial) < load_key(current) * (1 - 1e-7):
+            current = trial
+        if trial.step_time_s < best.step_time_s * (1 - 1e-7):
+            best, idle = trial, 0
         elif idle % 8 == 0:  # Wider where a few GPUs have nothing left to gain.
             gpus = min(gpus + 1, params.most_gpus)
     return best, number
@@ -87,7 +87,7 @@ def neighbourhood_search(
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """The two kinds of rounds."""
+    """Rounds over a few GPUs, and over a few tables."""
 
     bound: LagrangianBound
     rng: random.Random
@@ -95,7 +95,7 @@ class _Rounds:
     params: NeighbourhoodParams
 
     def of_gpus(self, assignment: Assignment, number: int) -> Assignment | None:
-        """An assignment in which some GPUs are packed anew, the slowest one among them."""
+        """An assignment in which CP-SAT places the shards of a few GPUs anew, the slowest too."""
         instance, rng = assignment.instance, self.rng
         times = assignment.times_s
         slow = int(times.argmax())

@@ -25,7 +25,7 @@ from solvers.result import Limits, SolveResult, Termination
 
 @dataclass
 class Search:
-    """A search under way: its problem, its limits, and what is known so far.
+    """A running search: its problem, its limits, its bounds and its best assignment.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Search:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to gain, and time to do so."""
+        """Whether the plan can still improve and the limits allow another stage."""
         return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
 
     @property
@@ -107,7 +107,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """Search for assignments; what is found, fastest first."""
+        """Search for assignments; yield them, the fastest first."""
 
 
 class Stage(NamedTuple):
@@ -134,11 +134,11 @@ class StagedStrategy(Strategy):
         for number, stage in enumerate(self.stages(search.instance)):
             if not stage.wanted or (number and not search.is_open):
                 continue
-            found = stage.run(search)
-            found = None if found is None else self.admitted(found, search)
-            if found is not None:
-                search.stats[f"{stage.name}_s"] = found.step_time_s
-                search.keep(found)
+            assignment = stage.run(search)
+            assignment = None if assignment is None else self.admitted(assignment, search)
+            if assignment is not None:
+                search.stats[f"{stage.name}_s"] = assignment.step_time_s
+                search.keep(assignment)
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best

@@ -13,7 +13,7 @@ from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_sea
 from solvers.strategies._base import Search
 
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
-"""Step times, as shares of the bound, for which the cost greedy cuts tables."""
+"""Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
 
 _CLOSE_ENOUGH = 1e-3
 
@@ -59,7 +59,7 @@ def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) ->
     """Large neighbourhoods around the best assignment."""
     if search.best is None:
         return None
-    found, search.stats["rounds"] = neighbourhood_search(
+    assignment, search.stats["rounds"] = neighbourhood_search(
         search.best,
         search.lagrangian,
         target_s=search.target_s,
@@ -67,7 +67,7 @@ def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) ->
         clock=search.clock.part(share),
         params=params,
     )
-    return found
+    return assignment
 
 
 def linear_program(search: Search, share: float) -> Assignment | None:

@@ -1,4 +1,4 @@
-"""What `placer plan` runs unless told otherwise: a portfolio within the time limit.
+"""The default solver: several searches, one after another, within the time limit.
 
 One assignment goes from stage to stage, until it is within the gap of the bound or time is up.
 Whenever it is stopped, it returns the best plan so far.

@@ -4,7 +4,7 @@ Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table Sharding with 
 Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model in the place of
 their neural ones:
 
-* Outer loop: a beam of the K best ways to cut tables by columns. Each step halves one shard
+* Outer loop: a beam of the K best ways to divide tables by columns. Each step halves one shard
   of each of them, tried for the N most costly and the N largest shards; L steps.
 * Inner loop: shards sorted by the cost that each has by itself, the most costly first, go to
   the GPU whose cost is then least, among those with memory left and with columns left below a
@@ -43,7 +43,7 @@ class BeamParams:
     Attributes
     ----------
     width : int
-        K, the ways to cut tables that a step keeps.
+        K, the states (sharding options of all tables) that a step keeps.
     candidates : int
         N, the most costly and the largest shards that are halved.
     steps : int
@@ -70,8 +70,8 @@ class Beam(Strategy):
     name = "beam"
     no_plan = (
         "no assignment of whole tables and column slices fits: every GPU needs room for the "
-        "buffers of its shards, and every host for their cold rows; `greedy-cost` cuts tables by "
-        "rows too"
+        "buffers of its shards, and every host for their cold rows; `greedy-cost` divides "
+        "tables by rows too"
     )
 
     def __init__(self, params: BeamParams = BeamParams()) -> None:
@@ -87,7 +87,7 @@ class Beam(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class _Rated:
-    """An assignment: what found no place, about how long it takes, and where things are.
+    """An assignment with its approximate step time and the shards that found no GPU.
 
     Ordered by bytes without a place, then time.
     """
@@ -104,7 +104,7 @@ class _Rated:
 
 
 class _BeamSearch:
-    """The beam and what is known of the shards that it has come across."""
+    """The beam, with the costs of all shards seen so far."""
 
     def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
         self.instance, self.params = instance, params
@@ -131,19 +131,19 @@ class _BeamSearch:
             wanted = dict.fromkeys(options for rated in beam for options in self._halvings(rated))
             fresh = [options for options in wanted if options not in done]
             done.update(fresh)
-            found: list[_Rated] = []
+            next_states: list[_Rated] = []
             size = max(1, self.params.batch // (self.limits.size * self.instance.gpus))
             for first in range(0, len(fresh), size):
-                if found and clock.left_s < 0:
+                if next_states and clock.left_s < 0:
                     break
-                found += self._assign(fresh[first : first + size])
-            if not found:
+                next_states += self._assign(fresh[first : first + size])
+            if not next_states:
                 return
-            beam = sorted(found, key=lambda rated: rated.key)[: self.params.width]
+            beam = sorted(next_states, key=lambda rated: rated.key)[: self.params.width]
 
     def assignments(self) -> Iterable[Assignment]:
         """The best assignments with their HBM filled exactly, fastest first."""
-        found = []
+        assignments = []
         for rated in self.finalists:
             pairs = [
                 (shard, gpu)
@@ -152,8 +152,8 @@ class _BeamSearch:
             ]
             assignment = Assignment.of(self.instance, pairs)
             if assignment is not None:
-                found.append(assignment)
-        return sorted(found, key=lambda assignment: assignment.step_time_s)
+                assignments.append(assignment)
+        return sorted(assignments, key=lambda assignment: assignment.step_time_s)
 
     def _halvings(self, rated: _Rated) -> Iterable[Options]:
         """The options with one shard more halved: of the most costly and the largest shards."""
@@ -230,7 +230,7 @@ def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> Sha
         and not work.option.replicated_rows
         and np.isfinite(work.longest_s)
     ]
-    if not whole:  # It is larger than any GPU, and will be cut.
+    if not whole:  # It is larger than any GPU: a later step divides it.
         return next(
             c for c in instance.options_of(table) if c.shard_count == 1 and not c.replicated_rows
         )
@@ -252,7 +252,7 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
         if c.column_widths and c.row_slices == 1 and not c.replicated_rows
     ]
     sliced.sort(key=lambda option: (option.cold != shard.option.cold, option))
-    found = {option.column_widths: option for option in reversed(sliced)}
+    option_of_widths = {option.column_widths: option for option in reversed(sliced)}
     for half in (width // 2, -(-width // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE):
         halves = (half, width - half)
         rest = list(column_widths)
@@ -260,7 +260,7 @@ def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
         every = [part for w in column_widths for part in (halves if w == width else (w,))]
         for wanted in ([*rest, *halves], every):
             key = tuple(sorted(wanted, reverse=True))
-            if min(halves) > 0 and key in found:
-                return found[key]
+            if min(halves) > 0 and key in option_of_widths:
+                return option_of_widths[key]
     finer = [option for option in sliced if len(option.column_widths) > len(column_widths)]
     return min(finer, key=lambda option: len(option.column_widths), default=None)

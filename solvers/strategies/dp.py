@@ -1,8 +1,8 @@
 """Dynamic programming over HBM: one option per table, least total time for each total of HBM.
 
 The idea of TorchRec's `DynamicProgrammingProposer` (torchrec 1.8, no paper): a multiple-choice
-knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503). An option of a table is a way to
-cut it and a number of its rows in HBM, with a time t and HBM bytes h summed over its shards;
+knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503). An option of a table is a
+sharding option and a number of rows in HBM, with a time t and HBM bytes h summed over its shards;
 with total HBM in bins of one size, for tables 1 to n
 
     best[n][bin] = min over options o of table n of  best[n-1][bin'] + t[o]
@@ -82,24 +82,24 @@ class DynamicProgramming(Strategy):
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Choose options and place them: the best few proposals."""
         instance, clock, params = search.instance, search.clock, self.params
-        found: list[Assignment] = []
+        finalists: list[Assignment] = []
         placed = 0
         for proposal in _proposals(instance, search.lagrangian, clock, params):
             # Its HBM is filled anew, but not so much better that the total would halve.
-            if found and proposal.total_s / instance.gpus > 2 * found[0].step_time_s:
+            if finalists and proposal.total_s / instance.gpus > 2 * finalists[0].step_time_s:
                 continue
             assignment = _partitioned(instance, proposal)
             placed += 1
             if assignment is not None:
                 search.keep(assignment)
-                found = sorted([*found, assignment], key=lambda p: p.step_time_s)[
+                finalists = sorted([*finalists, assignment], key=lambda p: p.step_time_s)[
                     : params.finalists
                 ]
             clock.step()
             if search.is_over:
                 break
         search.stats["proposals"] = placed
-        return found
+        return finalists
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Choices:
         )
 
     def within(self, longest_s: float, most: int) -> "_Choices":
-        """The best few of those without a shard longer than that; else of the shortest."""
+        """The best few options with no shard longer than a limit, else those with the shortest."""
         least = float(self.longest_s.min())
         fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]

@@ -5,7 +5,7 @@ min-cost flow is integral (Ahuja, Magnanti and Orlin 1993, "Network Flows", chap
 has to be rounded. Shards are therefore classed by what they cost, and the classes are assigned
 from the largest shards to the smallest, each by the flow
 
-    table → GPU    at most 1 where the table is cut: its shards go to different GPUs. No arc to
+    table → GPU    at most 1 where the table is divided: its shards go to different GPUs. No arc to
                    a GPU that may not serve it, or that serves a shard of it already
     GPU → host     one arc for each further shard, at the time when the GPU would then be done:
                    parallel arcs of rising cost, so that the cost of a GPU's load is convex. No
@@ -22,7 +22,7 @@ which adds up shard by shard at each of a few prices; the shards still to come c
 evenly. With everything assigned, each GPU's HBM is filled exactly, and the next round starts
 with what was wrong with each GPU's time, and with wider or narrower classes. (Classes of equal
 shards alone, the narrowest, leave little to the flow: then it is a greedy.) Rounds are repeated for
-tables cut as the bound would cut them for shorter and longer steps.
+the sharding options that the bound would choose for shorter and longer steps.
 
 Networks are small, since shards that may go to the same GPUs are one node, and solved by
 networkx's network simplex in milliseconds: fit for thousands of shards on a hundred GPUs, a round
@@ -50,7 +50,7 @@ class FlowParams:
     Attributes
     ----------
     targets : tuple of float
-        Step times, as shares of the bound, for which tables are cut.
+        Step times, as shares of the bound, for which sharding options are chosen.
     ratios : tuple of float
         Largest over smallest cost in a class, a round each.
     damping : float
@@ -79,7 +79,7 @@ class Flow(Strategy):
         self.params = params
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """Cut, assign by flows, fill, price anew: the best of all rounds."""
+        """Choose options, assign by flows, fill HBM, correct times: the best of all rounds."""
         _Rounds(search, self.params).run()
         return [] if search.best is None else [search.best]
 
@@ -108,7 +108,7 @@ class _Rounds:
         search.stats |= {"rounds": self.rounds, "flows": self.flows}
 
     def _rounds_of(self, options: Sequence[ShardingOption]) -> None:
-        """Assign tables cut in one way, again and again with corrected times."""
+        """Assign tables with these sharding options, again and again with corrected times."""
         search, instance = self.search, self.search.instance
         ahead_s = np.zeros(instance.gpus)
         least_s, idle = np.inf, 0
@@ -154,7 +154,7 @@ def _options_for(
 ) -> list[ShardingOption] | None:
     """Sharding options of all tables for a step time of `target_s`, or for less than is possible.
 
-    For less, tables are cut more finely, so that shards are easy to balance.
+    For less, tables get finer options, so that shards are easy to balance.
     """
     start = construct(instance, bound, max(target_s, bound.step_time_s))
     if start is None:

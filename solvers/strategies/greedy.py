@@ -107,7 +107,7 @@ def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
     return (
         f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs have "
         f"at most {format_bytes(hbm.max())} of HBM left, the hosts {format_bytes(dram.max())} of "
-        "DRAM, buffers included; whole-table greedies cannot cut it, `greedy-cost` can"
+        "DRAM, buffers included; whole-table greedies cannot divide it, `greedy-cost` can"
     )
 
 
@@ -127,7 +127,7 @@ def _shortage(instance: Instance, shard: TableShard, hbm: np.ndarray, dram: np.n
 
 
 class GreedySize(_ScoreGreedy):
-    """By bytes of the table."""
+    """Sort tables by their bytes."""
 
     name = "greedy-size"
 
@@ -136,7 +136,7 @@ class GreedySize(_ScoreGreedy):
 
 
 class GreedyLookup(_ScoreGreedy):
-    """By bytes looked up per sample: lookups per sample × dim."""
+    """Sort tables by bytes looked up per sample: lookups per sample × dim."""
 
     name = "greedy-lookup"
 
@@ -145,7 +145,7 @@ class GreedyLookup(_ScoreGreedy):
 
 
 class GreedySizeLookup(_ScoreGreedy):
-    """By lookups × dim × log10(rows), RecShard's size-and-lookup score."""
+    """Sort tables by lookups × dim × log10(rows), RecShard's size-and-lookup score."""
 
     name = "greedy-size-lookup"
 
@@ -154,7 +154,7 @@ class GreedySizeLookup(_ScoreGreedy):
 
 
 class GreedyDim(_ScoreGreedy):
-    """By dim, as AutoShard's baseline does."""
+    """Sort tables by dim, as AutoShard's baseline does."""
 
     name = "greedy-dim"
 

@@ -1,4 +1,4 @@
-"""Greedy by cost: cut what is too much for one GPU, pack by time, fill HBM by saving per byte.
+"""Greedy by cost: divide what is too much for one GPU, pack by time, fill HBM by saving per byte.
 
 1. The Lagrangian bound says how many row slices each table needs for a given step time.
 2. Slices are packed longest first onto the GPU that would finish first, each with the hot

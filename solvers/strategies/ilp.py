@@ -1,7 +1,7 @@
 """The cost-optimal placement by integer programming, with a proven bound.
 
 RecShard's decision (doi:10.1145/3503222.3507777, section 4), the GPU that owns a table and
-where it is split into hot and cold rows, extended by how it is cut. The cost greedy's plan
+where it is split into hot and cold rows, extended by its sharding option. The cost greedy's plan
 starts an iterated local search; what that leaves open goes to CP-SAT
 (`solvers.search.integer_program`); the search then polishes CP-SAT's answer. The bound is the
 larger of the Lagrangian one and CP-SAT's.
@@ -59,15 +59,15 @@ class Ilp(StagedStrategy):
     def _exact(self, search: Search) -> Assignment | None:
         """CP-SAT's answer, polished; without one, for want of time or memory, the best plan."""
         p, best = self.params, search.best
-        found = integer_program(search, 1 - p.search_share, p.most_places)
+        assignment = integer_program(search, 1 - p.search_share, p.most_places)
         if "variables" not in search.stats:
-            found = best
-        elif found and best and found.step_time_s >= best.step_time_s * p.polished_ratio:
+            assignment = best
+        elif assignment and best and assignment.step_time_s >= best.step_time_s * p.polished_ratio:
             return None
-        if found is None:
+        if assignment is None:
             return None
         return iterated_search(
-            found,
+            assignment,
             target_s=search.target_s,
             seed=search.seed + 1,
             clock=search.clock,

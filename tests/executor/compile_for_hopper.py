@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.launches import TritonKernels
-from placer.executor.lookups.row_runs import PIECE, find_runs
+from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import STATE, Rule
@@ -114,7 +114,7 @@ def compile_all(kernels: Compiler) -> None:
     for kinds in ((torch.int64, torch.int32, torch.int32), (torch.int32, torch.int64, torch.int64)):
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
-    lookups = 5 * PIECE
+    lookups = 5 * CHUNK
     scales = torch.empty(lookups, device=META)
     for dtype, width, kind, optimizers in variants():
         kernels.variant = f"{NAMES[dtype]} width {width} {NAMES[kind]}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.launches import Launch, TritonKernels
-from placer.executor.lookups.row_runs import PIECE, find_runs
+from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rounding import stochastic_round
@@ -177,7 +177,7 @@ class TestPool:
 
 def uneven_slots(random: torch.Generator) -> Tensor:
     """Runs around every limit, long ones side by side, a few of nobody's, in no order."""
-    lengths = [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 1, 9 * PIECE + 7, 3 * PIECE, 1]
+    lengths = [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 9 * CHUNK + 7, 3 * CHUNK, 1]
     slots = torch.arange(4, 12).repeat_interleave(torch.tensor(lengths))
     slots = torch.cat([slots, torch.randint(-1, 40, (60,), generator=random)])
     return slots[torch.randperm(slots.numel(), generator=random)]
@@ -218,8 +218,8 @@ class TestUpdate:
 
     @combinations(
         "before, lookups",
-        [0, 1, PIECE - 1],
-        [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 5],
+        [0, 1, CHUNK - 1],
+        [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 5],
     )
     def test_a_run_sums_alike_wherever_it_lies(
         self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
@@ -279,7 +279,7 @@ class TestUpdate:
 
     def test_rows_of_nobody_have_no_square(self, kernels: TritonKernels) -> None:
         """What is added up over ranks and column slices must be a number."""
-        slots = torch.cat([torch.full((PIECE + 2,), -1), torch.tensor([3, 3, 1])])
+        slots = torch.cat([torch.full((CHUNK + 2,), -1), torch.tensor([3, 3, 1])])
         reads = reads_of(slots, torch.ones(1, 2), torch.zeros_like(slots))
         out = torch.full((slots.numel(),), torch.nan)
         kernels.squares(reads, out)
@@ -323,7 +323,7 @@ class TestUpdate:
         sources = torch.randint(0, 50, slots.shape, generator=random)
         reads = reads_of(slots, gradients, sources)
         gradient, _ = row_gradients(reads, 40)
-        small = Launch(update_elements=16, piece_unroll=1, sum_elements=32, scan=2, rows=4)
+        small = Launch(update_elements=16, chunk_unroll=1, sum_elements=32, scan=2, rows=4)
         wide = Launch(update_elements=4096, update_unroll=8, sum_elements=64, scan=64)
         for launch in (small, wide):
             rows = split(torch.zeros(40, 12), 20)
@@ -402,10 +402,10 @@ class TestWithoutAGpu:
             "pool",
             "weight_gradients",
             "update_runs",
-            "sum_pieces",
+            "sum_chunks",
             "update_long_runs",
             "exchange",
         }
-        of_rows = {"pool", "weight_gradients", "update_runs", "sum_pieces"}
+        of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}
         hot = [report for report in reports if report["kernel"] in of_rows]
         assert {(report["LDG"], report["spills"]) for report in hot} == {(128, 0)}

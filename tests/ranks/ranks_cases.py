@@ -1,6 +1,7 @@
 """Plans, batches and comparisons for tests of many ranks."""
 
 from collections.abc import Mapping, Sequence
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,8 +19,11 @@ from executor_cases import (
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings, distributed_id_order
+from placer.executor.id_order import IdRange
 from placer.plan.plan import Plan
+from placer.storage import row_blocks
+from placer.storage.checkpoint.table_blocks import NamedTables, rounds_of
 from placer.tables import Feature, Table
 
 POOLINGS = ("sum", "mean", "max", "none")
@@ -229,3 +233,58 @@ def bytes_sent(rank: int, world: int, plan: Plan, samples: int, bag: int) -> dic
         )
         model.close()
     return found
+
+
+def local_shards(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[int], tuple]]:
+    """What is written through local shards is what the whole tensors have then."""
+    plan = every_placement(optimizer)
+    model = sharded(plan)
+    train_step(model, rank, batches_of(plan.tables, world, 0), 0)
+    before = {**model.state_dict(), **model.optimizer_state_dict()}
+    held = []
+    for local in model.id_order().local_shards():
+        table, name, half = local.tensor.table.name, local.tensor.name, local.rows // 2
+        ids = torch.cat([local.ids(0, half), local.ids(half, local.rows)])
+        values = before[f"{table}.{name}"][ids]
+        own = values if local.cols is None else values[:, slice(*local.cols)]
+        local.write(torch.arange(local.rows), own * 2)
+        held.append((table, name, ids.tolist(), local.cols or (0, 1)))
+    after = {**model.state_dict(), **model.optimizer_state_dict()}
+    for key in before.keys() - {"updates"}:
+        assert torch.equal(after[key], before[key] * 2)
+    return held
+
+
+def saved_cells(rank: int, world: int, optimizer: str) -> tuple[int, list[float]]:
+    """How many cells all tensors have, and those that this rank sends when they are saved.
+
+    Each cell has a number of its own as its value, so that what is sent tells which cells it is.
+    """
+    order = sharded(every_placement(optimizer)).id_order()
+    whole, cells = {}, 0
+    for tensor in order.tensors():
+        stop = cells + torch.Size(tensor.shape).numel()
+        values = torch.arange(cells, stop, dtype=torch.float32).view(tensor.shape)
+        whole[tensor.table.name, tensor.name] = values
+        order.write(IdRange(tensor, 0, tensor.shape[0]), values)
+        cells = stop
+    order.synchronize()
+    sent: list[float] = []
+    read_rows = distributed_id_order.read_rows
+
+    def recorded(*arguments) -> torch.Tensor:
+        rows = read_rows(*arguments)
+        sent.extend(rows.flatten().tolist())
+        return rows
+
+    named = NamedTables(order, {(t.table.name, t.name): t for t in order.tensors()})
+    with (
+        mock.patch.object(row_blocks, "BLOCK_BYTES", 512),  # So that tables have several blocks.
+        mock.patch.object(distributed_id_order, "read_rows", recorded),
+    ):
+        for each in rounds_of([named]):
+            block, name = order.fetch(each.requests), each.names[rank]
+            if block is not None:
+                request = each.requests[rank]
+                assert torch.equal(block, whole[name][request.start : request.stop])
+    return cells, sent

@@ -19,7 +19,7 @@ from placer.simulator.counts import EXCHANGE_KINDS
 from placer.simulator.replay import ReplayOptions, replay
 from placer.tables import OPTIMIZERS
 from placer.topology.topology import Topology
-from placer.training.batches import cut
+from placer.training.batches import slice_chunk
 
 Counted = tuple[dict[str, tuple[int, int]], HitRates | None]
 
@@ -44,7 +44,7 @@ def counted(
     model = ShardedEmbeddings(plan, backend=backend)
     model.reset_comm_stats()
     parts = [
-        cut(chunk, chunk.samples * rank // world, chunk.samples * (rank + 1) // world)
+        slice_chunk(chunk, chunk.samples * rank // world, chunk.samples * (rank + 1) // world)
         for chunk in batches
     ]
     bags = (BagBatch.from_chunk(part, model.feature_names) for part in parts)

@@ -76,7 +76,7 @@ def match_tables(
 ) -> dict[str, ModelTable]:
     """The model's table for each of a plan's, once all of them fit.
 
-    A table is found by the path of its module, or by the end of the path if only one ends so.
+    A table is matched by the path of its module, or by the end of the path if only one ends so.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def match_tables(
         Names all that does not fit: tables without module, modules without table, other shapes,
         types or pooling, and options that a placed table has not.
     """
-    found = model_tables(model)
-    by_path = {path: table for table in found for path in table.paths}
+    in_model = model_tables(model)
+    by_path = {path: table for table in in_model for path in table.paths}
     planned = {table.name for table in tables}
     faults = [f"names has table {name!r}, which the plan lacks" for name in names.keys() - planned]
     matched: dict[str, ModelTable] = {}
@@ -108,7 +108,7 @@ def match_tables(
             matched[table.name] = partner
     faults += _twice(matched)
     taken = {id(partner.weight) for partner in matched.values()}
-    left = [table.path for table in found if id(table.weight) not in taken]
+    left = [table.path for table in in_model if id(table.weight) not in taken]
     if strict and left:
         faults.append(
             f"the plan has no table for {', '.join(map(repr, left))}; plan for all tables, or pass "
@@ -182,14 +182,14 @@ def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
 
 
 def _unsupported(module: EmbeddingModule) -> list[str]:
-    found = []
+    faults = []
     if module.max_norm is not None:
-        found.append("max_norm changes rows while they are read; placed tables do not")
+        faults.append("max_norm changes rows while they are read; placed tables do not")
     if module.scale_grad_by_freq:
-        found.append("scale_grad_by_freq is not supported")
+        faults.append("scale_grad_by_freq is not supported")
     if type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
-        found.append(f"{type(module).__name__} has a forward of its own, which would be lost")
-    return found
+        faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
+    return faults
 
 
 def _ties(partner: ModelTable, model: nn.Module) -> list[str]:

@@ -43,7 +43,7 @@ class StandIn(nn.Module):
         self.embedding_dim = original.embedding_dim
         self.padding_idx = original.padding_idx
         self.training = original.training
-        # Whoever else holds the module, as features of a model do, is told why it is empty.
+        # Calls from elsewhere, as features of a model make, raise and say why it is empty.
         original.forward = partial(_is_empty, table.name)  # type: ignore[method-assign]
         for hooks in _HOOKS:  # Shared, so that handles to remove them go on working.
             setattr(self, hooks, getattr(original, hooks))
@@ -177,7 +177,7 @@ class PlacedEmbeddingBag(StandIn):
         Raises
         ------
         DataError
-            If an id is no row of the table, shapes do not fit together, or weights are given
+            If an id is no row of the table, shapes do not fit together, or weights are passed
             to bags that are not summed.
         """
         if per_sample_weights is not None and self.mode != "sum":

@@ -114,7 +114,7 @@ class PlacedTable:
 
     @property
     def backend(self) -> str:
-        """Name of the backend, as it was asked for where ranks share the table."""
+        """Name of the backend; where ranks share the table, as it was passed in."""
         return self.embeddings.backend if self.embeddings.world == 1 else self._options.backend
 
     @property

@@ -96,21 +96,21 @@ def tables_of(model: nn.Module) -> dict[str, TableOfModel]:
     PlanMismatchError
         If two of them have one name.
     """
-    found: dict[str, TableOfModel] = {}
+    tables: dict[str, TableOfModel] = {}
     for path, module in collections_of(model):
         pooled = isinstance(module, EmbeddingBagCollection)
         configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
         weights = module.embedding_bags if pooled else module.embeddings
         for config in configs:
-            if config.name in found:
+            if config.name in tables:
                 raise PlanMismatchError(
                     f"two tables of the model are called {config.name!r}, in "
-                    f"{found[config.name].path!r} and {path!r}; plans know tables by their names"
+                    f"{tables[config.name].path!r} and {path!r}; plans know tables by their names"
                 )
-            found[config.name] = TableOfModel(
+            tables[config.name] = TableOfModel(
                 path, module, config, weights[config.name].weight, pooled
             )
-    return found
+    return tables
 
 
 def collections_of(model: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -73,8 +73,8 @@ class SplitCollection(nn.Module):
     """An `EmbeddingBagCollection` or `EmbeddingCollection` with tables in parts.
 
     It takes and returns what the original did. Ids of split tables become ranks, each lookup
-    goes to the part that has its row, and the parts' results are put together: sums are added,
-    means divided by the length of the whole bag, rows brought back into order. Selecting the
+    goes to the part that has its row, and the parts' results are joined: sums are added,
+    means divided by the length of the whole bag, rows sorted back into order. Selecting the
     lookups of a part waits for the device.
 
     Parameters
@@ -156,24 +156,24 @@ class SplitCollection(nn.Module):
         if features.variable_stride_per_key():
             raise PlanMismatchError("split tables take batches of one size for all features")
         taken, chosen = self._remap(features)
-        found = self.placed_tables(taken)
+        outputs = self.placed_tables(taken)
         if self.pooled:
-            return self._pooled(found.to_dict(), chosen)
-        return self._unpooled(found, chosen)
+            return self._pooled(outputs.to_dict(), chosen)
+        return self._unpooled(outputs, chosen)
 
     def _remap(
         self, features: KeyedJaggedTensor
     ) -> tuple[KeyedJaggedTensor, dict[tuple[str, str], _Chosen]]:
         """The features that `placed_tables` reads, and which part each split lookup went to."""
-        given = features.to_dict()
+        inputs = features.to_dict()
         columns: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         chosen: dict[tuple[str, str], _Chosen] = {}
         for reading in self._readings:
             if isinstance(reading, str):
-                own = given[reading]
+                own = inputs[reading]
                 columns[reading] = own.values(), own.lengths(), own.weights_or_none()
                 continue
-            own = given[reading.feature]
+            own = inputs[reading.feature]
             ids, lengths, weights = own.values(), own.lengths(), own.weights_or_none()
             ranks = self.to_rank[reading.source](ids)
             bag = torch.repeat_interleave(
@@ -203,14 +203,14 @@ class SplitCollection(nn.Module):
         )
 
     def _pooled(
-        self, found: Mapping[str, Tensor], chosen: Mapping[tuple[str, str], _Chosen]
+        self, outputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, str], _Chosen]
     ) -> KeyedTensor:
         columns = []
         for reading, source in zip(self._readings, self._sources, strict=True):
             if isinstance(reading, str):
-                columns.append(found[self._name_of[source, reading]])
+                columns.append(outputs[self._name_of[source, reading]])
                 continue
-            results = self._results(reading, found)
+            results = self._results(reading, outputs)
             total = torch.stack(results).sum(0) if len(results) > 1 else results[0]
             if reading.mean:
                 lengths = chosen[source, reading.feature].lengths.clamp(min=1)
@@ -221,22 +221,22 @@ class SplitCollection(nn.Module):
         )
 
     def _unpooled(
-        self, found: Mapping[str, JaggedTensor], chosen: Mapping[tuple[str, str], _Chosen]
+        self, outputs: Mapping[str, JaggedTensor], chosen: Mapping[tuple[str, str], _Chosen]
     ) -> dict[str, JaggedTensor]:
         rows = {}
         for name, reading, source in zip(self._names, self._readings, self._sources, strict=True):
             if isinstance(reading, str):
-                rows[name] = found[self._name_of[source, reading]]
+                rows[name] = outputs[self._name_of[source, reading]]
                 continue
             own = chosen[source, reading.feature]
             order = torch.cat([mask.nonzero().squeeze(1) for mask in own.masks])
-            values = torch.cat([part.values() for part in self._results(reading, found)])
+            values = torch.cat([part.values() for part in self._results(reading, outputs)])
             rows[name] = JaggedTensor(values=values[order.argsort()], lengths=own.lengths)
         return rows
 
-    def _results(self, reading: _Reading, found: Mapping[str, Any]) -> list[Any]:
+    def _results(self, reading: _Reading, outputs: Mapping[str, Any]) -> list[Any]:
         return [
-            found[self._name_of[part.name, name]]
+            outputs[self._name_of[part.name, name]]
             for part, name in zip(self.parts[reading.source], reading.names, strict=True)
         ]
 

@@ -1,8 +1,8 @@
 """A plan's tables as TorchRec has to hold them: whole, or as two tables of hot and cold rows.
 
-TorchRec has one kernel and one sharding type for a table. Where a plan has more, its ranks are
-cut in two at one place, and each side is a table by itself; where only the order of rows is not
-that of ids, and the table is cut by rows, it is one table of rows in that order. Either way ids
+TorchRec has one kernel and one sharding type for a table. Where a plan has more, its rows are
+divided in two at one rank, and each side is a table by itself. Where only the order of rows is not
+that of ids, and the table is divided by rows, it is one table of rows in that order. Either way ids
 become ranks before the lookup.
 """
 

@@ -144,14 +144,14 @@ def _blocks(
         Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], rank)
         for shard, rank in parts
     )
-    rows_cut = any(block.rows < table.rows for block in blocks)
-    columns_cut = any(block.width < table.dim for block in blocks)
-    if rows_cut and columns_cut:
+    rows_divided = any(block.rows < table.rows for block in blocks)
+    columns_divided = any(block.width < table.dim for block in blocks)
+    if rows_divided and columns_divided:
         return "grid_shard", _grid(topology, table, blocks, refuse)
-    if columns_cut:
+    if columns_divided:
         _require_even_columns(table, blocks, refuse)
         return "column_wise", blocks
-    if not rows_cut:
+    if not rows_divided:
         return "table_wise", blocks
     for kind, ranks in _row_groups(topology, table, parts[0][1]):
         edges = even_blocks(table.rows, len(ranks))
@@ -206,7 +206,7 @@ def _grid(
 def _row_groups(
     topology: Topology, table: Table, first_rank: int
 ) -> list[tuple[ShardingType, list[int]]]:
-    """Groups of ranks that may share a table's rows, given who has its first block."""
+    """Groups of ranks that may share a table's rows; `first_rank` has its first block."""
     groups: list[tuple[ShardingType, list[int]]] = [("row_wise", list(range(len(topology.gpus))))]
     if all(feature.pooling != "none" for feature in table.features):
         host = topology.gpus[first_rank].host

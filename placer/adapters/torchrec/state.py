@@ -107,7 +107,7 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     ----------
     module : nn.Module
         Split or not, sharded by TorchRec or not. TorchRec draws the weights of tables that it
-        shards anew, so this also brings over those of the model that was given to it.
+        shards anew, so this also copies those of the model that it was called with.
     state_dict : mapping
         Of whole tables, rows in id order; all of it, on every rank.
 
@@ -143,7 +143,7 @@ def merge_optimizer_state_dict(
     dict
         As TorchRec has it: ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``.
     """
-    # As keys of weights beside them, parts are put together like the weights.
+    # As keys of weights beside them, parts are joined like the weights.
     flat = {
         f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
         for key, slots in state_dict["state"].items()

@@ -19,7 +19,7 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
 
     An embedding collection with such a table becomes a `SplitCollection`, which takes ids and
     returns rows as before and holds ``C3__hot`` and ``C3__cold`` for ``C3``, or ``C3__ranked``
-    where the rows of one table are cut in the order of a profile. Weights are copied, unless
+    where the rows of one table are divided in the order of a profile. Weights are copied, unless
     they are on the meta device. Optimizers are applied afterwards.
 
     Parameters
@@ -52,7 +52,7 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     tables = tables_of(module)
     for name in split:
         _require_alike(plan.tables_by_name[name], tables)
-    # All are made before the first is put in place, so that an error leaves the model as it was.
+    # All are made before the first is installed, so that an error leaves the model as it was.
     made = []
     for path, collection in collections_of(module):
         here = [name for name in split if tables[name].path == path]

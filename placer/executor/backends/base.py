@@ -17,7 +17,7 @@ from placer.executor.optimizers.rule import Rule
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceReads:
-    """One feature's lookups in one column slice of a table that is cut by columns.
+    """One feature's lookups in one of a table's several column slices.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class SlicedUpdate(Protocol):
     squares: Tensor
 
     def apply(self, mean_squares: Tensor) -> None:
-        """Update all column slices, given the mean of g² over whole rows in the same order."""
+        """Update all column slices by the mean of g² over whole rows, in the same order."""
         ...
 
 
@@ -90,8 +90,8 @@ class Backend(ABC):
         Raises
         ------
         DataError
-            If an id is no row of its table. A device is not waited for: what is found there
-            is raised by a later call.
+            If an id is no row of its table. A device is not waited for: a later call
+            raises for its faults.
         """
 
     @abstractmethod
@@ -124,8 +124,7 @@ class Backend(ABC):
         """Row-wise Adagrad of one table whose rows are spread over several column slices.
 
         The state grows by mean(g²) over the whole row, so all column slices are summed before one
-        is updated. The same lookups read every column slice, hence the order found for one serves
-        all.
+        is updated. The same lookups read every column slice, hence the order of one serves all.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Ids that are no rows of their tables, found on a device that nobody waits for."""
+"""Finds ids that are no rows of their tables, without waiting for the device."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Faults:
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Look at what kernels have found, now or as soon as it is there.
+        """Check the position that kernels wrote, now or as soon as it is there.
 
         Raises
         ------
@@ -49,13 +49,13 @@ class Faults:
                 _raise(int(fault), batch, features)
             return
         if torch.cuda.is_current_stream_capturing():
-            return  # A captured graph has no host to tell; its lookups are skipped all the same.
+            return  # A captured graph has no host code; its bad lookups are skipped all the same.
         self._watched.append(_Watched(start_copy(fault), recorded(), batch, features))
 
     def poll(self) -> None:
         """Raise for earlier batches whose result has come in meanwhile; see `watch`."""
         if self._watched and torch.cuda.is_current_stream_capturing():
-            return  # Events must not be asked for meanwhile.
+            return  # Events must not be queried meanwhile.
         while self._watched and self._watched[0].copied.query():  # type: ignore[no-untyped-call]
             seen = self._watched.popleft()
             if int(seen.position) != NO_FAULT:

@@ -44,8 +44,8 @@ def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
         kind = sig.args[0]
         array = context.make_array(kind)(context, builder, args[0])
         index = [
-            context.cast(builder, value, given, numba.types.intp)
-            for value, given in zip(args[1:], sig.args[1:], strict=True)
+            context.cast(builder, value, kind_of_value, numba.types.intp)
+            for value, kind_of_value in zip(args[1:], sig.args[1:], strict=True)
         ]
         pointer = cgutils.get_item_pointer(context, builder, kind, array, index)
         byte = ir.IntType(8).as_pointer()

@@ -1,6 +1,6 @@
 """Threads that kernels without Python's lock run on.
 
-They sleep between kernels. Those of a second OpenMP pool would spin, and take the cores
+They sleep between kernels. The threads of a second OpenMP runtime would spin, and take the cores
 from PyTorch's.
 """
 
@@ -34,5 +34,5 @@ def run(kernel: Callable[[int, int], Result], threads: int) -> list[Result]:
 
 @lru_cache(maxsize=1)
 def _workers(count: int, process: int) -> ThreadPoolExecutor:
-    """The pool of a process: a fork does not inherit its parent's threads."""
+    """The threads of a process: a fork does not inherit its parent's threads."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"placer-{process}")

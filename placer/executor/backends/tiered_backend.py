@@ -1,7 +1,7 @@
 """A backend whose tiers have memory of their own: what a GPU needs.
 
-A step's rows are found before it runs: ids become slots, cached ones an entry of HBM, and
-their rows are brought there, and every lookup gets the *place* where its row then is. Forward
+A step's rows are located before it runs: ids become slots, rows that are staged or cached are
+copied to entries in HBM, and every lookup gets the *place* where its row then is. Forward
 and update see places alone, so that staging, caching and reading in place differ in nothing
 but what happens here, and results are bit-equal between them.
 """
@@ -193,14 +193,14 @@ class TieredBackend(Backend):
         ticket: Ticket,
         training: bool,
     ) -> Access:
-        """Find where the rows of an arena's lookups are, and bring those that are pooled."""
+        """Find where the rows of an arena's lookups are, and copy staged and cached ones to HBM."""
         spec, row_cache = arena.spec, arena.row_cache
         self.counts.add(slots, spec)
         host = None
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(slots, reads.offsets)
         runs = run_places = None
-        if (training and not spec.key.row_cut) or row_cache is not None:
+        if (training and not spec.key.splits_rows) or row_cache is not None:
             runs = self._sort(slots)
             run_slots = runs.slots[_first_of(runs)]
             run_places = _places(spec, row_cache, run_slots)
@@ -240,17 +240,17 @@ class TieredBackend(Backend):
         counts = torch.where(valid, runs.starts[index_of + 1] - starts, 0)
         del starts, own, index_of
         barred = self._window.in_place(index, slots, ticket)
-        found = row_cache.resolve(slots, counts, ticket.number, self._window.oldest, barred)
-        ticket.resolved[index] = (slots, found.entries)
+        resolution = row_cache.resolve(slots, counts, ticket.number, self._window.oldest, barred)
+        ticket.resolved[index] = (slots, resolution.entries)
         with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
-            self._kernels.exchange(_matrices(arena), found.moves)
+            self._kernels.exchange(_matrices(arena), resolution.moves)
         if training:
-            row_cache.mark_dirty(found.entries)
+            row_cache.mark_dirty(resolution.entries)
         # Runs that are not pooled all write behind the end.
         index_of = first + torch.arange(most, device=self._device)
-        target = torch.where(valid & (found.entries >= 0), index_of, lookups)
+        target = torch.where(valid & (resolution.entries >= 0), index_of, lookups)
         places = torch.nn.functional.pad(run_places, (0, 1))
-        return places.scatter_(0, target, (found.entries + home).to(places.dtype))[:lookups]
+        return places.scatter_(0, target, (resolution.entries + home).to(places.dtype))[:lookups]
 
     def _edges_of(self, spec: ArenaSpec) -> Tensor:
         """First pooled slot and the end of them, on the device."""
@@ -277,7 +277,7 @@ class _SlicedUpdate:
 
 
 def access_of(step: ArenaStep) -> Access:
-    """What `prepare` found out about an arena's step."""
+    """Where `prepare` located the rows of an arena's step."""
     assert step.access is not None, "steps of this backend have it"
     return step.access
 

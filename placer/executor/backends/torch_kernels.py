@@ -107,7 +107,7 @@ class _ByPlace:
         return self.rows.at(slots)
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
-        self.rows.put(slots, rows)
+        self.rows.write_places(slots, rows)
 
 
 def _sums(reads: RowReads) -> Tensor:

@@ -37,7 +37,7 @@ from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
 Build = Callable[[Plan, RowTotals | None], Held]
-"""Makes what holds a rank's own part of a plan; given what adds Σ g² up."""
+"""Builds what holds a rank's own part of a plan, from that part and what adds up Σ g²."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class Survey:
         Raises
         ------
         PlanMismatchError
-            If it cannot be cut so.
+            If it cannot be divided so.
         """
         ranks = ranks_of_devices(plan.topology, world)
         division = divide(plan, ranks, optimizers)
@@ -193,7 +193,7 @@ def assemble(
     Raises
     ------
     PlanMismatchError
-        On every rank, if they have different plans, or the plan cannot be cut so.
+        On every rank, if they have different plans, or the plan cannot be divided so.
     PlacerError
         If another rank could not hold its part.
     """

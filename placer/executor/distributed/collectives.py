@@ -1,4 +1,4 @@
-"""Collectives between the ranks: counted, and clear about what went wrong."""
+"""Collectives between the ranks, with counts of bytes and errors that name the cause."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Kind = Literal[
 ]
 """What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
 these); pooled rows; their gradients; how many replicated rows were touched, and their summed
-gradients; Σ g² of rows cut by columns; checkpoints."""
+gradients; Σ g² of column-sliced rows; checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Collectives(Protocol):
 
 
 class Communicator:
-    """A process group of its own, so that no one else's collectives can come between.
+    """A process group of its own, so that other collectives cannot interleave with these.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class Communicator:
         return group
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Close its connections."""
         dist.destroy_process_group(self._group)
 
     def exchange(

@@ -50,7 +50,7 @@ class DistributedIdOrder(IdOrder):
     def gather(self, table: str, tensor: str, into: Tensor) -> None:
         """Fill a tensor of a whole table, on the host, on every process; all must call it.
 
-        A chunk of rows at a time: each process puts in what it holds and zeros elsewhere, and the
+        A chunk of rows at a time: each process writes what it holds and zeros elsewhere, and the
         bits are added as integers, so that they arrive as they are.
         """
         if not into.numel():

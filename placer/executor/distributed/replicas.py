@@ -1,4 +1,4 @@
-"""Rows that several ranks hold: each reads its own copy, all update theirs alike."""
+"""Rows that several ranks hold: each reads its own copy, and all copies get equal updates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,24 +53,24 @@ class ReplicaUpdates:
     module: Held
     comm: Collectives
 
-    def update(self, asked: UnitStep, gradients: Sequence[Tensor]) -> None:
-        """Update the rows with all holders' gradients; every rank must be here."""
+    def update(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> None:
+        """Update the rows with all holders' gradients; every rank must call it."""
         sums = [
-            self._row_sums(asked, gradients, target) for target in range(len(self.unit.targets))
+            self._row_sums(unit_step, gradients, target) for target in range(len(self.unit.targets))
         ]
         widths = [target.width for target in self.unit.targets]
         self._apply(all_reduce_rows(self.comm, self.unit.holders, widths, sums))
 
-    def weight_gradients(self, asked: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
+    def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
         rows = []
         for number in range(len(self.unit.targets)):
-            rows.append(self._lookups(asked, number)[0])
+            rows.append(self._lookups(unit_step, number)[0])
         with torch.no_grad():
             read = self.module(self._update_batch(rows))
-        result = torch.zeros(asked.batch.ids.numel(), device=asked.batch.ids.device)
+        result = torch.zeros(unit_step.batch.ids.numel(), device=unit_step.batch.ids.device)
         for number, target in enumerate(self.unit.targets):
-            _, sources, places = self._lookups(asked, number)
+            _, sources, places = self._lookups(unit_step, number)
             joined = self._joined(gradients, number)
             products = read[update_name(target)] * joined[sources]
             result[places] = products.sum(1)
@@ -85,13 +85,13 @@ class ReplicaUpdates:
         empty = torch.empty((0, self.unit.targets[number].width), device=self.module.device)
         return torch.cat([empty, *(gradients[place] for place in self._channels(number))])
 
-    def _lookups(self, asked: UnitStep, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _lookups(self, unit_step: UnitStep, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of a target's lookups, the gradient of each among its channels', and places."""
-        batch, device = asked.batch, asked.batch.ids.device
+        batch, device = unit_step.batch, unit_step.batch.ids.device
         rows, sources, places, first = [batch.ids[:0]], [batch.ids[:0]], [batch.ids[:0]], 0
         lengths = batch.offsets.diff()
         for place in self._channels(number):
-            start, stop = asked.bounds[place], asked.bounds[place + 1]
+            start, stop = unit_step.bounds[place], unit_step.bounds[place + 1]
             rows.append(batch.ids[start:stop])
             places.append(torch.arange(start, stop, device=device))
             if not self.channels[place].pooled:
@@ -106,15 +106,15 @@ class ReplicaUpdates:
         return torch.cat(rows), torch.cat(sources), torch.cat(places)
 
     def _row_sums(
-        self, asked: UnitStep, gradients: Sequence[Tensor], number: int
+        self, unit_step: UnitStep, gradients: Sequence[Tensor], number: int
     ) -> tuple[Tensor, Tensor]:
         """Distinct rows of a target that were read here, and the sum of each one's gradients."""
-        rows, sources, places = self._lookups(asked, number)
+        rows, sources, places = self._lookups(unit_step, number)
         joined = self._joined(gradients, number)
         if not rows.numel():
             return rows, joined.new_zeros((0, self.unit.targets[number].width))
         order, distinct, starts = runs(rows)
-        weights = asked.batch.weights
+        weights = unit_step.batch.weights
         if weights is not None:
             weights = weights.detach()[places][order]
         return distinct, row_sums(joined, sources[order], weights, starts)
@@ -139,7 +139,7 @@ class ReplicaUpdates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bystander:
-    """Takes part where others update replicas, of which this rank has none.
+    """Takes part in the exchange where others update replicas and this rank has none.
 
     Attributes
     ----------

@@ -55,14 +55,14 @@ def _exchanged(
     parts: Sequence[RowSums],
     counts: Tensor,
 ) -> list[RowSums]:
-    """What the holders sent here, by table and then by holder: first how much, then that.
+    """What the holders sent here, by table and then by holder; counts are exchanged first.
 
     `parts` are by holder and table; so are their numbers of rows, shape (holders, tables).
     """
     tables, holds = len(widths), comm.rank in holders
     each = [tables if holds and rank in holders else 0 for rank in range(comm.world)]
-    told = comm.exchange("replica counts", counts.flatten(), each, each)
-    came, width = told.cpu().view(-1, tables), torch.tensor(widths)
+    received_counts = comm.exchange("replica counts", counts.flatten(), each, each)
+    came, width = received_counts.cpu().view(-1, tables), torch.tensor(widths)
 
     def sizes(numbers: Tensor) -> list[int]:
         by_holder = iter(numbers.sum(-1).tolist())
@@ -70,13 +70,13 @@ def _exchanged(
 
     rows = comm.exchange(
         "replicas",
-        torch.cat([told[:0], *(rows for rows, _ in parts)]),
+        torch.cat([received_counts[:0], *(rows for rows, _ in parts)]),
         sizes(counts),
         sizes(came),
     )
     values = comm.exchange(
         "replicas",
-        torch.cat([told[:0].float(), *(sums.reshape(-1) for _, sums in parts)]),
+        torch.cat([received_counts[:0].float(), *(sums.reshape(-1) for _, sums in parts)]),
         sizes(counts * width if holds else counts),
         sizes(came * width),
     )
@@ -89,7 +89,7 @@ def _exchanged(
 
 
 def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
-    """Sums by the holder that adds them up: rows are dealt out in turn."""
+    """Sums by the holder that adds them up; holders take rows in turn."""
     owner = rows % holders
     order = torch.sort(owner, stable=True).indices
     counts = torch.bincount(owner, minlength=holders).tolist()

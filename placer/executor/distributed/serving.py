@@ -1,9 +1,9 @@
 """The autograd node between ranks: pooled rows come forward, gradients go back.
 
 All that the ranks exchange in a backward pass happens in this one node, in one order: gradients
-of pooled rows; Σ g² of rows that are cut by columns, within the update of the rows held alone;
-gradients of lookups' weights; gradients of replicated rows. So no order of autograd's own can
-bring two ranks out of step.
+of pooled rows; Σ g² of column-sliced rows, within the update of the rows held alone;
+gradients of lookups' weights; gradients of replicated rows. So the order in which autograd
+runs other nodes cannot make two ranks differ.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from placer.executor.lookups.batch_reads import FeatureRead
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What a rank holds, and how it gives it out.
+    """What a rank holds, and how it serves that to all ranks.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Served:
     replicas : tuple of ReplicaUpdates or Bystander
         One for each set of ranks that hold rows together, in an order that all ranks share.
     totals : RowTotals or None
-        Where tables under row-wise Adagrad are cut by columns, on any rank.
+        Where tables under row-wise Adagrad have several column slices, on any rank.
     comm : Collectives
     device : torch.device
     gradient_scale : float
@@ -79,10 +79,12 @@ class Served:
     def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
         """Outputs of each unit by channel; those of rows held alone with their graph."""
         outputs = []
-        for unit, module, asked in zip(self.channels.units, self.modules, step.units, strict=True):
+        for unit, module, unit_step in zip(
+            self.channels.units, self.modules, step.units, strict=True
+        ):
             with torch.set_grad_enabled(training and not unit.replicated):
-                found = module(asked.prepared or asked.batch)
-            outputs.append([found[name] for name in self.names(unit)])
+                vectors = module(unit_step.prepared or unit_step.batch)
+            outputs.append([vectors[name] for name in self.names(unit)])
         return outputs
 
     def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:
@@ -99,15 +101,15 @@ class Served:
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[list[Tensor]]:
         """The reverse: gradients of each unit's outputs by channel."""
-        found: list[list[Tensor]] = [[] for _ in self.channels.served]
+        by_channel: list[list[Tensor]] = [[] for _ in self.channels.served]
         first = 0
         for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
             for at, rows in zip(here, theirs, strict=True):
                 width = self.channels.served[at].target.width
                 last = first + rows * width
-                found[at].append(flat[first:last].view(rows, width))
+                by_channel[at].append(flat[first:last].view(rows, width))
                 first = last
-        return [[torch.cat(found[at]) for at in unit.channels] for unit in self.channels.units]
+        return [[torch.cat(by_channel[at]) for at in unit.channels] for unit in self.channels.units]
 
     def update(
         self,
@@ -118,22 +120,24 @@ class Served:
         """Update all rows; the gradients of the weights of our own lookups."""
         weight_gradients = torch.zeros(sum(step.served_lookups), device=self.device)
         entered = False
-        for index, (unit, asked) in enumerate(zip(self.channels.units, step.units, strict=True)):
-            weights = asked.batch.weights
+        for index, (unit, unit_step) in enumerate(
+            zip(self.channels.units, step.units, strict=True)
+        ):
+            weights = unit_step.batch.weights
             if unit.replicated or not outputs[index]:
                 continue
             entered = True
             torch.autograd.backward(list(outputs[index]), list(gradients[index]))
             if step.weight_gradients and weights is not None and weights.grad is not None:
-                _put(weight_gradients, asked, weights.grad)
+                _scatter(weight_gradients, unit_step, weights.grad)
         if self.totals is not None and not entered:
             self.totals.total({})  # The others wait for us there.
         result = None
         if step.weight_gradients:
             for replicas in self.replicas:
                 if isinstance(replicas, ReplicaUpdates):
-                    asked, own = step.units[replicas.position], gradients[replicas.position]
-                    _put(weight_gradients, asked, replicas.weight_gradients(asked, own))
+                    unit_step, own = step.units[replicas.position], gradients[replicas.position]
+                    _scatter(weight_gradients, unit_step, replicas.weight_gradients(unit_step, own))
             result = self._return_weight_gradients(weight_gradients, step)
         for replicas in self.replicas:
             if isinstance(replicas, ReplicaUpdates):
@@ -143,8 +147,8 @@ class Served:
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
-        sent, asked = step.served_lookups, step.sent_lookups
-        own = self.comm.exchange("weights", served / self.gradient_scale, sent, asked)
+        sent, received = step.served_lookups, step.sent_lookups
+        own = self.comm.exchange("weights", served / self.gradient_scale, sent, received)
         result = torch.zeros(step.batch.ids.numel(), device=self.device)
         # Each lookup comes back once a column slice; in the order of the batch, sums are always
         # alike.
@@ -161,7 +165,7 @@ class Served:
 
 
 class Serve(torch.autograd.Function):
-    """Rows that this rank's lookups asked for, as one vector in the order of sending.
+    """Rows that this rank's lookups read, as one vector in the order of sending.
 
     Inputs are an anchor that requires a gradient, without which autograd would skip the node,
     and the weights of the batch's lookups.
@@ -200,8 +204,8 @@ class Serve(torch.autograd.Function):
         return None, weight_gradients, None, None, None
 
 
-def _put(all_lookups: Tensor, asked: UnitStep, values: Tensor) -> None:
-    if asked.source is None:
+def _scatter(all_lookups: Tensor, unit_step: UnitStep, values: Tensor) -> None:
+    if unit_step.source is None:
         all_lookups.copy_(values)
     else:
-        all_lookups[asked.source] = values
+        all_lookups[unit_step.source] = values

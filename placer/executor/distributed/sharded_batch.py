@@ -1,4 +1,4 @@
-"""A batch on its way: what was sent, what came, and how to put results together again."""
+"""A batch on its way: what was sent, what came, and how to reassemble results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from placer.executor.lookups.batch_reads import PreparedBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitStep:
-    """What the ranks ask of one unit.
+    """All ranks' lookups in one unit.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardedBatch:
-    """A batch whose lookups are where their rows are.
+    """A batch whose lookups have been sent to the ranks that hold their rows.
 
     Made by `ShardedEmbeddings.prefetch`, and used up by one forward pass.
 
@@ -59,7 +59,7 @@ class ShardedBatch:
     batch : BagBatch
         This rank's own samples, without padded lookups.
     bounds : tuple of (start, stop)
-        Each feature's lookups as they were given.
+        Each feature's lookups in the batch that was passed in.
     kept : int64, or None
         Which of these lookups are left; None where none was dropped.
     samples : tuple of int
@@ -93,7 +93,7 @@ class ShardedBatch:
     units: tuple[UnitStep, ...]
 
     def with_units(self, units: tuple[UnitStep, ...]) -> "ShardedBatch":
-        """The same batch, asked of units otherwise."""
+        """The same batch with other steps of its units."""
         return replace(self, units=units)
 
 

@@ -61,7 +61,7 @@ class ShardedEmbeddings(Embeddings):
     PlanMismatchError
         If the plan is unsound, ranks have different plans, or `weights` do not fit.
     CapacityError
-        If the plan puts more bytes on a device than it has.
+        If the plan places more bytes on a device than it has.
     BackendError
         If `torch.distributed` is not initialized, the backend is not there, or a rank is lost.
     """

@@ -31,12 +31,12 @@ def row_groups(targets: Sequence[Target], rank: int, replicated: bool) -> tuple[
 
     Of replicated rows every holder has all columns, so each needs only itself.
     """
-    found: dict[str, list[Target]] = {}
+    by_peers: dict[str, list[Target]] = {}
     for target in targets:
         if target.peers and target.replicated == replicated:
-            found.setdefault(target.peers, []).append(target)
+            by_peers.setdefault(target.peers, []).append(target)
     groups = []
-    for members in found.values():
+    for members in by_peers.values():
         own = tuple(target.name for target in members if rank in target.holders)
         ranks = sorted({holder for target in members for holder in target.holders})
         if own:
@@ -67,7 +67,7 @@ class RowTotals:
     device: torch.device
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over whole rows; every rank must be here, whatever it read."""
+        """Sums over whole rows; every rank must call it, whatever it read."""
         # What was not read by one column slice was not read by the others.
         read = [group for group in self.groups if group.own[0] in squares]
         own = [torch.stack([squares[name] for name in group.own]).sum(0) for group in read]

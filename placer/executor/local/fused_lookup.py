@@ -161,19 +161,21 @@ def _update(
     gradients: Sequence[Tensor],
     weights: Tensor | None,
 ) -> None:
-    cut: dict[str, dict[tuple[int, int], list[SliceReads]]] = defaultdict(lambda: defaultdict(list))
+    sliced: dict[str, dict[tuple[int, int], list[SliceReads]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
         if not step.reads.lookups:
             continue
         spread = step.reads.spread(weights)
         rule = runtime.rule(arena)
-        if not arena.spec.key.row_cut:
+        if not arena.spec.key.splits_rows:
             runtime.backend.update(arena, step, gradient, spread, rule)
             continue
         sources = step.reads.sources()
         for segment in step.reads.segments:
             lookups = slice(*segment.lookups)
-            cut[segment.columns.table][segment.columns.cols].append(
+            sliced[segment.columns.table][segment.columns.cols].append(
                 SliceReads(
                     arena,
                     step,
@@ -186,12 +188,12 @@ def _update(
             )
     updates = {
         table: runtime.backend.sliced_update(list(column_slices.values()))
-        for table, column_slices in cut.items()
+        for table, column_slices in sliced.items()
     }
     squares = {table: update.squares for table, update in updates.items()}
     dims = {
         table: sum(stop - start for start, stop in column_slices)
-        for table, column_slices in cut.items()
+        for table, column_slices in sliced.items()
     }
     if runtime.whole_rows is not None:
         squares = {**squares, **runtime.whole_rows.total(squares)}

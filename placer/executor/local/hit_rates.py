@@ -17,7 +17,7 @@ class HitRates:
     Attributes
     ----------
     lookups : int
-        All; a row that is cut into column slices counts once for each.
+        All; a row with several column slices counts once for each.
     home_lookups : int
         Of rows that the plan keeps in HBM.
     row_cache : RowCacheStats
@@ -30,7 +30,7 @@ class HitRates:
 
     @property
     def hbm_hit_rate(self) -> float:
-        """Share of lookups whose row was in HBM before the step asked for it; 1 without any."""
+        """Share of lookups whose row was in HBM before the step read it; 1 without any."""
         if not self.lookups:
             return 1.0
         return (self.home_lookups + self.row_cache.hit_lookups) / self.lookups

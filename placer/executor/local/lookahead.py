@@ -19,11 +19,11 @@ class Prefetching(Protocol[_Prepared]):
     """What `look_ahead` needs of `PlacedEmbeddings`.
 
     It may have a method ``send_ahead(batch)`` too, as `ShardedEmbeddings` has: that begins what
-    can go on beside the training of two batches, and `prefetch` takes what it gives.
+    can run beside the training of two batches, and `prefetch` takes what it returns.
     """
 
     def prefetch(self, batch: Any, /) -> _Prepared:
-        """Bring the rows of a batch near; what `forward` takes in its place."""
+        """Start to copy the rows of a batch; what `forward` takes in its place."""
         ...
 
 
@@ -98,7 +98,7 @@ def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generato
 def _behind(
     source: Generator[Any, None, None], work: Callable[[Any], Any]
 ) -> Generator[Any, None, None]:
-    """The items, each with the work done, and that of the next one done before it is given."""
+    """The items, each with the work done, and that of the next one done before it is yielded."""
     ready: deque[Any] = deque()
     failure: Exception | None = None
     with closing(source):

@@ -1,4 +1,4 @@
-"""The module that trains embedding tables where a plan puts them."""
+"""The module that trains embedding tables where a plan places them."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -93,7 +93,7 @@ class PlacedEmbeddings(Embeddings):
     PlanMismatchError
         If the plan is unsound, or `weights` names unknown tables or has other shapes.
     CapacityError
-        If the plan puts more bytes on a device than it has.
+        If the plan places more bytes on a device than it has.
     BackendError
         If the backend is not there.
 
@@ -181,7 +181,7 @@ class PlacedEmbeddings(Embeddings):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
-        """Find a batch's rows and start to bring them, ahead of its forward pass.
+        """Find a batch's rows and start to copy them to HBM, ahead of its forward pass.
 
         Call it with the next batch before the forward pass of the current one, as
         `placer.executor.look_ahead` does: on a GPU the copies then run beside that step.
@@ -199,11 +199,11 @@ class PlacedEmbeddings(Embeddings):
         ------
         DataError
             If an id is no row of its table, or the batch is of other features. On a GPU bad
-            ids are told of by a later call, and until then left out.
+            ids are reported by a later call, and skipped until then.
         """
         if self._stream is None:
             return self._prepare(batch, training=True)
-        # What the device was told so far has to come first: updates, and writing the batch.
+        # Work queued so far has to come first: updates, and writing the batch.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True)
@@ -228,13 +228,13 @@ class PlacedEmbeddings(Embeddings):
         training = torch.is_grad_enabled()
         if isinstance(batch, BagBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-                # Rows that another batch brings may be this one's.
+                # Rows staged for another batch may be this one's.
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
             batch = self._prepare(batch, training)
         elif batch.ready is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
-            for tensor in tensors_of(batch):  # Their memory must not be given away before.
+            for tensor in tensors_of(batch):  # Their memory must not be reused before.
                 tensor.record_stream(stream)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]

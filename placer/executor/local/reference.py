@@ -90,12 +90,12 @@ class UnplacedEmbeddings(nn.Module):
         self._index = {table.name: index for index, table in enumerate(self.tables)}
         parameters = []
         for table in self.tables:
-            given = None if weights is None else weights.get(table.name)
-            if given is None:
-                chunks = [values for _, values in initial_weights(table, seed)]
-                given = torch.cat(chunks) if chunks else torch.empty(0, table.dim)
-                given = given.to(getattr(torch, table.dtype))
-            parameters.append(nn.Parameter(given.detach().clone()))
+            values = None if weights is None else weights.get(table.name)
+            if values is None:
+                chunks = [chunk for _, chunk in initial_weights(table, seed)]
+                values = torch.cat(chunks) if chunks else torch.empty(0, table.dim)
+                values = values.to(getattr(torch, table.dtype))
+            parameters.append(nn.Parameter(values.detach().clone()))
         self.weights = nn.ParameterList(parameters)
 
     @property

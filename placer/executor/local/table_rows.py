@@ -53,7 +53,7 @@ class TableRows:
         return result
 
     def write(self, table: Table, name: str, values: Tensor) -> None:
-        """Overwrite a whole tensor, given in id order."""
+        """Overwrite a whole tensor by values in id order."""
         self.settle()
         for ids in id_chunks(table.rows):
             self.write_rows(table, name, ids, values[_span(ids)])

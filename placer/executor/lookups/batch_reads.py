@@ -115,7 +115,7 @@ class ArenaStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch whose rows are found, and on their way to HBM where they are staged.
+    """A batch whose rows are located; staged ones are on their way to HBM.
 
     Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
 
@@ -124,7 +124,7 @@ class PreparedBatch:
     batch : BagBatch
         On the computing device, without padded lookups.
     bounds : tuple of (start, stop)
-        Each feature's lookups as they were given.
+        Each feature's lookups in the batch that was passed in.
     kept : int64, or None
         Which of these lookups are left; None where none was dropped.
     steps : tuple of ArenaStep
@@ -147,7 +147,7 @@ def feature_reads(
     Raises
     ------
     PlanMismatchError
-        If a feature is read from two tables, or padding is told of an unknown feature.
+        If a feature is read from two tables, or padding names an unknown feature.
     """
     reads = tuple(
         FeatureRead(
@@ -200,7 +200,7 @@ def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagB
 def without_padding(
     batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
 ) -> tuple[BagBatch, tuple[tuple[int, int], ...], Tensor | None]:
-    """A batch as it is read: checked, without padded lookups, and on a device.
+    """A batch made ready to read: checked, without padded lookups, and on the device.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Poolings that stand on top of the fused sums, as ordinary differentiable operations."""
+"""Poolings that are computed from the fused lookups by ordinary differentiable operations."""
 
 import torch
 from torch import Tensor

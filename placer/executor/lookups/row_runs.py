@@ -1,8 +1,8 @@
-"""The lookups of a step by row: what a fused update walks through.
+"""The lookups of a step grouped by row, as a fused update reads them.
 
 Sorted by slot, the lookups of one row are a *run*, which gets one update. A run may be most of
-a batch; so that one program never sums more than `PIECE` lookups, runs longer than that are
-*long* and cut into pieces counted from their own start. Which lookups are summed together
+a batch. So that one program never sums more than `CHUNK` lookups, runs longer than that are
+*long* and divided into chunks counted from their own start. Which lookups are summed together
 thus depends on their order in the batch alone, never on where rows are: sums are bit-equal
 between placements.
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PIECE = 128
-"""Lookups that one program sums at most. Smaller is more even and needs more memory for the
-pieces' sums: two rows for each `PIECE` lookups."""
+CHUNK = 128
+"""Lookups that one program sums at most. Smaller chunks balance the programs better, and need
+more memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Runs:
     count : int32, shape (1,)
         Number of runs, on the device.
     covering : int32, shape (blocks,)
-        Start of the run that holds position ``b · PIECE``, for each block b of `PIECE` positions.
+        Start of the run that holds position ``b · CHUNK``, for each block b of `CHUNK` positions.
     long_starts : int32, shape (blocks,)
         Start of the long run that begins in each block, at most one; −1 where none does.
     """
@@ -57,7 +57,7 @@ class Runs:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of `PIECE` sorted positions."""
+        """Number of blocks of `CHUNK` sorted positions."""
         return self.covering.numel()
 
 
@@ -75,22 +75,22 @@ def find_runs(slots: Tensor) -> Runs:
     starts.scatter_(0, target, position)
     count = run[-1:] + 1 if lookups else torch.zeros(1, dtype=torch.int32, device=device)
 
-    blocks = -(-lookups // PIECE)
+    blocks = -(-lookups // CHUNK)
     started = torch.where(first, position, -1)
-    # The run goes on PIECE positions later: it is long.
+    # The run goes on CHUNK positions later: it is long.
     goes_on = torch.zeros(lookups, dtype=torch.bool, device=device)
-    if lookups > PIECE:
-        goes_on[:-PIECE] = ordered[PIECE:] == ordered[:-PIECE]
+    if lookups > CHUNK:
+        goes_on[:-CHUNK] = ordered[CHUNK:] == ordered[:-CHUNK]
     long_starts = _block_max(torch.where(goes_on, started, -1), blocks)
     last_started = _block_max(started, blocks)
     before = torch.cummax(last_started, 0).values if blocks else last_started
-    heads = position[::PIECE]
-    earlier = torch.cat([heads[:1], before[:-1]])
-    covering = torch.where(first[::PIECE], heads, earlier)
+    block_starts = position[::CHUNK]
+    earlier = torch.cat([block_starts[:1], before[:-1]])
+    covering = torch.where(first[::CHUNK], block_starts, earlier)
     return Runs(ordered, order, starts[: lookups + 1], run, count, covering, long_starts)
 
 
 def _block_max(values: Tensor, blocks: int) -> Tensor:
-    """Largest value of each block of `PIECE` positions, at least −1."""
-    padded = torch.nn.functional.pad(values, (0, blocks * PIECE - values.numel()), value=-1)
-    return padded.view(blocks, PIECE).amax(1)
+    """Largest value of each block of `CHUNK` positions, at least −1."""
+    padded = torch.nn.functional.pad(values, (0, blocks * CHUNK - values.numel()), value=-1)
+    return padded.view(blocks, CHUNK).amax(1)

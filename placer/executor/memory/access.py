@@ -11,14 +11,14 @@ from placer.executor.lookups.row_runs import Runs
 
 
 class Ticket:
-    """A step from the time its rows are found until they are updated.
+    """A step from the time its rows are located until they are updated.
 
-    Rows that an open step reads must stay where it found them.
+    Rows that an open step reads must stay where they were then.
 
     Attributes
     ----------
     number : int
-        Steps are counted in the order in which their rows are found.
+        Steps are counted in the order in which their rows are located.
     resolved : dict of arena index to (slots, entries)
         Its staged and cached rows: sorted slots, and the row cache's entry of each, −1
         where it is read in place.
@@ -68,7 +68,7 @@ class Window:
         They have to stay there: that step will update the row in host memory, and a copy made
         before would be old.
         """
-        found: Tensor | None = None
+        in_place: Tensor | None = None
         for ticket in self:
             if ticket is before or arena not in ticket.resolved:
                 continue
@@ -77,8 +77,8 @@ class Window:
                 continue
             place = torch.searchsorted(theirs, slots).clamp_(max=theirs.numel() - 1)
             here = (theirs[place] == slots) & (entries[place] < 0)
-            found = here if found is None else found | here
-        return found
+            in_place = here if in_place is None else in_place | here
+        return in_place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +100,8 @@ class Access:
     places : int32 or int64, shape (lookups,)
         See `placer.executor.memory.tiers`; −1 where the host pools.
     runs : Runs or None
-        The lookups by row. None in evaluation, and where rows are cut by columns: their tables
-        are sorted one by one.
+        The lookups by row. None in evaluation, and where rows have several column slices: their
+        tables are sorted one by one.
     run_places : shape (lookups,), or None
         The place of each run.
     host : HostReads or None

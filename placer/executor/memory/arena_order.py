@@ -21,14 +21,14 @@ LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva":
 class ArenaKey:
     """What column slices must have in common to share an arena.
 
-    `row_cut` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
+    `splits_rows` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
     their state needs the gradient of the whole row, so they are updated table by table.
     """
 
     dtype: DType
     width: int
     optimizer: OptimizerName
-    row_cut: bool
+    splits_rows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ def slice_columns(
         edges = sorted({0, table.dim, *(edge for part in shards for edge in part.shard.cols)})
         optimizer = optimizers[table.name]
         sliced = len(edges) > 2 or table.name in sliced_elsewhere
-        row_cut = sliced and optimizer == "rowwise_adagrad"
+        splits_rows = sliced and optimizer == "rowwise_adagrad"
         for first, last in pairwise(edges):
             yield SlicedColumns(
                 table,
                 (first, last),
-                ArenaKey(table.dtype, last - first, optimizer, row_cut),
+                ArenaKey(table.dtype, last - first, optimizer, splits_rows),
                 tuple(
                     part
                     for part in shards

@@ -22,7 +22,7 @@ def keep_freed_memory() -> bool:
     Returns
     -------
     bool
-        Whether the allocator can be told: it is glibc's.
+        Whether the allocator can be set so: it is glibc's.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""Host memory for arenas: as many bytes as asked, in huge pages, and readable by a GPU."""
+"""Host memory for arenas: of exactly the requested bytes, in huge pages, and readable by a GPU."""
 
 import contextlib
 import math
@@ -31,7 +31,7 @@ def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     -------
     Tensor
         On the CPU. From `HUGE_PAGE_BYTES` on it is a mapping of its own, not a byte longer
-        than asked: torch's allocator of pinned memory rounds 20.4 GiB up to 32. In huge pages
+        than requested: torch's allocator of pinned memory rounds 20.4 GiB up to 32. In huge pages
         where the system has them: rows are read at random, and with small pages nearly each
         of them misses the TLB too.
 
@@ -82,7 +82,7 @@ def _register(block: np.ndarray[tuple[int], np.dtype[np.uint8]], device: torch.d
             "with less dram"
         )
     # Tied to the array, not to the mapping behind it: an mmap runs such callbacks only after
-    # it has given its pages back. A process that ends needs none.
+    # it has returned its pages. A process that ends needs none.
     weakref.finalize(block, _unregister, address, device).atexit = False
 
 

@@ -1,6 +1,6 @@
 """Where each row of each table lies in the executor's memory: the plan, laid out.
 
-A table is cut into *column slices* at every column boundary of its shards. All column slices of one
+A table is divided into *column slices* at every column boundary of its shards. All slices of one
 element type, width and optimizer share one *arena*, a ``[rows, width]`` matrix in which
 the rows of each device and tier are one contiguous range, so that one pass over an arena
 serves all its tables and both tiers. A row of an arena is a *slot*.
@@ -78,10 +78,10 @@ class ArenaSpec:
     def host_start(self) -> int:
         """First of the slots that the host pools; `rows` where it pools none.
 
-        The optimizer state of a row that is cut by columns needs all its column slices at once, so
+        The optimizer state of a row with several column slices needs all of them at once, so
         there the host's rows are read in place like others.
         """
-        if self.key.row_cut:
+        if self.key.splits_rows:
             return self.rows
         pooled = [part.start for part in self.ranges if part.lookup == "host"]
         return min(pooled, default=self.rows)
@@ -91,7 +91,7 @@ class ArenaSpec:
 class Follows:
     """Slots that follow ids: those below `edge` by ``near + id``, the others by ``far + id``.
 
-    So a table in id order that is whole, or cut once into hot and cold rows, needs no map.
+    So a table in id order that is whole, or divided once into hot and cold rows, needs no map.
     """
 
     near: int
@@ -152,12 +152,12 @@ def check_plan(plan: Plan) -> None:
     PlanMismatchError
         If shards do not cover every table once, name unknown tables, …; names each.
     CapacityError
-        If a device would hold more than it has; names it, the bytes asked and available.
+        If a device would hold more than it has; names it, the bytes needed and available.
     """
-    found = violations(plan)
-    if found:
-        text = "; ".join(violation.message for violation in found)
-        if all(violation.rule == "capacity" for violation in found):
+    faults = violations(plan)
+    if faults:
+        text = "; ".join(violation.message for violation in faults)
+        if all(violation.rule == "capacity" for violation in faults):
             raise CapacityError(f"{text}; plan for the memory that there is")
         raise PlanMismatchError(f"the plan cannot be trained with: {text}")
 

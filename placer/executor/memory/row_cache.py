@@ -30,9 +30,9 @@ SENTINEL = torch.iinfo(torch.int64).max
 HALF_LIFE_STEPS = 100
 """Steps after which a lookup counts half.
 
-Shorter, and rows at the edge of the cache, which are read now and then, are told apart by
-chance. Longer, and a row that was read once while it was cold takes another's room for as long,
-and the cache follows a drift of the data late.
+With a shorter one, chance decides between the rows at the edge of the cache, which are read
+now and then. With a longer one, a row that was read once while it was cold takes another's room for
+as long, and the cache follows a drift of the data late.
 """
 
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
@@ -100,7 +100,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class RowCacheStats:
-    """What was asked of a row cache since its counters were last reset.
+    """Lookups of a row cache since its counters were last reset.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class RowCacheStats:
     rows, hit_rows : int
         The same with each row counted once a step.
     in_place_rows : int
-        Rows that found no entry.
+        Rows that got no entry.
     written_back_rows : int
         Evicted rows that had been updated.
     """
@@ -139,7 +139,7 @@ class RowCacheStats:
 
     @property
     def in_place_share(self) -> float | None:
-        """Share of the steps' distinct rows that found no entry; None where there were none."""
+        """Share of the steps' distinct rows that got no entry; None where there were none."""
         return self.in_place_rows / self.rows if self.rows else None
 
 
@@ -253,11 +253,11 @@ class RowCache:
         Resolution
             Holds once its moves are done. Until then entries that change hold the old rows.
         """
-        found = self.find(slots)
-        self._touch(found, counts, ticket)
+        entries = self.find(slots)
+        self._touch(entries, counts, ticket)
         order, available = self._evictable(ticket, oldest_open)
-        miss = (slots >= self._start) & (slots < self._stop) & (found < 0)
-        self._count_asked(counts, found, miss)
+        miss = (slots >= self._start) & (slots < self._stop) & (entries < 0)
+        self._count_lookups(counts, entries, miss)
         wanted = miss if barred is None else miss & ~barred
         turn = torch.cumsum(wanted, 0, dtype=torch.int32).sub_(1)
         admitted = wanted & (turn < available)
@@ -266,15 +266,14 @@ class RowCache:
         turn = torch.where(admitted, turn, self.entries)
         moves = self._admit(slots, counts, turn, order, admitted.sum(), ticket)
         self._sort()
-        entries = torch.where(admitted, order.int()[turn], found)
-        return Resolution(entries, moves)
+        return Resolution(torch.where(admitted, order.int()[turn], entries), moves)
 
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that rows in entries are newer than their originals; −1 is nobody."""
         self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries).long(), True)
 
     def stats(self) -> RowCacheStats:
-        """What was asked so far. Waits for the device."""
+        """Counts so far. Waits for the device."""
         return RowCacheStats(*self._counters.tolist())
 
     @property
@@ -323,7 +322,7 @@ class RowCache:
         number: Tensor,
         ticket: int,
     ) -> Moves:
-        """Put the row of each turn below `number` into the entry of that place in the order."""
+        """Copy the row of each turn below `number` into the entry of that place in the order."""
         # A step may ask for more rows than there are entries: what follows is by turn.
         most = min(slots.numel(), self.entries)
         row_of = torch.zeros(most + 1, dtype=torch.int32, device=slots.device)
@@ -373,9 +372,9 @@ class RowCache:
         self._sorted_slots.copy_(slots)
         self._sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
 
-    def _count_asked(self, counts: Tensor, found: Tensor, miss: Tensor) -> None:
-        """Count lookups and rows that were asked for, and those that had an entry."""
-        hit = found >= 0
+    def _count_lookups(self, counts: Tensor, entries: Tensor, miss: Tensor) -> None:
+        """Count lookups and rows that were read, and those that had an entry."""
+        hit = entries >= 0
         lookups, missed = (counts * hit).sum(), (counts * miss).sum()
         rows = hit.sum()
         self._counters[:4] += torch.stack([lookups + missed, lookups, rows + miss.sum(), rows])

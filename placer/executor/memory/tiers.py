@@ -50,11 +50,11 @@ class TieredRows:
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
         """Overwrite the rows at `slots`, which are distinct, and the copies in the row cache."""
-        self.put(self._original_places(slots), rows)
+        self.write_places(self._original_places(slots), rows)
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
-            self.put(entries[copied] + self.home, rows[copied])
+            self.write_places(entries[copied] + self.home, rows[copied])
 
     def _original_places(self, slots: Tensor) -> Tensor:
         """Places of rows outside the row cache, int64."""
@@ -71,7 +71,7 @@ class TieredRows:
             rows[here] = data.index_select(0, local).to(rows.device)
         return rows
 
-    def put(self, places: Tensor, rows: Tensor) -> None:
+    def write_places(self, places: Tensor, rows: Tensor) -> None:
         """Overwrite the rows at places, which are distinct and none of them −1."""
         for data, here, local in self._parts(places):
             data.index_copy_(0, local, rows[here].to(data.device, data.dtype))

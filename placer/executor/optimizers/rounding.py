@@ -50,7 +50,7 @@ def _mix(x: Tensor) -> Tensor:
 def stochastic_round(values: Tensor, dtype: torch.dtype, updates: Tensor) -> Tensor:
     """Round up or down at random, so that the mean is the value. Waits for no device.
 
-    Random bits are added to those that the shorter type lacks, and the sum is cut off: the
+    Random bits are added to those that the shorter type lacks, and the sum is truncated: the
     carry is the chance to round up. Values that `dtype` has are kept, infinity and NaN too.
 
     Parameters
@@ -71,16 +71,16 @@ def stochastic_round(values: Tensor, dtype: torch.dtype, updates: Tensor) -> Ten
     bits = random_bits(values, updates) & ((1 << lost) - 1)
     magnitude = values.abs()
     if dtype == torch.bfloat16:
-        rounded = _cut(magnitude, bits, lost)
+        rounded = _truncated(magnitude, bits, lost)
     else:
         # Lifted above the smallest normal number, tiny values have their neighbours at the
         # distance that float16 has there.
         lift = (magnitude < _SMALLEST_NORMAL).to(values.dtype) * _SMALLEST_NORMAL
-        rounded = _cut(magnitude + lift, bits, lost) - lift
+        rounded = _truncated(magnitude + lift, bits, lost) - lift
     rounded = torch.where(values.isfinite(), rounded.copysign(values), values)
     return rounded.to(dtype)
 
 
-def _cut(magnitude: Tensor, bits: Tensor, lost: int) -> Tensor:
+def _truncated(magnitude: Tensor, bits: Tensor, lost: int) -> Tensor:
     """Add bits below the mantissa that stays, then drop all that is below it."""
     return ((magnitude.view(torch.int32) + bits) & -(1 << lost)).view(torch.float32)

@@ -38,7 +38,7 @@ def read_tensors(folder: Path) -> dict[str, TensorRows]:
     ------
     CheckpointError
         If the metadata is missing, damaged or not what it should be; later, from reading rows,
-        if a file is missing, damaged or cut short, or a part of the tensor was not saved.
+        if a file is missing, damaged or truncated, or a part of the tensor was not saved.
     """
     metadata = read_metadata(folder)
     files = _Files(folder)

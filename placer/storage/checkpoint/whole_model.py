@@ -64,6 +64,7 @@ def save_model(
     --------
     >>> import tempfile
     >>> from placer import Plan, Shard, Table, Topology
+    >>> from placer.executor import PlacedEmbeddings
     >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
     >>> plan = Plan((Table("t", 6, 2),), Topology.parse("1xh100"), (shard,))
     >>> model, other = (PlacedEmbeddings(plan, seed=seed, backend="torch") for seed in (0, 1))

@@ -166,7 +166,7 @@ def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:
     Raises
     ------
     CheckpointError
-        If it is missing, cut short, of another shard, or altered.
+        If it is missing, truncated, of another shard, or altered.
     """
     fix = "write the shards again from a checkpoint (`placer export --to shards`)"
     check_size(path, layout.size_bytes, fix)

@@ -204,7 +204,7 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
     Raises
     ------
     CheckpointError
-        If it is no such folder, a file is missing or cut short, ``shards.json`` or the plan
+        If it is no such folder, a file is missing or truncated, ``shards.json`` or the plan
         was altered, or it is of a newer format; the message names the file.
     """
     folder = Path(path)

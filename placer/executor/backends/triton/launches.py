@@ -18,7 +18,7 @@ from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.lookups.row_runs import PIECE
+from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
@@ -40,8 +40,8 @@ class Launch:
     To keep 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132
     multiprocessors, and two or three times that where reads wait for one another: offsets,
     places, rows. Compiled for sm_90, the defaults need about 64 registers at width 128, so that
-    32 warps are resident, each with 2 KiB under way, and no row is waited for before the
-    others are asked for: larger tiles are spread out by the assembler to save registers.
+    32 warps are resident, each with 2 KiB under way, and all rows are requested before the
+    first is waited for: larger tiles are spread out by the assembler to save registers.
 
     Attributes
     ----------
@@ -52,12 +52,12 @@ class Launch:
     update_elements : int
         Gradients that a warp of the backward pass reads at once, of different runs. A program
         sees whole rows, and wide ones get more warps.
-    update_unroll, piece_unroll : int
-        Lookups of each run, and of each piece of a long run, that are under way at once.
+    update_unroll, chunk_unroll : int
+        Lookups of each run, and of each chunk of a long run, that are under way at once.
     rows : int
         Bags or runs side by side, however narrow: they all wait for the longest.
     sum_elements : int
-        Elements of the sums of pieces that a program adds up at once.
+        Elements of the sums of chunks that a program adds up at once.
     sum_warps : int
         Warps of such a program.
     resident_warps : int
@@ -77,7 +77,7 @@ class Launch:
     pool_columns: int = 256
     update_elements: int = 256
     update_unroll: int = 2
-    piece_unroll: int = 4
+    chunk_unroll: int = 4
     rows: int = 32
     sum_elements: int = 8192
     sum_warps: int = 8
@@ -233,7 +233,7 @@ class TritonKernels:
         block = _power_of_two(width)
         tile = launch.tile_rows(launch.update_elements, block)
         warps = min(16, max(1, tile * block // launch.update_elements))
-        shape = {"PIECE": PIECE, "WIDTH": width, "BLOCK": block}
+        shape = {"CHUNK": CHUNK, "WIDTH": width, "BLOCK": block}
         by_row = {"ROWS": tile, "num_warps": warps}
         rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
         gradients = (reads.sources, reads.scales, reads.gradients)
@@ -243,20 +243,20 @@ class TritonKernels:
             *matrices, runs.starts, runs.count, reads.places,
             *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
         )  # fmt: skip
-        if runs.lookups <= PIECE:
+        if runs.lookups <= CHUNK:
             return
         partials = torch.empty((2 * runs.blocks, width), device=self._device)
         self._run(
-            self._update.sum_pieces, self._shared(-(-2 * runs.blocks // tile), warps),
+            self._update.sum_chunks, self._shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.run, runs.covering, runs.long_starts, runs.blocks,
-            reads.places, *gradients, **shape, **by_row, UNROLL=launch.piece_unroll,
+            reads.places, *gradients, **shape, **by_row, UNROLL=launch.chunk_unroll,
         )  # fmt: skip
-        pieces = launch.tile_rows(launch.sum_elements, block)
+        chunks = launch.tile_rows(launch.sum_elements, block)
         self._run(
             self._update.update_long_runs, self._shared(runs.blocks, launch.sum_warps),
             *matrices, runs.starts, runs.run, runs.long_starts, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
-            PIECES=pieces, SCAN=launch.scan, num_warps=launch.sum_warps,
+            CHUNKS=chunks, SCAN=launch.scan, num_warps=launch.sum_warps,
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
@@ -295,7 +295,7 @@ def _power_of_two(number: int) -> int:
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
     """Both matrices and the boundary; where one is empty, the other stands in for it.
 
-    Nobody reads what is empty, but a kernel is given no null pointer.
+    Nobody reads what is empty, but no kernel gets a null pointer.
     """
     hbm = rows.hbm if rows.hbm.numel() else rows.dram
     dram = rows.dram if rows.dram.numel() else rows.hbm

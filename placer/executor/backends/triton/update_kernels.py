@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
 """Triton kernels of the backward pass: gradients summed by row, and the fused update.
 
-`update_runs` takes the runs of at most `PIECE` lookups. Longer ones go through `sum_pieces`,
-which leaves the sum of each piece in a workspace, and `update_long_runs`, which adds those up.
-No run's sum depends on where it lies among the others: short runs and pieces are summed lookup
-by lookup, and the tiles of the pieces' sums are counted from the run's own first piece.
+`update_runs` takes the runs of at most `CHUNK` lookups. Longer ones go through `sum_chunks`,
+which leaves the sum of each chunk in a workspace, and `update_long_runs`, which adds those up.
+No run's sum depends on where it lies among the others: short runs and chunks are summed lookup
+by lookup, and the tiles of the chunks' sums are counted from the run's own first chunk.
 
 With OPTIMIZER "squares" nothing is updated: Σ g² of each run is written to `squares`.
 """
@@ -79,7 +79,7 @@ def _round_stochastically(value, updates, TYPE: tl.constexpr):
 
 @triton.jit
 def _round_to_nearest(value, TYPE: tl.constexpr):
-    """`value` in TYPE; done by hand for bfloat16, which Triton's interpreter cuts off."""
+    """`value` in TYPE; done by hand for bfloat16, which Triton's interpreter truncates."""
     if TYPE.name == "bf16":
         raw = value.to(tl.uint32, bitcast=True)
         even = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
@@ -207,7 +207,7 @@ def update_runs(
     eps,
     gain1,
     gain2,
-    PIECE: tl.constexpr,
+    CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -215,7 +215,7 @@ def update_runs(
     OPTIMIZER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Sum and update runs of at most PIECE lookups, ROWS at a time.
+    """Sum and update runs of at most CHUNK lookups, ROWS at a time.
 
     The number of runs is on the device: a fixed number of programs share them.
     """
@@ -227,7 +227,7 @@ def update_runs(
         start = tl.load(starts + run, mask=here, other=0)
         length = tl.load(starts + run + 1, mask=here, other=0) - start
         place = tl.load(places + run, mask=here, other=-1).to(tl.int64)
-        short = length <= PIECE
+        short = length <= CHUNK
         place = tl.where(short, place, -1)
         length = tl.where(place >= 0, length, 0)
         if OPTIMIZER == "squares":
@@ -236,7 +236,7 @@ def update_runs(
             )
             tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
         else:
-            # Asked for before the gradients, the rows arrive with them.
+            # Requested before the gradients, the rows arrive with them.
             weights, first, second = _read(
                 hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
             )
@@ -253,7 +253,7 @@ def update_runs(
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def sum_pieces(
+def sum_chunks(
     partials,
     starts,
     run_of,
@@ -264,35 +264,35 @@ def sum_pieces(
     sources,
     scales,
     gradients,
-    PIECE: tl.constexpr,
+    CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum each piece of the long runs into `partials`, shape (2 · blocks, WIDTH).
+    """Sum each chunk of the long runs into `partials`, shape (2 · blocks, WIDTH).
 
-    Pieces are PIECE lookups long, counted from the run's start, so at most two start within a
-    block of PIECE positions: a further piece of the run that covers the block's first position
-    (row b, for block b) and the first piece of a run that begins in it (row blocks + b).
+    Chunks are CHUNK lookups long, counted from the run's start, so at most two start within a
+    block of CHUNK positions: a further chunk of the run that covers the block's first position
+    (row b, for block b) and the first chunk of a run that begins in it (row blocks + b).
     """
     item_start = tl.program_id(0) * ROWS
     while item_start < 2 * blocks:
         item = item_start + tl.arange(0, ROWS)
-        first_piece = item >= blocks
-        block = tl.where(first_piece, item - blocks, item)
+        first_chunk = item >= blocks
+        block = tl.where(first_chunk, item - blocks, item)
         here = block < blocks
-        begin = tl.load(long_starts + block, mask=here & first_piece, other=-1)
+        begin = tl.load(long_starts + block, mask=here & first_chunk, other=-1)
         cover = tl.load(covering + block, mask=here & (item < blocks), other=-1)
-        head = block * PIECE
-        # Of a run that covers `head` and began before it, the first piece from there on.
-        further = tl.where((cover >= 0) & (cover < head), head + cover % PIECE, -1)
-        start = tl.where(first_piece, begin, further)
+        block_start = block * CHUNK
+        # Of a run that covers `block_start` and began before it, the first chunk from there on.
+        further = tl.where((cover >= 0) & (cover < block_start), block_start + cover % CHUNK, -1)
+        start = tl.where(first_chunk, begin, further)
         exists = start >= 0
-        run = tl.load(run_of + tl.where(first_piece, begin, cover), mask=exists, other=0)
+        run = tl.load(run_of + tl.where(first_chunk, begin, cover), mask=exists, other=0)
         stop = tl.load(starts + run + 1, mask=exists, other=0)
         place = tl.load(places + run, mask=exists, other=-1)
-        length = tl.minimum(stop - start, PIECE)
+        length = tl.minimum(stop - start, CHUNK)
         length = tl.where(exists & (place >= 0) & (length > 0), length, 0)
         total = _sum_lookups(gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL)
         column = tl.arange(0, BLOCK)
@@ -321,15 +321,15 @@ def update_long_runs(
     eps,
     gain1,
     gain2,
-    PIECE: tl.constexpr,
+    CHUNK: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PIECES: tl.constexpr,
+    CHUNKS: tl.constexpr,
     SCAN: tl.constexpr,
     OPTIMIZER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Add up the pieces of each long run, PIECES at a time, and update its row.
+    """Add up the chunks of each long run, CHUNKS at a time, and update its row.
 
     Hot rows are neighbours: program p looks at blocks p, p + programs, .., SCAN at a time, so
     that they are shared out.
@@ -344,18 +344,18 @@ def update_long_runs(
         begin = tl.min(tl.where(begins >= 0, begins, _NO_START), 0)
         while begin < _NO_START:
             run = tl.load(run_of + begin)
-            pieces = (tl.load(starts + run + 1) - begin + PIECE - 1) // PIECE
+            chunks = (tl.load(starts + run + 1) - begin + CHUNK - 1) // CHUNK
             place = tl.zeros((1,), tl.int64) + tl.load(places + run).to(tl.int64)
-            pieces = tl.where(tl.max(place, 0) >= 0, pieces, 0)
-            total = tl.zeros((PIECES, BLOCK), tl.float32)
-            done = pieces * 0
-            while done < pieces:
-                piece = done + tl.arange(0, PIECES)
-                row = begin // PIECE + tl.where(piece == 0, blocks, piece)
+            chunks = tl.where(tl.max(place, 0) >= 0, chunks, 0)
+            total = tl.zeros((CHUNKS, BLOCK), tl.float32)
+            done = chunks * 0
+            while done < chunks:
+                chunk = done + tl.arange(0, CHUNKS)
+                row = begin // CHUNK + tl.where(chunk == 0, blocks, chunk)
                 address = (partials + row.to(tl.int64) * WIDTH)[:, None] + column[None, :]
-                mask = (piece < pieces)[:, None] & inside[None, :]
+                mask = (chunk < chunks)[:, None] & inside[None, :]
                 total += tl.load(address, mask=mask, other=0.0)
-                done += PIECES
+                done += CHUNKS
             gradient = tl.sum(total, 0)[None, :]
             if OPTIMIZER == "squares":
                 tl.store(squares + run + tl.arange(0, 1), tl.sum(gradient * gradient, 1))

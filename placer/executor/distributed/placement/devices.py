@@ -10,8 +10,8 @@ from placer.topology.topology import Topology
 def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
     """The rank of each GPU and host.
 
-    GPU i of N is rank ``i · world // N``: with fewer ranks than GPUs neighbours fold together,
-    with more of them some ranks have no rows and bring samples only. What a host serves by
+    GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
+    rank. With more, some ranks have no rows and only contribute samples. What a host serves by
     itself is served by the rank of its first GPU.
 
     Parameters

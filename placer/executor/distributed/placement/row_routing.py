@@ -55,14 +55,14 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """Which slice a row is of, and which row of it, where a column slice is cut by rows.
+    """Which slice a row is of, and which row of it, where a column slice has several row slices.
 
-    The ranks are cut wherever a slice begins or ends. In between, the owners repeat: their
+    A segment begins wherever a slice begins or ends. Within it the owners repeat: their
     period is the least common multiple of the strides.
 
     Attributes
     ----------
-    cuts : shape (segments,)
+    segment_starts : shape (segments,)
         First row of each segment.
     periods, offsets : shape (segments,)
         Of a segment's owners, and where they start in `owners`.
@@ -73,7 +73,7 @@ class Router:
     targets : int32, shape (slices,)
     """
 
-    cuts: Tensor
+    segment_starts: Tensor
     periods: Tensor
     offsets: Tensor
     owners: Tensor
@@ -96,9 +96,9 @@ class Router:
         ends = {0, rows}
         for part, _, _ in slices:
             ends |= {part.start, part.stop}
-        cuts = [*sorted(end for end in ends if 0 <= end <= rows)]
+        segment_starts = [*sorted(end for end in ends if 0 <= end <= rows)]
         periods, offsets, owners = [], [0], []
-        for low, high in pairwise(cuts):
+        for low, high in pairwise(segment_starts):
             active = [
                 (index, part)
                 for index, (part, _, _) in enumerate(slices)
@@ -124,7 +124,7 @@ class Router:
 
         joined = np.concatenate(owners) if owners else np.zeros(0, np.int32)
         return cls(
-            numbers(cuts[:-1]),
+            numbers(segment_starts[:-1]),
             numbers(periods),
             numbers(offsets[:-1]),
             torch.from_numpy(joined).to(device),
@@ -137,14 +137,17 @@ class Router:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        segments = (self.cuts, self.periods, self.offsets, self.owners)
+        segments = (self.segment_starts, self.periods, self.offsets, self.owners)
         slices = (self.starts, self.steps, self.bases, self.targets)
         return sum(tensor.nbytes for tensor in (*segments, *slices))
 
     def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """Target of each row rank, and its row there; both int64, shape (n,)."""
-        segment = torch.searchsorted(self.cuts, ranks.to(self.cuts.dtype), right=True) - 1
-        within = (ranks - self.cuts[segment]) % self.periods[segment]
+        segment = (
+            torch.searchsorted(self.segment_starts, ranks.to(self.segment_starts.dtype), right=True)
+            - 1
+        )
+        within = (ranks - self.segment_starts[segment]) % self.periods[segment]
         owner = self.owners[(self.offsets[segment] + within).long()].long()
         local = self.bases[owner] + (ranks - self.starts[owner]) // self.steps[owner]
         return self.targets[owner].long(), local.long()

@@ -42,8 +42,8 @@ class RowSlice:
         distance = (other.start - self.start) // common
         k = distance * pow(self.step // common, -1, modulus) % modulus if modulus > 1 else 0
         met = RowSlice(self.start + k * self.step, high, self.step * modulus)
-        found = RowSlice(met.first_from(low), high, met.step)
-        return found if found.start < high else None
+        common_rows = RowSlice(met.first_from(low), high, met.step)
+        return common_rows if common_rows.start < high else None
 
     def local(self, rows: "RowSlice") -> "RowSlice":
         """A slice of this slice's rows, as a slice of their positions in it."""
@@ -57,27 +57,29 @@ class RowSlice:
 def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
     """The same disjoint rows in fewer slices, by their start: what goes on in step is one.
 
-    Equal rows give equal slices, whatever shards they came from, if they are cut alike.
+    Equal rows give equal slices, whatever shards they came from, if they are sliced alike.
     """
-    found: list[RowSlice] = []
-    ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in what was found
+    merged: list[RowSlice] = []
+    ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in `merged`
     for part in sorted(part.trimmed() for part in slices if part.count):
         at = ends.pop((part.start, part.step), None)
         if at is None:
-            at = len(found)
-            found.append(part)
+            at = len(merged)
+            merged.append(part)
         last = part.members[-1]
-        found[at] = RowSlice(found[at].start, last + 1, part.step)
+        merged[at] = RowSlice(merged[at].start, last + 1, part.step)
         ends[last + part.step, part.step] = at
-    return tuple(sorted(part.trimmed() for part in found))
+    return tuple(sorted(part.trimmed() for part in merged))
 
 
-def refined(cuts: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
-    """The coarsest slices of which each lies in one slice of every cut."""
-    atoms: tuple[RowSlice, ...] | None = None
-    for cut in cuts:
-        if atoms is None:
-            atoms = cut
+def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
+    """The coarsest slices of which each lies in one slice of every partition."""
+    parts: tuple[RowSlice, ...] | None = None
+    for partition in partitions:
+        if parts is None:
+            parts = partition
             continue
-        atoms = tuple(met for one in atoms for other in cut if (met := one.meet(other)) is not None)
-    return tuple(sorted(atom.trimmed() for atom in atoms or ()))
+        parts = tuple(
+            met for one in parts for other in partition if (met := one.meet(other)) is not None
+        )
+    return tuple(sorted(part.trimmed() for part in parts or ()))

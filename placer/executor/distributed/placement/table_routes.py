@@ -22,7 +22,7 @@ class ColumnRoutes:
     cols : (start, stop)
     targets : tuple of Target
     router : Router or None
-        None where one target has all rows. Column slices that are cut by the same rows share it.
+        None where one target has all rows. Column slices with the same row slices share it.
     """
 
     cols: tuple[int, int]
@@ -39,7 +39,7 @@ class TableRoutes:
     table : Table
     column_slices : tuple of ColumnRoutes
     order : RankOrder or None
-        None where rows follow ids, or no column slice is cut by rows.
+        None where rows follow ids, or no column slice is divided by rows.
     """
 
     table: Table
