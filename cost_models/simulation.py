@@ -67,7 +67,7 @@ class Simulated:
     gpu_s : float64, shape (gpus,)
         Mean seconds a step of each GPU's work, one after the other.
     windows : tuple of Drifted
-        Parts of the logs, beside the first one and the same part under the other plan.
+        Parts of the logs, compared with the first part and with the same part under `other`.
     """
 
     options: ReplayOptions
@@ -104,20 +104,18 @@ def simulate(
 
     Parameters
     ----------
-    plan : Plan
     streams : sequence of (name, callable)
-        Logs, as `log_stream` and `drawn_stream` make them; the callable gives the batches.
+        Logs, as `log_stream` and `drawn_stream` make them; the callable returns the batches.
     cost_model : CostModel
         With constants for a unit of work: a roofline, a calibrated or a learned one.
     profile : Profile, optional
         Of the plan's tables, for constants that depend on accesses.
     other : Plan, optional
         Another plan for the same batches: when does it pay to change to it?
-    options : ReplayOptions, optional
     windows : int
-        Equal parts of each log that are told apart.
+        Into how many equal parts the result divides each log.
     on_step : callable
-        Called with the log's name and the steps that are done.
+        Called with the log's name and its steps so far.
 
     Raises
     ------
@@ -152,10 +150,8 @@ def simulate(
         return simulator, Replayed.joined(replays), parts
 
     simulator, own, parts = run(plan)
-    other_parts = migration_s = None
-    if other is not None:
-        other_parts = run(other)[2]
-        migration_s = migration(diff(plan, other)).seconds
+    other_parts = None if other is None else run(other)[2]
+    migration_s = None if other is None else migration(diff(plan, other)).seconds
     return Simulated(
         options,
         own.totals,

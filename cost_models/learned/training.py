@@ -87,17 +87,17 @@ def train(
 ) -> Fit:
     """Fit an ensemble to measured plans: robust squares of log(predicted / measured), by Adam.
 
-    Outliers count little (Cauchy's loss, as in the fit of constants): other load makes some times
-    too long.
+    Outliers count little (Cauchy's loss, as in the fit of constants), as other load makes some
+    times too long.
 
-    The workloads are dealt into as many parts as there are members. Each member starts from its
-    own weights, and keeps those with which it was best on its own part, which it is not fitted
-    to: so all measurements count, and members differ where these say little.
+    The workloads are divided into as many parts as there are members. A member is not fitted to
+    its own part, and keeps the weights with which it was best there. So all measurements count,
+    and members differ where these say little.
 
     Parameters
     ----------
     on_epoch : callable, optional
-        Told the epoch and the root mean square log error on held-out parts, now and then.
+        Called every 50 epochs with the epoch and the root mean square log error on held-out parts.
 
     Raises
     ------
@@ -112,24 +112,14 @@ def train(
     trained = [parameters[name].requires_grad_() for name in TRAINED]
     optimizer = torch.optim.Adam(trained, lr=_LEARNING_RATE)
     fitted = (~held_out).double()
-    best = {name: parameters[name].detach().clone() for name in TRAINED}
-    least = torch.full((MEMBERS,), torch.inf, dtype=torch.float64)
-    errors = torch.zeros(MEMBERS, data.measured_log.numel(), dtype=torch.float64)
-    best_epoch = epoch = 0
+    best = _Best.of(parameters, len(examples))
+    epoch = 0
     for epoch in range(epochs + 1):
         error, penalty = data.log_errors(parameters)
-        with torch.no_grad():
-            loss = (_robust(error) * held_out).sum(1) / held_out.sum(1)
-            better = loss < least * (1 - 1e-4)
-            if better.any():
-                best_epoch = epoch
-                least = torch.where(better, loss, least)
-                errors[better] = error.detach()[better]
-                for name in TRAINED:
-                    best[name][better] = parameters[name].detach()[better]
+        best.keep(epoch, parameters, error.detach(), held_out)
         if on_epoch is not None and epoch % 50 == 0:
-            on_epoch(epoch, float(least.mean().sqrt()))
-        if epoch - best_epoch > _PATIENCE:
+            on_epoch(epoch, float(best.losses.mean().sqrt()))
+        if epoch - best.epoch > _PATIENCE:
             break
         # Members have no weight in common, so their sum trains each by itself.
         total = ((_robust(error) * fitted).sum(1) / fitted.sum(1) + penalty).sum()
@@ -139,16 +129,47 @@ def train(
         with torch.no_grad():
             for name in NOT_NEGATIVE:
                 parameters[name].clamp_(min=0)
-    kept = {**{name: parameters[name] for name in parameters if name not in TRAINED}, **best}
+    kept = parameters | best.weights
     networks = Networks(**{name: value.detach().float().numpy() for name, value in kept.items()})
     with torch.no_grad():
         base = data.base_log_errors()
-    unseen = errors[held_out.int().argmax(0), torch.arange(len(examples))]
+    unseen = best.log_errors[held_out.int().argmax(0), torch.arange(len(examples))]
     return Fit(networks, unseen.numpy(), base.numpy(), epoch)
 
 
+@dataclass(slots=True, eq=False)
+class _Best:
+    """Each member's weights, loss and log errors of the epoch with its least held-out loss."""
+
+    weights: dict[str, Tensor]
+    losses: Tensor
+    log_errors: Tensor
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, parameters: dict[str, Tensor], examples: int) -> "_Best":
+        return cls(
+            {name: parameters[name].detach().clone() for name in TRAINED},
+            torch.full((MEMBERS,), torch.inf, dtype=torch.float64),
+            torch.zeros(MEMBERS, examples, dtype=torch.float64),
+        )
+
+    def keep(
+        self, epoch: int, parameters: dict[str, Tensor], log_errors: Tensor, held_out: Tensor
+    ) -> None:
+        """Keep the members that are better than ever before."""
+        loss = (_robust(log_errors) * held_out).sum(1) / held_out.sum(1)
+        better = loss < self.losses * (1 - 1e-4)
+        if better.any():
+            self.epoch = epoch
+            self.losses = torch.where(better, loss, self.losses)
+            self.log_errors[better] = log_errors[better]
+            for name in TRAINED:
+                self.weights[name][better] = parameters[name].detach()[better]
+
+
 def _robust(log_errors: Tensor) -> Tensor:
-    """As the square where errors are small, and ever less beyond `_OUTLIER`."""
+    """About the square of small errors; beyond `_OUTLIER` it grows ever more slowly."""
     return _OUTLIER**2 * torch.log1p((log_errors / _OUTLIER).square())
 
 
@@ -181,9 +202,9 @@ def _initial(data: "_Batch", units: int, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.cat((data.free, data.monotone), 1)
     scale = x.std(0)
-    # A feature that never varied says nothing; its scale only tells how far away others are.
+    # A feature that never varied has no scale of its own: 1 measures how far other values are.
     scale = torch.where(scale > 1e-6, scale, torch.ones_like(scale))
-    found = {"mean": x.mean(0), "scale": scale, "low": x.amin(0), "high": x.amax(0)}
+    parameters = {"mean": x.mean(0), "scale": scale, "low": x.amin(0), "high": x.amax(0)}
     sizes = shapes(MEMBERS, units)
     for name in TRAINED:
         size = sizes[name]
@@ -193,8 +214,8 @@ def _initial(data: "_Batch", units: int, seed: int) -> dict[str, Tensor]:
             values.uniform_(-bound, bound, generator=generator)
         if name in NOT_NEGATIVE:
             values = values.abs()
-        found[name] = values
-    return found
+        parameters[name] = values
+    return parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

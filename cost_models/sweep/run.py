@@ -24,18 +24,18 @@ class Point:
     varied : mapping of axis to value
         Where the setting differs from the sweep's base.
     step_time_s, samples_per_s : float or None
-        None where the placement is not possible. Of CPU servers the step is the time in which
+        None where the placement is not possible. With CPU servers, a step is the time in which
         every trainer does one batch.
     parts_s : mapping of name to seconds
-        What the step may wait for; it takes as long as the longest.
+        What the step may wait for; the step takes as long as the longest part.
     waits_for : str
         The name of the longest part.
     hbm_lookup_share : float or None
         Share of lookups that are served from HBM.
     shortage : Shortage or None
-        What is short, and by how much, where that is why it is not possible.
+        Which memory is too small, and by how much, if that is why it is not possible.
     detail : str
-        Why it is not possible; or what is particular of the placement.
+        Why it is not possible; or what is special about the placement.
     extra_servers : int
         Further machines that the placement needs.
     """
@@ -77,8 +77,7 @@ class Sweep:
     def ranked(self, platform: str, varied: Mapping[str, float]) -> tuple[Point, ...]:
         """The possible placements of a case on a platform, the fastest first.
 
-        What needs further machines comes last: it is not the platform that is faster then. Of
-        equals the first of `placements` comes first.
+        Placements that need further machines come last. Equals keep the order of `placements`.
         """
         possible = [
             point
@@ -110,7 +109,7 @@ def sweep(
     parameter_servers : int
         CPU servers of placement ``remote``.
     on_point : callable, optional
-        Called after each case with how many are done, and of how many.
+        Called after each case with how many cases are done, how many there are, and the platform.
     stop : callable, optional
         Called before each case; if it returns true, the sweep ends with the points so far.
 
@@ -124,21 +123,12 @@ def sweep(
     >>> from cost_models import Roofline
     >>> from cost_models.sweep import platform
     >>> machines = [platform("big-basin"), platform("zion")]
-    >>> found = sweep(machines, {"batch": [200]}, Roofline(), placements=["gpu", "host-pooled"])
-    >>> [found.ranked(name, {"batch": 200})[0].placement for name in ("big-basin", "zion")]
+    >>> swept = sweep(machines, {"batch": [200]}, Roofline(), placements=["gpu", "host-pooled"])
+    >>> [swept.ranked(name, {"batch": 200})[0].placement for name in ("big-basin", "zion")]
     ['gpu', 'gpu']
     """
+    _check(platforms, axes, placements)
     base = base or Setting()
-    unknown = [name for name in placements if name not in PLACEMENTS]
-    if unknown:
-        raise ProblemError(
-            f"no placement is called {unknown[0]!r}; choose from {', '.join(PLACEMENTS)}"
-        )
-    if not platforms or not axes or not placements:
-        raise ProblemError("a sweep needs a platform, a placement and an axis to vary")
-    names = [one.name for one in platforms]
-    if len(set(names)) < len(names):
-        raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
     todo = [(one, *case) for one in platforms for case in cases(base, axes, grid=grid)]
     embeddings = Embeddings(cost_model)
     points: list[Point] = []
@@ -158,6 +148,21 @@ def sweep(
         cost_model.name,
         tuple(points),
     )
+
+
+def _check(
+    platforms: Sequence[Platform], axes: Mapping[str, Sequence[float]], placements: Sequence[str]
+) -> None:
+    unknown = [name for name in placements if name not in PLACEMENTS]
+    if unknown:
+        raise ProblemError(
+            f"no placement is called {unknown[0]!r}; choose from {', '.join(PLACEMENTS)}"
+        )
+    if not platforms or not axes or not placements:
+        raise ProblemError("a sweep needs a platform, a placement and an axis to vary")
+    names = [platform.name for platform in platforms]
+    if len(set(names)) < len(names):
+        raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
 
 
 def _point(steps: Steps, placement: Placement, varied: Mapping[str, float]) -> Point:

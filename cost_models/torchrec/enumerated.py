@@ -54,6 +54,9 @@ IN_HBM = ("fused", "dense")
 
 _MS = 1e-3
 
+_Points = dict[int, tuple[float, float, int]]
+"""Seconds, bytes of HBM and bytes of DRAM, by the rows in HBM."""
+
 
 class EnumeratedOptions:
     """Time and memory of enumerated options; see `cost_models.CostModel`.
@@ -94,30 +97,30 @@ class EnumeratedOptions:
         """
         spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
         options = self._options[spec.name]
-        found: dict[str, ShardingOption] = {}
+        by_kind: dict[str, ShardingOption] = {}
         for (kind, kernel), option in options.items():
             if kind == "data_parallel":
-                found[kind] = ShardingOption(replicated_rows=spec.rows, cold="uva")
+                by_kind[kind] = ShardingOption(replicated_rows=spec.rows, cold="uva")
             elif kernel not in KERNELS.values() and kernel not in IN_HBM:
                 continue
             elif kind == "table_wise":
-                found[kind] = ShardingOption()
+                by_kind[kind] = ShardingOption()
             elif kind == "column_wise":
-                found[kind] = ShardingOption(1, column_widths(option, gpus))
+                by_kind[kind] = ShardingOption(1, column_widths(option, gpus))
             elif kind == "row_wise":
-                found[kind] = ShardingOption(gpus, blocked=True)
-        if len(found) > 1:
-            self._drop_pointless(problem, spec, found)
+                by_kind[kind] = ShardingOption(gpus, blocked=True)
+        if len(by_kind) > 1:
+            self._drop_pointless(problem, spec, by_kind)
         sharding_options = [
             sharding_option._replace(cold=cold)
             for kind in SEARCHED
-            if (sharding_option := found.get(kind)) is not None
+            if (sharding_option := by_kind.get(kind)) is not None
             for cold in self._colds(spec, kind)
         ]
         if not sharding_options:
-            asked = sorted(f"{kind} with {kernel}" for kind, kernel in options)
+            allowed = sorted(f"{kind} with {kernel}" for kind, kernel in options)
             raise ProblemError(
-                f"table {spec.name!r} may only be {', '.join(asked)}; searched are "
+                f"table {spec.name!r} may only be {', '.join(allowed)}; searched are "
                 f"{', '.join(SEARCHED)}, with kernels fused, fused_uvm, fused_uvm_caching and, for "
                 "replicas, dense"
             )
@@ -141,22 +144,22 @@ class EnumeratedOptions:
         return colds
 
     def _drop_pointless(
-        self, problem: Problem, spec: Table, found: dict[str, ShardingOption]
+        self, problem: Problem, spec: Table, by_kind: dict[str, ShardingOption]
     ) -> None:
         """Leave out options that do not divide the table, give a GPU no rows, or fit no GPU."""
-        by_columns = found.get("column_wise")
-        if by_columns and len(by_columns.column_widths) == 1 and "table_wise" in found:
-            del found["column_wise"]
+        by_columns = by_kind.get("column_wise")
+        if by_columns and len(by_columns.column_widths) == 1 and "table_wise" in by_kind:
+            del by_kind["column_wise"]
         blocks = {k: o for (kind, k), o in self._options[spec.name].items() if kind == "row_wise"}
         for kernel, option in blocks.items():
             empty = any(not shard.size[0] for shard in option.shards)
             # One kernel serves all blocks, and a cache of a block of a row or two is no cache.
             too_few = kernel == "fused_uvm_caching" and cached_rows(option) is None
             if empty or (too_few and len(blocks) == 1):
-                found.pop("row_wise", None)
+                by_kind.pop("row_wise", None)
         smallest = min(gpu.memory_bytes for gpu in problem.topology.gpus)
-        if len(found) > 1 and spec.total_bytes > smallest:
-            found.pop("data_parallel", None)
+        if len(by_kind) > 1 and spec.total_bytes > smallest:
+            by_kind.pop("data_parallel", None)
 
     def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec may count a sharded table as cheaper."""
@@ -173,7 +176,7 @@ class EnumeratedOptions:
         return self._curves[key]
 
     def _curve(self, spec: Table, part: Part, cold: Cold) -> CostCurve:
-        points: dict[int, tuple[float, float, int]] = {}
+        points: _Points = {}
         free = False
         for (own, kernel), option in self._options[spec.name].items():
             if own != part.kind:
@@ -182,21 +185,9 @@ class EnumeratedOptions:
             rows = shards[0].size[0]
             row_bytes = sum(spec.bytes_per_row(shard.size[1]) for shard in shards)
             if kernel == "fused_uvm_caching":
-                if cold != "cached":
-                    continue
-                free = self._load_factor_is_free(option)
-                largest = max(shard.size[0] for shard in option.shards)
-                for factor in LOAD_FACTORS if free else (load_factor(option),):
-                    # A table has one load factor, that of its largest block in whole rows.
-                    chosen = min(largest - 1, max(1, round(factor * largest)))
-                    cached = round(chosen * rows / largest)
-                    if 0 < cached < rows and cached not in points:
-                        asked = self._with_load_factor(option, chosen / largest)
-                        held = cached * (row_bytes + ROW_CACHE_ENTRY_BYTES)
-                        points[cached] = (*self._costs(part.shards(asked), held), rows * row_bytes)
-                if cached_rows(option) is None:
-                    # Of too few rows for a cache of some of them, all are in HBM.
-                    points.setdefault(rows, (*self._costs(shards, rows * row_bytes), 0))
+                if cold == "cached":
+                    free = self._load_factor_is_free(option)
+                    points = self._cached_points(part, option, row_bytes) | points
             elif part.kind == "data_parallel" or kernel in IN_HBM:
                 points[rows] = (*self._costs(shards, rows * row_bytes), 0)
             elif kernel == "fused_uvm":
@@ -215,6 +206,26 @@ class EnumeratedOptions:
             split_s=0.0 if cold == "cached" else np.inf,
             split_hbm_bytes=0.0,
         )
+
+    def _cached_points(self, part: Part, option: TorchRecOption, row_bytes: int) -> _Points:
+        """Points of a part whose rows a row cache serves."""
+        points: _Points = {}
+        shards = part.shards(option)
+        rows = shards[0].size[0]
+        largest = max(shard.size[0] for shard in option.shards)
+        free = self._load_factor_is_free(option)
+        for factor in LOAD_FACTORS if free else (load_factor(option),):
+            # A table has one load factor, that of its largest block in whole rows.
+            chosen = min(largest - 1, max(1, round(factor * largest)))
+            cached = round(chosen * rows / largest)
+            if 0 < cached < rows and cached not in points:
+                estimated = self._with_load_factor(option, chosen / largest)
+                hbm_bytes = cached * (row_bytes + ROW_CACHE_ENTRY_BYTES)
+                points[cached] = (*self._costs(part.shards(estimated), hbm_bytes), rows * row_bytes)
+        if cached_rows(option) is None:
+            # A table of too few rows for a cache is in HBM.
+            points[rows] = (*self._costs(shards, rows * row_bytes), 0)
+        return points
 
     def _costs(self, shards: Sequence[TorchRecShard], own_bytes: float) -> tuple[float, float]:
         """Seconds of shards and their bytes on the GPU: no fewer than a plan counts itself."""

@@ -50,60 +50,64 @@ def open_log(
     ----------
     paths : path or sequence of paths
         Files, read in order. A folder stands for its files in order of their names.
-    format : {"criteo", "parquet", "dlrm"}, optional
-        By default the first file's suffix decides: ``.parquet``, ``.pt`` or ``.pt.gz``, and
-        Criteo's text format for any other.
-    id_mapping : {"auto", "identity", "hash", "vocabulary"}
+    format : optional
+        By default by the first file's suffix: ``.parquet``, ``.pt`` or ``.pt.gz``, else criteo.
+    id_mapping
         ``identity``: ids are rows. ``hash``: row = key modulo rows. ``vocabulary``: ids get
-        rows from 1 on as they first appear, which takes one more pass over the log, here; ids
-        left out share row 0. ``auto``: vocabulary for texts, identity for integers.
+        rows from 1 on as they first appear, in one more pass over the log; ids that are left
+        out share row 0. ``auto``: vocabulary for texts, identity for integers.
     rows : int or mapping of table name to int, optional
-        Rows of the tables: a must for hash, a limit for a vocabulary (which then keeps the
-        most read ids), and for identity by default the largest id + 1.
-    min_count : int
+        Rows of the tables. A hash needs them; a vocabulary keeps so many of the most read ids;
+        for identity the default is the largest id + 1.
+    min_count
         A vocabulary leaves out ids that are read less often.
     sparse, dense, label, ignore
         Columns of a Parquet log; see `placer.data.parquet.infer_columns`.
-    feature_tables : mapping of feature name to table name, optional
-        Features that read a table of another name, which several may share.
-    missing : {"zero", "empty"}
+    feature_tables
+        Tables of features that are not named like their table; several features may share one.
+    missing
         Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
-    encoding : Encoding, optional
+    encoding
         That of a profile, instead of all the options above but `format`.
-    progress : callable, optional
-        Called with the samples that the pass for a vocabulary has done, and all (None if unknown).
+    progress
+        Called with the samples that the pass for a vocabulary has read, and all (None: unknown).
 
     Raises
     ------
     DataError
-        If a file is missing, empty or unreadable, a column is missing, or an option does
-        not fit the log.
+        If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
     files = _files(paths)
-    chosen = format or _format_of(files[0])
+    format = format or _format_of(files[0])
     if encoding is not None:
         columns = (list(encoding.feature_tables), encoding.dense, encoding.label, ())
-        return EncodedLog(_source(files, chosen, *columns, encoding.missing), encoding)
-    if chosen != "parquet" and (label is not None or ignore):
+        return EncodedLog(_source(files, format, *columns, encoding.missing), encoding)
+    _check_options(files[0], format, label, ignore, id_mapping)
+    source = _source(files, format, sparse, dense, label, ignore, missing)
+    features = _feature_tables(source, sparse if format != "parquet" else None, feature_tables)
+    mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
+    encoding = Encoding(features, mappings, source.dense_names, source.label_name, missing)
+    return EncodedLog(source, encoding)
+
+
+def _check_options(
+    file: str, format: str, label: str | None, ignore: Sequence[str], id_mapping: str
+) -> None:
+    if format != "parquet" and (label is not None or ignore):
         raise DataError(
-            f"{files[0]} is read as {chosen}, whose columns have no names to choose by; "
+            f"{file} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
     if id_mapping not in ID_MAPPINGS:
         raise DataError(f"id_mapping {id_mapping!r} is none of {', '.join(ID_MAPPINGS)}")
-    source = _source(files, chosen, sparse, dense, label, ignore, missing)
-    features = _feature_tables(source, sparse if chosen != "parquet" else None, feature_tables)
-    mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
-    own = Encoding(features, mappings, source.dense_names, source.label_name, missing)
-    return EncodedLog(source, own)
 
 
 def _files(paths: _Path | Sequence[_Path]) -> list[str]:
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
+    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not named:
         raise DataError("no file to read; name at least one")
     files: list[str] = []
-    for path in map(Path, given):
+    for path in map(Path, named):
         inside = sorted(
             str(file)
             for file in (path.iterdir() if path.is_dir() else ())
@@ -146,9 +150,9 @@ def _source(
 
 
 def _feature_tables(
-    source: Source, sparse: Sequence[str] | None, given: Mapping[str, str] | None
+    source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
 ) -> dict[str, str]:
-    tables = dict(given or {})
+    tables = dict(renamed or {})
     kept = list(source.text_features) if sparse is None else list(sparse)
     unknown = [name for name in [*kept, *tables] if name not in source.text_features]
     if unknown:
@@ -168,14 +172,14 @@ def _mappings(
     progress: Progress | None,
 ) -> dict[str, IdMapping]:
     names = list(dict.fromkeys(feature_tables.values()))
-    given = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(rows or {})
-    for name, count in given.items():
+    row_counts = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(rows or {})
+    for name, count in row_counts.items():
         if name not in names:
             raise DataError(f"rows are given for table {name!r}; tables are {', '.join(names)}")
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
     kinds = {name: _kind(id_mapping, any(_texts(source, feature_tables, name))) for name in names}
-    unsized = [name for name in names if kinds[name] == "hash" and name not in given]
+    unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
     if unsized:
         raise DataError(
             f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
@@ -186,13 +190,13 @@ def _mappings(
         return {
             feature: table
             for feature, table in feature_tables.items()
-            if kinds[table] == kind and (kind == "vocabulary" or table not in given)
+            if kinds[table] == kind and (kind == "vocabulary" or table not in row_counts)
         }
 
     vocabularies = {}
     if read_by("vocabulary"):
         vocabularies = build_vocabularies(
-            source, read_by("vocabulary"), min_count=min_count, rows=given, progress=progress
+            source, read_by("vocabulary"), min_count=min_count, rows=row_counts, progress=progress
         )
     inferred = _rows_from_largest_id(source, read_by("identity"))
     mappings: dict[str, IdMapping] = {}
@@ -200,9 +204,9 @@ def _mappings(
         if name in vocabularies:
             mappings[name] = vocabularies[name]
         elif kinds[name] == "hash":
-            mappings[name] = Hash(given[name])
+            mappings[name] = Hash(row_counts[name])
         else:
-            mappings[name] = Identity(given.get(name) or inferred[name])
+            mappings[name] = Identity(row_counts.get(name) or inferred[name])
     return mappings
 
 

@@ -94,27 +94,21 @@ def train(
 ) -> TrainResult:
     """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
 
-    Samples without a label are left out. A batch is `batch_size` consecutive samples of the log
-    less those: the position of a run counts the log's samples, labelled or not.
-
-    Every tenth batch (`TrainConfig.holdout_every`) is not trained on; the trained model is
-    evaluated on these. They lie among the training samples in time, so that the figures are
-    kinder than those of the next day: for these, give the next day as `eval_log`.
+    A batch is `batch_size` consecutive samples of the log less those without a label. Every
+    tenth batch (`TrainConfig.holdout_every`) is not trained on; the trained model is evaluated
+    on these. They lie among the training samples in time, so that their figures are better than
+    those of the next day, which you can pass as `eval_log`.
 
     The run has a random state of its own, seeded by the configuration. On Ctrl-C the current
-    step is finished, a checkpoint is written where `checkpoints` are on, and the result so far
-    is returned.
-
-    Under torchrun, or where `torch.distributed` is initialised with many ranks, all of them call
-    it alike: the plan's shards are spread over them, each trains on its part of each batch, and
-    the result is that of one process with the whole batch, on every rank.
+    step is finished, a checkpoint is written if `checkpoints` are on, and the result so far is
+    returned. Under torchrun, or where `torch.distributed` is initialised, all processes call it
+    alike: each holds its shards of the plan and trains on its part of each batch, and each
+    returns the result that one process would have with the whole batch.
 
     Parameters
     ----------
-    plan : Plan
     log : Log
         With labels; opened with the id mapping that the plan's profile was counted with.
-    config : TrainConfig, optional
     eval_log : Log, optional
         Evaluate on this log; then nothing of `log` is held out.
     checkpoints : CheckpointPolicy, optional
@@ -123,11 +117,6 @@ def train(
         A checkpoint, or a folder of them whose newest is taken. The plan may be another.
     trace : TraceRequest, optional
         Write a profiler's trace of some steps.
-    on_progress : callable, optional
-
-    Returns
-    -------
-    TrainResult
 
     Raises
     ------
@@ -141,19 +130,15 @@ def train(
     PlacerError
         If the loss is no longer finite.
     BackendError
-        If another rank is lost.
+        If another process is lost.
     """
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
     with joined_ranks(config) as ranks:
-        if ranks.world > 1:
-            # From here on a batch is that of all ranks.
-            config = replace(
-                config,
-                batch_size=config.batch_size * ranks.world,
-                device=device_of_rank(config.device),
-            )
+        if ranks.world > 1:  # From here on a batch is that of all ranks.
+            size, device = config.batch_size * ranks.world, device_of_rank(config.device)
+            config = replace(config, batch_size=size, device=device)
         ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume))
         return _train(ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress)
 
@@ -228,7 +213,7 @@ def evaluate(
 ) -> HeldOut:
     """Predict the held-out batches of a log, or all batches of another one.
 
-    Each rank predicts its part of a batch, and all of them know the whole in the end.
+    Each rank predicts its part of a batch; every rank returns the result of all parts.
 
     Raises
     ------

@@ -1,11 +1,11 @@
 """Does the placed model train like the unplaced one? Both, side by side, step for step."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
-from placer.data.log import Log
+from placer.data.log import Chunk, Log
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
 from placer.plan.plan import Plan
 from placer.training.batches import batches, labelled, no_label_error
@@ -95,18 +95,18 @@ def compare_training(
 
     Both use GELU where `train` uses ReLU by default. At ReLU's kink a rounding of 1e-8 becomes
     another gradient, and Adagrad takes a step of the full learning rate with it in a row that
-    it sees for the first time: two correct models drift apart by 1e-3 within 50 steps. A smooth
-    model does not, so that a difference is the placement's doing.
+    it sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a
+    smooth activation, only the placement can cause a difference.
 
-    The unplaced model holds all tables in one piece, as `nn.EmbeddingBag` does with PyTorch's
-    optimizers, in host memory: the machine must have room for both.
+    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with
+    PyTorch's optimizers: the machine must have room for both models.
 
     Parameters
     ----------
     plan, log, config
         As `placer.training.loop.train` takes them.
     on_step : callable, optional
-        Told the steps taken so far, for a progress bar.
+        Called with the steps taken so far, for a progress bar.
 
     Raises
     ------
@@ -118,61 +118,87 @@ def compare_training(
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)
     usable_device(config.device)
-    columns, rate = len(log.dense_names), config.embedding_rate
-    placed = PlacedEmbeddings(
+    placed = _placed_embeddings(plan, config)
+    unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)
+    optimizers = unplaced.optimizers(lr=config.embedding_rate, eps=config.eps)
+    runs = (
+        _TimedRun(Trainer(placed, plan, len(log.dense_names), config)),
+        _TimedRun(Trainer(unplaced, plan, len(log.dense_names), config, optimizers)),
+    )
+    counts = _SampleCounts()
+    for step, chunk in enumerate(_training_chunks(log, config, counts), 1):
+        for run in runs:
+            run.step(chunk, placed.feature_names)
+        if on_step is not None:
+            on_step(step)
+    held_out = [evaluate(run.trainer, log, config) for run in runs]
+    return ParityResult(
+        placed_losses=tuple(runs[0].losses),
+        unplaced_losses=tuple(runs[1].losses),
+        placed_auc=held_out[0].auc(),
+        unplaced_auc=held_out[1].auc(),
+        max_weight_difference=_largest_difference(placed, unplaced),
+        placed_step_s=median(runs[0].seconds or [0.0]),
+        unplaced_step_s=median(runs[1].seconds or [0.0]),
+        samples=counts.trained,
+        unlabelled_samples=counts.unlabelled,
+        eval_samples=held_out[0].samples,
+    )
+
+
+def _placed_embeddings(plan: Plan, config: TrainConfig) -> PlacedEmbeddings:
+    return PlacedEmbeddings(
         plan,
-        lr=rate,
+        lr=config.embedding_rate,
         eps=config.eps,
         device=config.device,
         seed=config.seed,
         backend=config.backend,
         cache_policy=config.cache_policy,
     )
-    unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)
-    optimizers = unplaced.optimizers(lr=rate, eps=config.eps)
-    trainers = (
-        Trainer(placed, plan, columns, config),
-        Trainer(unplaced, plan, columns, config, optimizers),
-    )
-    losses: tuple[list[float], list[float]] = ([], [])
-    seconds: tuple[list[float], list[float]] = ([], [])
-    limit = config.max_steps
-    samples = unlabelled_samples = 0
+
+
+@dataclass(slots=True, eq=False)
+class _TimedRun:
+    """A trainer, and the loss and the time of each of its steps."""
+
+    trainer: Trainer
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, chunk: Chunk, features: Sequence[str]) -> None:
+        tensors = tensors_of(chunk, features)
+        start = time.perf_counter()
+        self.losses.append(float(self.trainer.step(*tensors)))
+        self.seconds.append(time.perf_counter() - start)
+
+
+@dataclass(slots=True, eq=False)
+class _SampleCounts:
+    trained: int = 0
+    unlabelled: int = 0
+
+
+def _training_chunks(log: Log, config: TrainConfig, counts: _SampleCounts) -> Iterator[Chunk]:
+    """The labelled samples of each batch to train on, in all epochs, while `counts` is kept."""
+    steps, limit = 0, config.max_steps
     labels_seen = False
     for _ in range(config.epochs):
-        if limit is not None and len(losses[0]) >= limit:
+        if limit is not None and steps >= limit:
             break
         for number, chunk in enumerate(batches(log, config.batch_size)):
-            if limit is not None and len(losses[0]) >= limit:
+            if limit is not None and steps >= limit:
                 break
             usable = labelled(chunk)
-            unlabelled_samples += chunk.samples - usable.samples
+            counts.unlabelled += chunk.samples - usable.samples
             labels_seen |= usable.samples > 0
             if config.is_held_out(number) or not usable.samples:
                 continue
-            samples += usable.samples
-            for index, trainer in enumerate(trainers):
-                tensors = tensors_of(usable, placed.feature_names)
-                started = time.perf_counter()
-                losses[index].append(float(trainer.step(*tensors)))
-                seconds[index].append(time.perf_counter() - started)
-            if on_step is not None:
-                on_step(len(losses[0]))
-        if unlabelled_samples and not labels_seen:
-            raise no_label_error(unlabelled_samples)
-    held_out = [evaluate(trainer, log, config) for trainer in trainers]
-    return ParityResult(
-        placed_losses=tuple(losses[0]),
-        unplaced_losses=tuple(losses[1]),
-        placed_auc=held_out[0].auc(),
-        unplaced_auc=held_out[1].auc(),
-        max_weight_difference=_largest_difference(placed, unplaced),
-        placed_step_s=median(seconds[0] or [0.0]),
-        unplaced_step_s=median(seconds[1] or [0.0]),
-        samples=samples,
-        unlabelled_samples=unlabelled_samples,
-        eval_samples=held_out[0].samples,
-    )
+            counts.trained += usable.samples
+            steps += 1
+            yield usable
+        if counts.unlabelled and not labels_seen:
+            raise no_label_error(counts.unlabelled)
 
 
 def _largest_difference(placed: PlacedEmbeddings, unplaced: UnplacedEmbeddings) -> float:

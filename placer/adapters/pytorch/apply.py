@@ -132,37 +132,32 @@ def apply_plan(
 ) -> AppliedPlan:
     """Train a model's embedding tables where a plan puts them.
 
-    Every `nn.EmbeddingBag` and `nn.Embedding` of the plan is swapped for a module that is
-    called in the same way, starts from the same weights and updates its rows when a backward
-    pass ends, once for all its calls. The rest of the model stays as it is. Apply a plan before
-    the model is wrapped (DDP, FSDP) and before its optimizer is made, which then sees the dense
+    Each `nn.EmbeddingBag` and `nn.Embedding` of the plan is replaced by a module that is called
+    in the same way and starts from the same weights. It updates its rows when a backward pass
+    ends, once for all its calls. The rest of the model stays as it is. Apply a plan before you
+    wrap the model (DDP, FSDP) and before you make its optimizer, which then sees the dense
     parameters alone.
 
     Parameters
     ----------
-    model : nn.Module
     plan : Plan
         Its table names are the modules' paths, or the ends of paths.
-    optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"} or None
-        For all tables; None takes each table's own.
+    optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"}, optional
+        For all tables; by default each table's own.
     lr, eps, betas, backend, cache_policy, rounding
         See `PlacedEmbeddings`.
-    names : mapping of table name to module path, or None
-        For tables that are called otherwise.
+    names : mapping of table name to module path, optional
+        For tables whose names are not the ends of paths.
     optimizers : iterable of torch.optim.Optimizer
-        Made already: the tables' weights are taken out of them, with what they know of these.
+        Existing optimizers: the tables' weights and their state are removed from them.
     strict : bool
         Whether embedding modules that the plan lacks are an error.
-
-    Returns
-    -------
-    AppliedPlan
 
     Raises
     ------
     PlanMismatchError
-        If the plan does not fit the model, and then for every reason at once, or is unsound.
-        The model is as it was.
+        If the plan is unsound or does not fit the model; the message has all reasons. The model
+        is as it was.
     CapacityError
         If the plan, with this optimizer's state, puts more bytes on a device than it has.
 
@@ -178,32 +173,18 @@ def apply_plan(
     >>> int(applied.optimizer_state_dict()["0.sum"].sum(1).count_nonzero())
     3
     """
+    # 1. Check the plan, and match its tables with the model's modules. Nothing changes yet.
     _check_is_plain(model)
-    if optimizer is not None:
-        if optimizer not in OPTIMIZERS:
-            raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
-        plan = replace(
-            plan, tables=tuple(replace(table, optimizer=optimizer) for table in plan.tables)
-        )
+    plan = plan if optimizer is None else _with_optimizer(plan, optimizer)
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
-    options = Options(lr, eps, betas, backend, cache_policy, rounding)
-    placed = _place(plan, matched, options)
-    _swap(
-        model,
-        {
-            id(module): stand_in(module, placed[name])
-            for name, partner in matched.items()
-            for module in partner.modules
-        },
-    )
+    # 2. Move each table's weight to the memories that the plan names.
+    placed = _place(plan, matched, Options(lr, eps, betas, backend, cache_policy, rounding))
+    # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
+    _swap(model, _stand_ins(matched, placed))
+    # 4. Leave only the dense parameters to the optimizers.
     _take_out_of(optimizers, matched)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        warnings.warn(
-            "all trainable parameters of the model are in placed tables, which train in backward: "
-            "it needs no optimizer, and torch makes none without parameters",
-            stacklevel=2,
-        )
+    _warn_without_dense_parameters(model)
     return AppliedPlan(placed)
 
 
@@ -226,8 +207,8 @@ def applied_plan(model: nn.Module) -> AppliedPlan:
 def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     """Give a model its own embedding modules back, with the trained weights.
 
-    They are the modules and the parameters that it had, so that an optimizer which still holds
-    these goes on with them; one from which `apply_plan` took them has to be given them again.
+    These are the same modules and parameters as before. An optimizer that still holds them goes
+    on with them; add them again to one from which `apply_plan` removed them.
 
     Returns
     -------
@@ -241,14 +222,14 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     """
     applied = applied_plan(model)
     state = applied.optimizer_state_dict()
-    back: dict[int, nn.Module] = {}
+    originals: dict[int, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, StandIn):
             original = module.give_back()
             if not original.weight.numel():  # Modules with tied weights share it.
                 _refill(original.weight, module.table)
-            back[id(module)] = original
-    _swap(model, back)
+            originals[id(module)] = original
+    _swap(model, originals)
     for table in applied.tables.values():
         table.close()
     return state
@@ -269,6 +250,13 @@ def _check_is_plain(model: nn.Module) -> None:
             f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
             "before that"
         )
+
+
+def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
+    """The plan, all tables of which are trained by one optimizer."""
+    if optimizer not in OPTIMIZERS:
+        raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
+    return replace(plan, tables=tuple(replace(table, optimizer=optimizer) for table in plan.tables))
 
 
 def _place(
@@ -306,7 +294,7 @@ def _of_table(plan: Plan, name: str) -> Plan:
 
 
 def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
-    """Free a weight, and have whoever trains it without a lookup told that it is gone."""
+    """Free a weight; a gradient that reaches it other than by lookups is then an error."""
     name = table.name
 
     @unserializable_hook  # type: ignore[untyped-decorator]
@@ -330,12 +318,31 @@ def _refill(weight: Tensor, table: PlacedTable) -> None:
     weight.data = table.weight().to(table.device)
 
 
-def _swap(model: nn.Module, others: Mapping[int, nn.Module]) -> None:
-    """Put other modules in place of some, wherever these are."""
+def _stand_ins(
+    matched: Mapping[str, ModelTable], placed: Mapping[str, PlacedTable]
+) -> dict[int, nn.Module]:
+    return {
+        id(module): stand_in(module, placed[name])
+        for name, partner in matched.items()
+        for module in partner.modules
+    }
+
+
+def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
+    """Replace modules, which are named by their `id`, wherever the model holds them."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if child is not None and id(child) in others:
-                parent._modules[name] = others[id(child)]
+            if child is not None and id(child) in replacements:
+                parent._modules[name] = replacements[id(child)]
+
+
+def _warn_without_dense_parameters(model: nn.Module) -> None:
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        warnings.warn(
+            "all trainable parameters of the model are in placed tables, which train in backward: "
+            "it needs no optimizer, and torch makes none without parameters",
+            stacklevel=3,
+        )
 
 
 def _take_out_of(

@@ -36,33 +36,28 @@ def profile_model(
 ) -> Profile:
     """Count which rows a model reads.
 
-    The model runs on each batch in eval mode and without gradients; nothing of it changes.
-    What is counted is what its embedding modules are called with, row by row. A module that is
-    called several times in one forward pass has as many features. Of one call, each entry of an
-    `nn.Embedding`'s first dimension is a bag, as is each bag of an `nn.EmbeddingBag`; how many
-    samples there are is what most calls agree on.
+    The model runs on each batch in eval mode and without gradients; it does not change. The ids
+    with which its embedding modules are called are counted, row by row. A module that is called
+    several times in one forward pass has as many features. Each entry of an `nn.Embedding`'s
+    first dimension is a bag, as is each bag of an `nn.EmbeddingBag`. The number of samples of a
+    batch is the number of bags that most calls have.
 
     Parameters
     ----------
-    model : nn.Module
     batches : iterable
         Such as a DataLoader.
-    steps : int or None
-        Read so many batches; None reads all.
-    forward : callable or None
-        What to do with a batch. By default the model is called with it, or with its first
+    steps : int, optional
+        Read so many batches; by default all.
+    forward : callable, optional
+        Runs the model on a batch. By default the model is called with it, or with its first
         element if it is a list or tuple, such as (inputs, labels).
-    names : mapping of table name to module path, or None
-        Tables are called by the paths of their modules unless they are named here, as they are
+    names : mapping of table name to module path, optional
+        Tables are named by the paths of their modules unless they are named here, as they are
         for `apply_plan`.
     optimizer : OptimizerName
-        That the tables shall be trained with: its state takes memory.
+        With which the tables will be trained: its state takes memory.
     source : str
         Where the batches come from, for people.
-
-    Returns
-    -------
-    Profile
 
     Raises
     ------
@@ -73,7 +68,7 @@ def profile_model(
     """
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]
-    samples = read = 0
+    samples = batch_count = 0
     with _observed(model, counters):
         for batch in islice(batches, steps):
             _default_forward(model, batch) if forward is None else forward(batch)
@@ -81,8 +76,8 @@ def profile_model(
             for counter in counters:
                 counter.end_batch(size)
             samples += size
-            read += 1
-    if not read:
+            batch_count += 1
+    if not batch_count:
         raise DataError("there was no batch to profile the model on")
     return Profile(
         tuple(counter.profile(samples, optimizer) for counter in counters), samples, source=source
@@ -91,7 +86,7 @@ def profile_model(
 
 @contextmanager
 def _observed(model: nn.Module, counters: Iterable["_TableCounter"]) -> Iterator[None]:
-    """The model in eval mode and without gradients, its calls noted; then it is as it was."""
+    """Record the model's calls in eval mode and without gradients; then restore its modes."""
     handles = [
         module.register_forward_pre_hook(counter.hook(), with_kwargs=True)
         for counter in counters

@@ -31,30 +31,28 @@ def to_sharding_plan(
 
     Parameters
     ----------
-    plan : Plan
     module : nn.Module
-        The model, not sharded yet, after `split_tables`.
+        The model after `split_tables`, not sharded yet.
     env : ShardingEnv
-        Its number of ranks, and whose process group tells the device.
+        Has the number of ranks, and the process group that decides the device.
     device : torch.device or str, optional
-        Where TorchRec computes; by default CUDA under NCCL, else the CPU. On a CPU all kernels
-        keep their rows in host memory.
+        Where TorchRec computes; by default CUDA under NCCL, else the CPU, whose rows are in host
+        memory with all kernels.
     prefetch_pipeline : bool
         Whether caches are filled by TorchRec's prefetching pipeline.
     staged_as : {"uva", "cached"}, optional
-        How TorchRec reads rows that the plan stages, which it cannot; by default such plans are
-        refused. `split_tables` needs the same.
+        How TorchRec, which cannot stage rows, reads those that the plan stages. By default such
+        plans are refused. Pass the same to `split_tables`.
     state_by_column_slice : bool
-        Whether tables with row-wise Adagrad may be sharded by columns. Each column slice has a
-        state of its own in TorchRec, so that they train unlike a whole table.
+        Whether tables with row-wise Adagrad may be sharded by columns. In TorchRec each column
+        slice has a state of its own, so that it trains unlike a whole table.
 
     Raises
     ------
     PlanError
         If the plan is not sound.
     PlanMismatchError
-        If it is of another model or number of ranks, or TorchRec has no such placement or would
-        train it wrong; the message names the tables and the reason.
+        If the plan is for another model or number of ranks, or TorchRec cannot train it right.
     BackendError
         If torchrec is not installed.
     """
@@ -69,13 +67,13 @@ def to_sharding_plan(
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
     _require_tables(parts, tables)
-    kind = torch.device(device).type if device is not None else _device_type(env)
     modules: dict[str, Any] = {}
+    kind = _device_type(env) if device is None else torch.device(device).type
     for part in parts:
         _require_exact(part, state_by_column_slice=state_by_column_slice)
         _require_trainable(part, tables[part.name])
-        own = modules.setdefault(tables[part.name].path, EmbeddingModuleShardingPlan())
-        own[part.name] = _parameter_sharding(plan, part, kind, prefetch_pipeline)
+        module_plan = modules.setdefault(tables[part.name].path, EmbeddingModuleShardingPlan())
+        module_plan[part.name] = _parameter_sharding(plan, part, kind, prefetch_pipeline)
     return ShardingPlan(modules)
 
 
@@ -87,10 +85,10 @@ def document(
     staged_as: Staged | None = None,
     state_by_column_slice: bool = False,
 ) -> dict[str, Any]:
-    """The same as JSON, in the layout of `ShardingPlan._serialize`, for a trainer of its own.
+    """The `ShardingPlan` of a plan as JSON, in the layout of `ShardingPlan._serialize`.
 
-    Beside what TorchRec lists are the caches' load factors and, under ``remapped``, which ranks
-    of which table the tables hold whose names a plan's table does not have. It needs no torchrec.
+    It has the caches' load factors too. Under ``remapped`` it lists the tables that hold only
+    some row ranks of a table of the plan, and which. It needs no torchrec.
 
     Parameters
     ----------
@@ -206,8 +204,8 @@ def _require_trainable(part: Part, table: "TableOfModel") -> None:
     """Raise if the model's optimizer is not the plan's, or would make replicas diverge."""
     from placer.adapters.torchrec.models import DTYPES, OPTIMIZERS
 
-    own, found = part.table, DTYPES.get(table.config.data_type)
-    if found != own.dtype:
+    own = part.table
+    if DTYPES.get(table.config.data_type) != own.dtype:
         raise PlanMismatchError(
             f"table {own.name!r} is {own.dtype} in the plan but {table.config.data_type.value} "
             "in the model"

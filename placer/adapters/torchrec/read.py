@@ -27,10 +27,10 @@ LOOKUPS: dict[str, Lookup] = {
     "fused_uvm": "uva",
     "fused_uvm_caching": "cached",
 }
-"""Ours for TorchRec's kernels; it has others, for disks and for inference."""
+"""How rows are read, by TorchRec's kernel. Its kernels for disks and inference are left out."""
 
 DEFAULT_LOAD_FACTOR = 0.2
-"""Of a cache whose load factor is left open (TorchRec's ``UVM_CACHING_RATIO``)."""
+"""The load factor of caches that name none (TorchRec's ``UVM_CACHING_RATIO``)."""
 
 
 def from_sharding_plan(
@@ -43,22 +43,20 @@ def from_sharding_plan(
     optimizer: OptimizerName = "rowwise_adagrad",
     pooling_factors: Mapping[str, float] | None = None,
 ) -> Plan:
-    """The plan that TorchRec's `ShardingPlan` of a model is.
+    """Read TorchRec's `ShardingPlan` of a model as a plan.
 
     Parameters
     ----------
-    sharding_plan : ShardingPlan
     module : nn.Module
-        The model that it is for, not sharded yet. Tables that `split_tables` made become hot and
-        cold rows of one table again.
-    topology : Topology
-        Ours, or TorchRec's.
+        The model, not sharded yet. Tables that `split_tables` made become the hot and the cold
+        rows of one table again.
+    topology : Topology of placer or of TorchRec
     batch_size : int
         Samples per GPU and step.
     profile : Profile, optional
         With it, the tables are the profile's, and shards have the buffers that `roofline` counts.
     optimizer : str
-        Of tables whose module does not say which.
+        For tables whose module names none.
     pooling_factors : mapping of feature name to float, optional
         Mean lookups of a bag, which TorchRec's modules do not know; 1 by default.
 
@@ -78,9 +76,9 @@ def from_sharding_plan(
     tables: dict[str, Table] = {}
     shards: list[Shard] = []
     hot_ids = {}
-    for name, found in tables_of(module).items():
-        table = found.as_table(optimizer, dict(pooling_factors or {}))
-        own = _shards_of(machine, table, _sharding_in(sharding_plan, found.path, name))
+    for name, model_table in tables_of(module).items():
+        table = model_table.as_table(optimizer, dict(pooling_factors or {}))
+        own = _shards_of(machine, table, _sharding_in(sharding_plan, model_table.path, name))
         if name in split:
             part, child = split[name]
             table = _whole_table(part, child)
@@ -93,13 +91,12 @@ def from_sharding_plan(
         tables = {name: profile[name].table for name in tables}
         shards = _buffered(shards, profile, machine, batch_size)
     order = {name: RowOrder("profile") for name in hot_ids}
-    record = SolverRecord("torchrec")
-    whole = tuple(tables.values())
-    return Plan(whole, machine, tuple(shards), order, hot_ids, batch_size, record)
+    table_values, record = tuple(tables.values()), SolverRecord("torchrec")
+    return Plan(table_values, machine, tuple(shards), order, hot_ids, batch_size, record)
 
 
 def _split_parts(module: Any) -> "dict[str, tuple[Part, SplitCollection]]":
-    """The parts of split tables by the names that TorchRec's model has for them."""
+    """The parts of split tables, by the names of their tables in TorchRec's model."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
@@ -184,7 +181,7 @@ def _require_same(tables: Mapping[str, Table], profile: Profile) -> None:
 def _buffered(
     shards: list[Shard], profile: Profile, machine: Topology, batch_size: int
 ) -> list[Shard]:
-    """The shards with their buffers; one of a table's on a GPU returns its bags."""
+    """The shards with their buffers; of a table's shards on a GPU only one returns the bags."""
     buffered, returned = [], set()
     for shard in shards:
         key = (shard.table, shard.devices, shard.cols)

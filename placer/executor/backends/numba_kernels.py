@@ -179,6 +179,8 @@ def _sort(keys, bits):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
+# One function of over 60 lines: it is one pass over a run of equal slots, and a function that it
+# called would have to be inlined again by the compiler.
 def update(rows, state, slots, offsets, gradients, weights, optimizer, constants, thread, threads):
     """Sum the gradients of each row's lookups and apply the optimizer once to the row.
 

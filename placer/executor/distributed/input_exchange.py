@@ -1,7 +1,7 @@
-"""Lookups go to the ranks that hold their rows."""
+"""Sends lookups to the ranks that hold their rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import torch
@@ -23,7 +23,7 @@ from placer.executor.lookups.batch_reads import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputExchange:
-    """Sends this rank's lookups away and collects what others ask of it.
+    """Sends this rank's lookups to the others and receives theirs.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class InputExchange:
             bag_lengths = lengths[index * size : (index + 1) * size]
             ids = batch.ids[start:stop]
             seen: dict[int, tuple[Route, list[_ChannelLookups]]] = {}
-            found = []
+            feature_routes = []
             for number, columns in enumerate(() if table is None else table.column_slices):
                 known = seen.get(id(columns.router))
                 if known is None:
@@ -93,9 +93,9 @@ class InputExchange:
                         count = len(columns.targets)
                         route, parts = _spread(target, rows, count, bag_lengths, start)
                     known = seen[id(columns.router)] = route, parts
-                found.append(known[0])
+                feature_routes.append(known[0])
                 lookups.update({(index, number, place): own for place, own in enumerate(known[1])})
-            routes.append(tuple(found))
+            routes.append(tuple(feature_routes))
         return _Routed(tuple(routes), lookups)
 
     def _send(
@@ -191,7 +191,34 @@ class InputExchange:
         wanted: bool,
     ) -> UnitStep:
         """What came for one unit, channel by channel instead of rank by rank."""
-        length_starts, length_sizes, starts, sizes = [], [], [], []
+        bags, reads, bounds = self._unit_spans(unit, samples, counts)
+        size = sum(samples[source] for source in unit.sources)
+        bag_lengths = lengths[spans(bags.starts, bags.sizes, self.device)].long()
+        places = [place for _, place in unit.entries]
+        if unit.replicated:  # Features by which replicas are updated have empty bags here.
+            own = bag_lengths.view(len(unit.channels), size)
+            empty = bag_lengths.new_zeros(size)
+            parts = [empty if place < 0 else own[place] for place in places]
+            bag_lengths = torch.cat(parts)
+        whole = reads.starts == _starts(reads.sizes) and bounds[-1] == rows.numel()
+        index = None if whole else spans(reads.starts, reads.sizes, self.device)
+        own_rows = rows if index is None else rows[index]
+        own_weights = None
+        if weights is not None:
+            own_weights = weights if index is None else weights[index]
+            own_weights = own_weights.clone().requires_grad_(wanted and not unit.replicated)
+        offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
+        ends = [0]
+        for place in places:
+            ends.append(ends[-1] if place < 0 else bounds[place + 1])
+        batch = BagBatch(own_rows, offsets, size, own_weights, tuple(ends) if size else None)
+        return UnitStep(batch, None, index, tuple(bounds))
+
+    def _unit_spans(
+        self, unit: Unit, samples: Sequence[int], counts: Sequence[Sequence[int]]
+    ) -> tuple["_Spans", "_Spans", list[int]]:
+        """Where a unit's bags and its lookups are among those received, and channels' bounds."""
+        bags, reads = _Spans(), _Spans()
         active = self.channels.active
         positions = [{at: place for place, at in enumerate(here)} for here in active]
         length_bases = _starts(
@@ -204,33 +231,21 @@ class InputExchange:
             total = 0
             for source in unit.sources:
                 place = positions[source][at]
-                length_starts.append(length_bases[source] + place * samples[source])
-                length_sizes.append(samples[source])
-                starts.append(bases[source] + within[source][place])
-                sizes.append(counts[source][place])
+                bags.add(length_bases[source] + place * samples[source], samples[source])
+                reads.add(bases[source] + within[source][place], counts[source][place])
                 total += counts[source][place]
             bounds.append(bounds[-1] + total)
-        size = sum(samples[source] for source in unit.sources)
-        bag_lengths = lengths[spans(length_starts, length_sizes, self.device)].long()
-        places = [place for _, place in unit.entries]
-        if unit.replicated:  # Features by which replicas are updated have empty bags here.
-            own = bag_lengths.view(len(unit.channels), size)
-            empty = bag_lengths.new_zeros(size)
-            parts = [empty if place < 0 else own[place] for place in places]
-            bag_lengths = torch.cat(parts)
-        whole = starts == _starts(sizes) and bounds[-1] == rows.numel()
-        index = None if whole else spans(starts, sizes, self.device)
-        own_rows = rows if index is None else rows[index]
-        own_weights = None
-        if weights is not None:
-            own_weights = weights if index is None else weights[index]
-            own_weights = own_weights.clone().requires_grad_(wanted and not unit.replicated)
-        offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
-        ends = [0]
-        for place in places:
-            ends.append(ends[-1] if place < 0 else bounds[place + 1])
-        batch = BagBatch(own_rows, offsets, size, own_weights, tuple(ends) if size else None)
-        return UnitStep(batch, None, index, tuple(bounds))
+        return bags, reads, bounds
+
+
+@dataclass(slots=True, eq=False)
+class _Spans:
+    starts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def add(self, start: int, size: int) -> None:
+        self.starts.append(start)
+        self.sizes.append(size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,7 +304,7 @@ def _spread(
 def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
     bad = [rank for rank, header in enumerate(headers) if header[1]]
     if bad:
-        raise DataError(f"ranks {bad} refused their batches; see what they say")
+        raise DataError(f"ranks {bad} refused their batches; see their errors")
     other = [rank for rank, header in enumerate(headers) if bool(header[4]) != training]
     if other:
         raise DataError(

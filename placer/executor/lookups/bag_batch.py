@@ -147,11 +147,10 @@ class BagBatch:
         Parameters
         ----------
         features : mapping of feature name to (ids, offsets or None, weights or None)
-            Without offsets every sample has one id. Features without weights count with
-            weight 1 where others have weights.
+            Without offsets every sample has one id. Where some features have weights, the
+            others' are 1.
         order : sequence of str
-            Features in the order of the model (`PlacedEmbeddings.feature_names`); others of
-            `features` are left out.
+            The model's features (`PlacedEmbeddings.feature_names`); others are left out.
         include_last_offset : bool
             Whether offsets end with the number of lookups, as in `nn.EmbeddingBag`.
 
@@ -160,8 +159,8 @@ class BagBatch:
         PlanMismatchError
             If a feature of `order` is missing.
         DataError
-            If features have different numbers of samples, or are malformed; the offsets of
-            tensors on a GPU are not read.
+            If features have different numbers of samples, or are malformed; offsets on a GPU
+            are not read.
 
         Examples
         --------
@@ -187,28 +186,13 @@ class BagBatch:
         if len(set(samples.values())) > 1:
             raise DataError(f"features have different numbers of samples: {samples}")
         bounds = (0, *accumulate(own.numel() for own in ids))
-        device = ids[0].device if ids else torch.device("cpu")
         offsets = [own + base for own, base in zip(starts, bounds, strict=False)]
         # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
+        device = ids[0].device if ids else torch.device("cpu")
         offsets.append(torch.full((1,), bounds[-1], device=device))
-        weights: Tensor | None = None
-        scales = [features[name][2] for name in order]
-        if any(own is not None for own in scales):
-            weights = torch.cat(
-                [
-                    torch.ones(own.numel(), device=device) if scale is None else scale.float()
-                    for own, scale in zip(ids, scales, strict=True)
-                ]
-            )
-        if len({tensor.dtype for tensor in ids}) > 1:
-            ids = [tensor.long() for tensor in ids]
-        return cls(
-            torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64),
-            torch.cat(offsets),
-            samples[order[0]] if order else 0,
-            weights,
-            bounds,
-        )
+        weights = _joined_weights(ids, [features[name][2] for name in order])
+        size = samples[order[0]] if order else 0
+        return cls(_joined_ids(ids), torch.cat(offsets), size, weights, bounds)
 
     @classmethod
     def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
@@ -249,6 +233,23 @@ class BagBatch:
             )
         ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
         return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, weights)
+
+
+def _joined_ids(ids: Sequence[Tensor]) -> Tensor:
+    if len({tensor.dtype for tensor in ids}) > 1:
+        ids = [tensor.long() for tensor in ids]
+    return torch.cat([*ids]) if ids else torch.empty(0, dtype=torch.int64)
+
+
+def _joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:
+    if all(own is None for own in weights):
+        return None
+    return torch.cat(
+        [
+            torch.ones(own.numel(), device=ids[0].device) if weight is None else weight.float()
+            for own, weight in zip(ids, weights, strict=True)
+        ]
+    )
 
 
 def _starts(name: str, ids: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:

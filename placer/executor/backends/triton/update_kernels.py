@@ -185,6 +185,8 @@ def _apply(
     tl.store(address, new, mask=mask)
 
 
+# The update kernels stay whole: each is one pass over runs, which keeps its values in registers,
+# and the compiler would inline the parts of it again.
 @triton.jit(do_not_specialize=["boundary"])
 def update_runs(
     hbm,

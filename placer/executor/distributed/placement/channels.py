@@ -91,7 +91,7 @@ def all_channels(
     features: Sequence[FeatureRead], maps: Mapping[str, TableRoutes]
 ) -> tuple[Channel, ...]:
     """Every channel between any ranks: by table, column slice, target and feature."""
-    found = []
+    channels = []
     for name, table in maps.items():
         reads = [index for index, feature in enumerate(features) if feature.table == name]
         for number, columns in enumerate(table.column_slices):
@@ -99,12 +99,12 @@ def all_channels(
                 for index in reads:
                     alone = len(columns.targets) == 1 and not target.replicated
                     pooling = channel_pooling(features[index].pooling, alone)
-                    found.append(Channel(index, number, position, target, pooling))
-    return tuple(found)
+                    channels.append(Channel(index, number, position, target, pooling))
+    return tuple(channels)
 
 
 def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
-    """How a holder pools: means need the whole bag's length, a maximum all rows of it."""
+    """How a holder pools: it sums for means, whose bag may be longer; a maximum needs all rows."""
     if pooling in ("sum", "mean"):
         return "sum"
     return "max" if pooling == "max" and alone else "none"
@@ -126,17 +126,23 @@ def channels_of(
         )
     held = [target for target in targets if rank in target.holders]
     groups = sorted({target.holders for target in held}, key=lambda ranks: (len(ranks) > 1, ranks))
-    units = []
-    for holders in groups:
-        own = tuple(target for target in held if target.holders == holders)
-        mine = tuple(i for i, channel in enumerate(served) if channel.target.holders == holders)
-        entries: list[tuple[int, int]] = []
-        for number, target in enumerate(own):
-            entries += [
-                (number, place) for place, at in enumerate(mine) if served[at].target == target
-            ]
-            if target.replicated:
-                entries.append((number, -1))
-        sources = tuple(s for s in range(world) if own[0].holder_for(s) == rank)
-        units.append(Unit(holders, own, mine, tuple(entries), sources))
-    return Channels(sent, served, active, tuple(units))
+    units = tuple(
+        _unit([target for target in held if target.holders == holders], served, rank, world)
+        for holders in groups
+    )
+    return Channels(sent, served, active, units)
+
+
+def _unit(targets: Sequence[Target], served: Sequence[Channel], rank: int, world: int) -> Unit:
+    """The unit of targets that the same ranks hold."""
+    holders = targets[0].holders
+    channels = tuple(i for i, channel in enumerate(served) if channel.target.holders == holders)
+    entries: list[tuple[int, int]] = []
+    for number, target in enumerate(targets):
+        entries += [
+            (number, place) for place, at in enumerate(channels) if served[at].target == target
+        ]
+        if target.replicated:
+            entries.append((number, -1))
+    sources = tuple(s for s in range(world) if targets[0].holder_for(s) == rank)
+    return Unit(holders, tuple(targets), channels, tuple(entries), sources)

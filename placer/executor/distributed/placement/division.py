@@ -52,11 +52,11 @@ class Target:
     @property
     def bases(self) -> tuple[int, ...]:
         """Row of the target where each part begins."""
-        found, base = [], 0
+        bases, base = [], 0
         for part in self.parts:
-            found.append(base)
+            bases.append(base)
             base += part.count
-        return tuple(found)
+        return tuple(bases)
 
     @property
     def width(self) -> int:
@@ -145,33 +145,10 @@ def _aligned(
     table: Table, column_slices: list[tuple[tuple[int, int], _Held]], shards: list[Shard]
 ) -> Iterator[ColumnSlice]:
     """Targets that have the same rows in every column slice, so that their rows can be added up."""
-    cuts = [tuple(part for parts in held.values() for part in parts) for _, held in column_slices]
-    atoms = refined(cuts)
-    if not all(_ascending(atom, shards) for atom in atoms):
-        per_column_slice = [
-            tuple(
-                RowSlice(*shard.rows)
-                for shard in shards
-                if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
-            )
-            for cols in pairwise(sorted({edge for shard in shards for edge in shard.cols}))
-        ]
-        atoms = refined([atoms, *per_column_slice])
-    if len(atoms) > _MOST_PARTS:
-        raise PlanMismatchError(
-            f"table {table.name!r}: its columns are cut into rows so differently that "
-            f"{len(atoms)} parts would have to be matched for row-wise Adagrad; cut all columns "
-            "of a table at the same rows"
-        )
-    placed = []
-    for cols, held in column_slices:
-        owners = []
-        for atom in atoms:
-            found = [h for h, parts in held.items() if any(part.meet(atom) for part in parts)]
-            owners.append(found[0])
-        placed.append((cols, owners))
+    atoms = _common_slices(table, [held for _, held in column_slices], shards)
+    placed = [(cols, [_holders(atom, held) for atom in atoms]) for cols, held in column_slices]
     for index, atom in enumerate(atoms):
-        owners = [found[index] for _, found in placed]
+        owners = [holders_of_atoms[index] for _, holders_of_atoms in placed]
         if any(len(holders) > 1 for holders in owners) and len(set(owners)) > 1:
             raise PlanMismatchError(
                 f"table {table.name!r}: some columns of row ranks {atom.start}..{atom.stop} are "
@@ -191,6 +168,32 @@ def _aligned(
             for index, (atom, holders) in enumerate(zip(atoms, owners, strict=True))
         )
         yield ColumnSlice(cols, targets)
+
+
+def _common_slices(table: Table, held: list[_Held], shards: list[Shard]) -> tuple[RowSlice, ...]:
+    """The coarsest row slices that divide the rows of every column slice."""
+    atoms = refined([tuple(part for parts in one.values() for part in parts) for one in held])
+    if not all(_ascending(atom, shards) for atom in atoms):
+        per_column_slice = [
+            tuple(
+                RowSlice(*shard.rows)
+                for shard in shards
+                if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
+            )
+            for cols in pairwise(sorted({edge for shard in shards for edge in shard.cols}))
+        ]
+        atoms = refined([atoms, *per_column_slice])
+    if len(atoms) > _MOST_PARTS:
+        raise PlanMismatchError(
+            f"table {table.name!r}: its columns are divided into row slices so differently that "
+            f"{len(atoms)} parts would have to be matched for row-wise Adagrad; divide all "
+            "columns of a table at the same rows"
+        )
+    return atoms
+
+
+def _holders(atom: RowSlice, held: _Held) -> tuple[int, ...]:
+    return next(ranks for ranks, parts in held.items() if any(part.meet(atom) for part in parts))
 
 
 def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
