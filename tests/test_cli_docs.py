@@ -37,7 +37,10 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "compare.png", "runs"}
 
 
-@pytest.mark.parametrize("page", ["docs/cli.md", "docs/simulate.md", "README.md"])
+PAGES = ("architecture", "cli", "constraints", "replan", "simulate", "solvers")
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md"])
 def test_python_examples_run(
     page: str, workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
