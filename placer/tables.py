@@ -17,7 +17,10 @@ OPTIMIZER_STATE: dict[OptimizerName, tuple[str, ...]] = {
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
 }
-"""Names of an optimizer's state, as torch's own optimizers call it."""
+"""Names of an optimizer's state, as torch's own optimizers call it.
+
+Where there are two, they stand side by side in a row of state, each as wide as the weights.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from placer.errors import PlanMismatchError
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.executor.memory.layout import check_plan
-from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import (
     UPDATES,
     check_shapes,
@@ -20,7 +19,7 @@ from placer.executor.tensor_names import (
     weights_to_load,
 )
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, OPTIMIZERS, OptimizerName, Table
 
 if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
@@ -148,7 +147,7 @@ class Embeddings(nn.Module, ABC):
         state = {
             f"{table.name}.{name}": self._read(table, name)
             for table in self.plan.tables
-            for name in STATE[self.optimizers[table.name]]
+            for name in OPTIMIZER_STATE[self.optimizers[table.name]]
         }
         if self.counts_updates:
             state[UPDATES] = torch.tensor(self.id_order().update_count())
@@ -165,7 +164,7 @@ class Embeddings(nn.Module, ABC):
         shapes = state_shapes(self.plan.tables, self.optimizers, counted=UPDATES in state)
         check_shapes("the optimizer state does not fit", state, shapes)
         for table in self.plan.tables:
-            for name in STATE[self.optimizers[table.name]]:
+            for name in OPTIMIZER_STATE[self.optimizers[table.name]]:
                 self._write(table, name, state[f"{table.name}.{name}"])
         if UPDATES in shapes:
             self.set_update_count(int(state[UPDATES]))

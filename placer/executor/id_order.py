@@ -11,10 +11,9 @@ from torch import Tensor
 
 from placer.executor.local.table_rows import TableRows
 from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,7 @@ class IdOrder(ABC):
 
 def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
     """A table's tensors, the weight first."""
-    for name in ("weight", *STATE[optimizer]):
+    for name in ("weight", *OPTIMIZER_STATE[optimizer]):
         dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
         yield TableTensor(table, name, tensor_shape(table, name, optimizer), dtype)
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.executor.optimizers.rule import STATE
-from placer.tables import OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 UPDATES = "updates"
 """Key of the number of updates: Adam corrects its averages by it, stochastic rounding draws by
@@ -46,7 +45,7 @@ def state_shapes(
     shapes = {
         f"{table.name}.{name}": tensor_shape(table, name, optimizers[table.name])
         for table in tables
-        for name in STATE[optimizers[table.name]]
+        for name in OPTIMIZER_STATE[optimizers[table.name]]
     }
     return {**shapes, UPDATES: ()} if counted or "adam" in optimizers.values() else shapes
 

@@ -19,11 +19,11 @@ from placer.executor import (
     keep_freed_memory,
     look_ahead,
 )
-from placer.executor.optimizers.rule import STATE
 from placer.measurement.batches import drawn_batches
 from placer.measurement.times import Effort, Measured, Setting
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
+from placer.tables import OPTIMIZER_STATE
 
 _WARM_UP = 4
 _GPU_BLOCK = 8
@@ -70,7 +70,7 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
 def _touch_state(model: PlacedEmbeddings) -> None:
     """Write optimizer state everywhere: pages that nobody wrote yet would come in the steps."""
     for table in model.plan.tables:
-        for name in STATE[table.optimizer]:
+        for name in OPTIMIZER_STATE[table.optimizer]:
             shape = (table.rows,) if table.optimizer == "rowwise_adagrad" else (1, 1)
             values = torch.full(shape, 0.01)
             if values.dim() == 2:

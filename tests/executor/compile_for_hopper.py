@@ -26,8 +26,8 @@ from placer.executor.backends.triton.launches import TritonKernels
 from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.row_cache import Moves
 from placer.executor.memory.tiers import TieredRows
-from placer.executor.optimizers.rule import STATE, Rule
-from placer.tables import OptimizerName
+from placer.executor.optimizers.rule import Rule
+from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 META = torch.device("meta")
 NAMES = {
@@ -132,7 +132,7 @@ def variants() -> Iterator[tuple[torch.dtype, int, torch.dtype, Sequence[Optimiz
     yield torch.float32, 128, torch.int32, ("rowwise_adagrad", "adam")
     yield torch.bfloat16, 64, torch.int64, ("sgd",)
     if "--all" in sys.argv:
-        every = tuple(STATE)
+        every = tuple(OPTIMIZER_STATE)
         yield torch.float16, 64, torch.int32, every
         yield from ((torch.float32, width, torch.int64, every) for width in (1, 16, 100, 128, 1024))
 

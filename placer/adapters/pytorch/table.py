@@ -21,10 +21,9 @@ from placer.errors import DataError
 from placer.executor import BagBatch, HitRates, make_embeddings
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName
+from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +183,7 @@ class PlacedTable:
         CheckpointError
             If it lacks the table's state, or has it in another shape.
         """
-        keys = [f"{self.name}.{name}" for name in STATE[self.optimizer]]
+        keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
         if updates is not None:

@@ -8,9 +8,8 @@ from torch import Tensor
 from placer.executor.memory.arena import TORCH_DTYPES, AnyRows, Arena
 from placer.executor.memory.initial_weights import id_chunks
 from placer.executor.memory.layout import ArenaSlice, Layout
-from placer.executor.optimizers.rule import STATE
 from placer.executor.tensor_names import tensor_shape
-from placer.tables import OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 
 class TableRows:
@@ -77,7 +76,7 @@ class TableRows:
         for columns, rows, cols, held in self._column_slices(table, name):
             slots = columns.slots_of(ids.to(self._device))
             own = values if values.dim() == 1 else values[:, cols]
-            if name != "weight" and len(STATE[self._optimizers[table.name]]) > 1:
+            if name != "weight" and len(OPTIMIZER_STATE[self._optimizers[table.name]]) > 1:
                 whole = rows.read(slots)  # The other tensors of the same rows stay.
                 whole[:, held] = own
                 own = whole
@@ -92,7 +91,9 @@ class TableRows:
             rows = arena.weights if name == "weight" else arena.state
             assert rows is not None, "SGD's state has no names to ask for"
             width = columns.cols[1] - columns.cols[0]
-            names = ("weight",) if name == "weight" else STATE[self._optimizers[table.name]]
+            names = (
+                ("weight",) if name == "weight" else OPTIMIZER_STATE[self._optimizers[table.name]]
+            )
             first = names.index(name) * width
             yield columns, rows, slice(*columns.cols), slice(first, first + width)
 

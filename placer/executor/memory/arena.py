@@ -12,8 +12,7 @@ from placer.executor.memory.layout import ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import STATE
-from placer.tables import OptimizerName
+from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -76,7 +75,7 @@ class Arena:
 
 def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
     """Shape of the state of one row that is `width` columns wide; None without state."""
-    names = STATE[optimizer]
+    names = OPTIMIZER_STATE[optimizer]
     if not names:
         return None
     return () if optimizer == "rowwise_adagrad" else (len(names) * width,)

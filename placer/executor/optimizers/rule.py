@@ -7,16 +7,10 @@ import torch
 from torch import Tensor
 
 from placer.executor.optimizers.rounding import stochastic_round
-from placer.tables import OPTIMIZER_STATE, OptimizerName
+from placer.tables import OptimizerName
 
 if TYPE_CHECKING:
     from placer.executor.memory.arena import Rows
-
-STATE = OPTIMIZER_STATE
-"""Names of an optimizer's state, as torch's own optimizers call it.
-
-Where there are two they stand side by side in a row of state, each as wide as the weights.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
