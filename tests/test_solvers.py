@@ -37,7 +37,7 @@ from solvers.model.instance import Instance
 from solvers.search.integer_program import Program
 
 GAP = 2e-2
-TIME_LIMIT_S = 0.5
+TIME_LIMIT_S = 2.0
 
 
 def tables(number: int = 5, rows: int = 4000) -> list[TableProfile]:
