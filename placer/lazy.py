@@ -1,6 +1,6 @@
 """Names of a package that are imported when they are first used (PEP 562).
 
-`import placer` and `placer --help` take a tenth of a second this way, and a trainer that consumes
+`import placer` and `placer --help` take little time this way, and a trainer that consumes
 a plan never imports what only a search needs.
 """
 
