@@ -345,7 +345,7 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     """
     hbm_bytes = float(instance.hbm_bytes.sum())
     grid = instance.prices
-    total = np.zeros((5, grid.size))
+    total = np.zeros((instance.rows_of_costs, grid.size))
     for table in range(instance.tables):
         total += instance.priced_costs(instance.whole(table), instance.kinds[0])
     price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)

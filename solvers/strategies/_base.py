@@ -91,7 +91,7 @@ class Strategy(ABC):
         if failure:
             return SolveResult(None, failure)
         lagrangian = lagrangian_bound(instance)
-        search = Search(instance, clock, lagrangian, lagrangian.step_time_s)
+        search = Search(instance, clock, lagrangian, lagrangian.step_time_s + instance.fixed_s)
         outcome = self.place(search)
         if isinstance(outcome, Termination):
             return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
