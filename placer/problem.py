@@ -4,14 +4,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork
 from placer.errors import ProblemError
+from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
-from placer.plan.fields import Pipeline
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.topology.devices import Gpu
@@ -74,8 +74,8 @@ class Problem:
             applied = self.constraints.on(self.topology, self.profile.table_names)
             object.__setattr__(self, "topology", applied.reserved(self.topology))
             object.__setattr__(self, "constraints", replace(applied, reserve=()))
-        if self.pipeline not in get_args(Pipeline):
-            known = " and ".join(get_args(Pipeline))
+        if self.pipeline not in PIPELINES:
+            known = " and ".join(PIPELINES)
             raise ProblemError(f"no pipeline is called {self.pipeline!r}; there are {known}")
         if isinstance(self.dense, DenseLayers):
             self._reserve(self.dense)

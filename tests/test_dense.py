@@ -12,9 +12,12 @@ from placer.dense import Dense, DenseLayers, DenseNetwork, MeasuredDense, Produc
 from placer.errors import PlacerError, ProblemError
 from placer.profile.cdf import AccessCdf
 from placer.profile.table_profile import TableProfile
+from placer.simulator.replay import ReplayOptions
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.workloads import named_workload
+from placer.workloads.dense import dense_part, published_dense
+from placer.workloads.published import published
 
 DLRM = DenseLayers(top=(3, 1), bottom=(3, 2), dense_features=2)
 
@@ -229,9 +232,14 @@ def test_tensor_cores_are_faster_and_unknown_chips_are_named() -> None:
         for math in ("float32", "tf32", "bfloat16")
     ]
     assert times == sorted(times, reverse=True)
-    layers = replace(layers, math="tf32")
-    with pytest.raises(ProblemError, match="gpu:0 is a v100-16, which does not multiply in tf32"):
-        dense_phase_s(Problem(tables, Topology.parse("1xv100-16"), dense=layers))
+    v100 = Topology.parse("1xv100-16")
+    older = [
+        dense_phase_s(Problem(tables, v100, dense=replace(layers, math=math)))
+        for math in ("float32", "tf32")
+    ]
+    assert older[0] == older[1]
+    with pytest.raises(ProblemError, match="v100-16, which does not multiply in bfloat16; it has"):
+        dense_phase_s(Problem(tables, v100, dense=replace(layers, math="bfloat16")))
     with pytest.raises(ProblemError, match="nothing is known of the chip of gpu:0: give flops"):
         dense_phase_s(problem(DLRM, machine()))
     assert dense_phase_s(problem(replace(DLRM, flops_per_s=1e9), machine()))[0] > 0
@@ -272,7 +280,7 @@ def test_only_what_is_not_as_usual_changes_the_hash() -> None:
 
 
 def test_a_pipeline_is_one_of_two() -> None:
-    with pytest.raises(ProblemError, match="'eager'; there are serial and look-ahead"):
+    with pytest.raises(ProblemError, match="'eager'; there are look-ahead and serial"):
         replace(problem(None, machine()), pipeline="eager")
 
 
@@ -299,3 +307,87 @@ def test_a_dense_part_that_cannot_be_is_refused_in_a_plan_file(tmp_path: Path) -
     path.write_text(path.read_text().replace('"bottom": [', '"cross_rank": 4, "bottom": ['))
     with pytest.raises(PlacerError, match="cross_rank 4 goes with cross alone"):
         Plan.load(path)
+
+
+def test_what_follows_a_plan_keeps_its_pipeline() -> None:
+    plan = Plan((table("a", 2),), machine(), (), pipeline="serial")
+    assert ReplayOptions().of_plan(plan).look_ahead is False
+    assert ReplayOptions(look_ahead=True).of_plan(plan).look_ahead is True
+    assert ReplayOptions().of_plan(replace(plan, pipeline="look-ahead")).look_ahead is True
+
+
+# What a command says
+
+
+def test_texts_name_a_dense_part() -> None:
+    assert dense_part("none") is None
+    assert dense_part("measured:1.5ms") == MeasuredDense(0.0015)
+    assert dense_part("workload", "mlperf-dcnv2") == published_dense("mlperf-dcnv2")
+    half = dense_part("workload:bfloat16", "mlperf-dcnv2")
+    assert half == replace(published_dense("mlperf-dcnv2"), math="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "workload", "message"),
+    [
+        ("workload", None, "give --workload, or a file"),
+        ("workload", "avazu", "no dense layers were published for 'avazu'; .*mlperf-dcnv2"),
+        ("workload:int4", "criteo-kaggle", "math 'int4' is none of float32"),
+        ("measured:soon", None, "--dense measured:soon: not a duration: 'soon'"),
+        ("512-256-1", None, "is none of none, workload"),
+        ("missing.yaml", None, "cannot read the dense missing.yaml: No such file"),
+    ],
+)
+def test_texts_that_name_none_are_refused(text: str, workload: str | None, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        dense_part(text, workload)
+
+
+FILES = {
+    "dense.yaml": "top: [3, 1]\nbottom: [3, 2]\ndense_features: 2\nmath: tf32\n",
+    "dense.toml": 'top = [3, 1]\nbottom = [3, 2]\ndense_features = 2\nmath = "tf32"\n',
+    "dense.json": '{"top": [3, 1], "bottom": [3, 2], "dense_features": 2, "math": "tf32"}',
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_layers_is_read(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    assert dense_part(str(tmp_path / name)) == replace(DLRM, math="tf32")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bottom: [4]", "dense.yaml: top: Field required"),
+        ("top: [4, 0]", r"top\[1\]: 0: .*greater than or equal to 1"),
+        ("top: [1]\nwidth: 4", "width: no such field; docs/dense.md lists them"),
+        ("top: [1]\nmath: int8", "math: 'int8'"),
+        ("top: [1]\ncross_rank: 4", "dense.yaml: dense layers: cross_rank 4 goes with cross"),
+        ("top: [1", "dense.yaml is not a dense file"),
+    ],
+)
+def test_a_file_without_layers_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "dense.yaml").write_text(text)
+    with pytest.raises(ProblemError, match=message):
+        dense_part(str(tmp_path / "dense.yaml"))
+
+
+def test_published_layers_fit_their_tables() -> None:
+    for name, entry in published().items():
+        if "dense" not in entry:
+            continue
+        tables = [one.table for one in named_workload(name)]
+        network = DenseNetwork.of(published_dense(name), tables)
+        assert network.parameters > 0
+        assert not [one for one in network.products if one.part == "projection"]
+    # As published: Medium takes means of 7 columns, and 25 numeric features.
+    medium = [one.table for one in named_workload("nvidia-medium")]
+    columns = sum(one.dim * len(one.features) for one in medium)
+    network = DenseNetwork.of(published_dense("nvidia-medium"), medium)
+    assert network.products[0].inputs == -(-columns // 7) + 25
+
+
+def test_vectors_have_the_width_of_tables_that_another_one_was_asked_for() -> None:
+    assert published_dense("criteo-terabyte", 128).bottom == (512, 256, 128)
+    assert published_dense("nvidia-tiny", 128) == published_dense("nvidia-tiny")

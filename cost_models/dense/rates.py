@@ -93,6 +93,8 @@ def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
             "time (--dense measured:12ms), or a chip in the topology file, one of "
             f"{', '.join(GPU_FLOPS)}"
         )
+    if layers.math == "tf32" and "tf32" not in known:
+        return known["float32"].per_s  # As frameworks do on chips that are older than it.
     if layers.math not in known:
         raise ProblemError(
             f"{gpu.id} is a {gpu.chip}, which does not multiply in {layers.math}; it has "

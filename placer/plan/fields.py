@@ -7,15 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.dense import Dense
+from placer.pipeline import Pipeline
 from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 
 RowOrderKind = Literal["id", "profile"]
-
-Pipeline = Literal["serial", "look-ahead"]
-"""How steps follow one another: ``look-ahead`` exchanges the ids of the next batch, and copies its
-rows, while one batch trains; ``serial`` begins a step when the one before has ended."""
 
 SCHEMA_VERSION = 1
 

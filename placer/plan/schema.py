@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from placer.dense import DenseMath, DenseOptimizer, Interaction
-from placer.plan.fields import SCHEMA_VERSION, Pipeline
+from placer.pipeline import Pipeline
+from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory
 from placer.tables import DType, OptimizerName, Pooling
 from placer.topology.devices import LinkKind
