@@ -6,11 +6,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from placer.dense import Dense
 from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 
 RowOrderKind = Literal["id", "profile"]
+
+Pipeline = Literal["serial", "look-ahead"]
+"""How steps follow one another: ``look-ahead`` exchanges the ids of the next batch, and copies its
+rows, while one batch trains; ``serial`` begins a step when the one before has ended."""
 
 SCHEMA_VERSION = 1
 
@@ -69,3 +74,5 @@ class PlanFields:
     batch_size: int = 1
     solver: SolverRecord = SolverRecord()
     provenance: Provenance = Provenance()
+    pipeline: Pipeline = "look-ahead"
+    dense: Dense | None = None

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from placer.plan.fields import SCHEMA_VERSION
+from placer.dense import DenseMath, DenseOptimizer, Interaction
+from placer.plan.fields import SCHEMA_VERSION, Pipeline
 from placer.plan.shard import Lookup, Memory
 from placer.tables import DType, OptimizerName, Pooling
 from placer.topology.devices import LinkKind
@@ -48,6 +49,7 @@ class DeviceModel(_Strict):
     host: str | None = None
     bandwidth_bytes_per_s: float = Field(gt=0)
     launch_s: float | None = Field(None, ge=0, description="GPUs: time of a kernel launch")
+    chip: str = Field("", description="GPUs: what it is, such as h100")
 
 
 class LinkModel(_Strict):
@@ -93,6 +95,28 @@ class RowOrderModel(_Strict):
     sha256: str | None = None
 
 
+class DenseLayersModel(_Strict):
+    """The layers that are trained beside the embeddings, on every GPU."""
+
+    top: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    bottom: list[Annotated[int, Field(ge=1)]] = []
+    dense_features: NonNegative = 0
+    interaction: Interaction = "dot"
+    cross_layers: NonNegative = 0
+    cross_rank: NonNegative = 0
+    concat_stride: int = Field(1, ge=1)
+    math: DenseMath = "float32"
+    optimizer: DenseOptimizer = "sgd"
+    flops_per_s: float | None = Field(None, gt=0)
+    reserved_bytes: NonNegative = Field(0, description="taken off memory_bytes of each GPU")
+
+
+class MeasuredDenseModel(_Strict):
+    """What is trained beside the embeddings, as the time that it takes."""
+
+    step_s: float = Field(ge=0)
+
+
 class SolverModel(_Strict):
     """Which solver made the plan, and what it proved."""
 
@@ -120,6 +144,8 @@ class PlanModel(_Strict):
 
     schema_version: Literal[1] = Field(description="version of this format")
     batch_size: int = Field(1, ge=1, description="samples per GPU and step")
+    pipeline: Pipeline = "look-ahead"
+    dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
     topology: TopologyModel
     shards: list[ShardModel]
