@@ -12,8 +12,8 @@ from placer.errors import ProblemError
 Width = Annotated[int, Field(ge=1)]
 
 
-class DenseFile(StrictModel):
-    """A file of dense layers."""
+class DenseEntry(StrictModel):
+    """Dense layers, in a file of their own or in a plan."""
 
     top: list[Width] = Field(min_length=1)
     bottom: list[Width] = Field([])
@@ -26,6 +26,14 @@ class DenseFile(StrictModel):
     optimizer: DenseOptimizer = "sgd"
     flops_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
+    def layers(self) -> DenseLayers:
+        """The layers that the fields describe."""
+        return DenseLayers(
+            **self.model_dump(exclude={"top", "bottom"}),
+            top=tuple(self.top),
+            bottom=tuple(self.bottom),
+        )
+
 
 def read(path: str | os.PathLike[str]) -> DenseLayers:
     """Read dense layers from a file.
@@ -36,9 +44,8 @@ def read(path: str | os.PathLike[str]) -> DenseLayers:
         If the file cannot be read (see `placer.config_file.read_file`), or there can be no such
         layers.
     """
-    entries = read_file(path, DenseFile, "dense", ProblemError)
-    sizes = {"top": tuple(entries.top), "bottom": tuple(entries.bottom)}
+    entry = read_file(path, DenseEntry, "dense", ProblemError)
     try:
-        return DenseLayers(**sizes, **entries.model_dump(exclude={"top", "bottom"}))
+        return entry.layers()
     except ProblemError as error:
         raise ProblemError(f"{path}: {error}") from error

@@ -196,11 +196,7 @@ def _dense_of(
         return MeasuredDense(model.step_s)
     if model is None:
         return None
-    return DenseLayers(
-        **model.model_dump(exclude={"top", "bottom"}),
-        top=tuple(model.top),
-        bottom=tuple(model.bottom),
-    )
+    return model.layers()
 
 
 def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from placer.dense import DenseMath, DenseOptimizer, Interaction
+from placer.dense.file import DenseEntry
 from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory
@@ -96,19 +96,11 @@ class RowOrderModel(_Strict):
     sha256: str | None = None
 
 
-class DenseLayersModel(_Strict):
+class DenseLayersModel(DenseEntry):
     """The layers that are trained beside the embeddings, on every GPU."""
 
-    top: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
-    bottom: list[Annotated[int, Field(ge=1)]] = []
-    dense_features: NonNegative = 0
-    interaction: Interaction = "dot"
-    cross_layers: NonNegative = 0
-    cross_rank: NonNegative = 0
-    concat_stride: int = Field(1, ge=1)
-    math: DenseMath = "float32"
-    optimizer: DenseOptimizer = "sgd"
-    flops_per_s: float | None = Field(None, gt=0)
+    model_config = _Strict.model_config
+
     reserved_bytes: NonNegative = Field(0, description="taken off memory_bytes of each GPU")
 
 
