@@ -109,16 +109,25 @@ class CostReport:
     def step_time_s(self) -> float:
         """Time of the longest chain of phases, or of the busiest host's memory if longer."""
         busiest = max((host.dram_s for host in self.hosts), default=0.0)
-        return max(self.schedule.step_time_s(self._phases()), busiest)
+        return max(self.schedule.step_time_s(self.phase_times_s), busiest)
 
-    def _phases(self) -> Float:
+    @property
+    def phase_times_s(self) -> Float:
         """Seconds of each phase and GPU, shape (phases, GPUs)."""
         return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
 
     @property
+    def gpu_s(self) -> Float:
+        """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
+        times = self.phase_times_s
+        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
+        return seconds
+
+    @property
     def phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain, in order, each with the GPU that it waits for."""
-        times = self._phases()
+        times = self.phase_times_s
         longest = int(np.argmax(self.schedule.chain_times_s(times)))
         return tuple(
             PhaseCost(

@@ -3,7 +3,6 @@
 import numpy as np
 
 from cost_models.base import CostCurve, Float, Int, TableShard
-from cost_models.schedule import Schedule
 from cost_models.step_equation.phases import (
     IN_PLACE,
     LOOKUP,
@@ -33,9 +32,7 @@ Load = tuple[Int, Float, Float]
 """Hot rows of a shard, and lookups and distinct rows of a step that fall in them; shapes (m,)."""
 
 
-def shard_curve(
-    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, schedule: Schedule
-) -> CostCurve:
+def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
     """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
 
     The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
@@ -90,13 +87,13 @@ def shard_curve(
         dram_bytes=in_dram,
         split_s=float(split_phase_s.sum()),
         split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
-        phase_s=with_lanes(phase_s, schedule),
-        split_phase_s=with_lanes(split_phase_s, schedule),
+        phase_s=with_lanes(phase_s, problem.pipeline),
+        split_phase_s=with_lanes(split_phase_s, problem.pipeline),
     )
 
 
 def replica_curve(
-    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, schedule: Schedule
+    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float
 ) -> CostCurve:
     """Cost on one GPU of rows that every GPU holds, for its own samples; one point."""
     profile, gpus = problem.profile.tables[shard.table], len(problem.topology.gpus)
@@ -129,8 +126,8 @@ def replica_curve(
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
-        phase_s=with_lanes(phase_s, schedule)[:, None],
-        split_phase_s=np.zeros(len(schedule.phases)),
+        phase_s=with_lanes(phase_s, problem.pipeline)[:, None],
+        split_phase_s=with_lanes(np.zeros(7), problem.pipeline),
     )
 
 

@@ -31,6 +31,7 @@ from cost_models.base import (
     ShardingOption,
     TableShard,
 )
+from cost_models.dense import dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import replica_curve, shard_curve
@@ -100,11 +101,11 @@ class StepEquation(ABC):
 
     def schedule(self, problem: Problem) -> Schedule:
         """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
-        return schedule_of(problem, 0.0)
+        return schedule_of(problem, max(dense_phase_s(problem)))
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """None, unless a model has constants for them. See `CostModel.launches`."""
-        return np.zeros(len(self.schedule(problem).phases))
+        return with_lanes(np.zeros(7), problem.pipeline)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options` and `standard_options`."""
@@ -150,7 +151,7 @@ class StepEquation(ABC):
                 of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
                 phase_s[:, number] += of_gpu_s
                 gpu_s[number, 1] += of_gpu_s[:IN_PLACE].sum()
-        rows_s = with_lanes(phase_s, schedule)
+        rows_s = with_lanes(phase_s, problem.pipeline)
         for number, gpu in enumerate(topology.gpus):
             launches_s = arena_count(plan, gpu.id) * self.launches(problem, number)
             rows_s[:, number] += launches_s
@@ -173,7 +174,7 @@ class StepEquation(ABC):
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.unit_costs(problem, shard.table, gpu)
         curve = replica_curve if shard.is_replica else shard_curve
-        return curve(problem, shard, costs, self.lookup_shares, self.schedule(problem))
+        return curve(problem, shard, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
         """Ways to read the cold rows of a table that may pay, the usual one first.

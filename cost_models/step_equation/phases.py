@@ -16,6 +16,7 @@ import numpy as np
 from cost_models.base import Float
 from cost_models.schedule import Schedule
 from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, Amount, ReadKind, UnitCosts
+from placer.pipeline import Pipeline
 from placer.problem import Problem
 
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, IN_PLACE = range(7)
@@ -23,23 +24,30 @@ IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, IN_PLACE = range(7)
 
 NAMES = ("ids", "copies", "lookup", "outputs", "gradients", "update")
 
-_CHAINS = {
-    "serial": ((IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE),),
-    "look-ahead": ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (6,), (7,)),
-}
+_COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
+"""Collectives of phases: lengths of bags and ids; pooled rows; their gradients."""
 
 
-def schedule_of(problem: Problem, fixed_s: float) -> Schedule:
-    """The schedule of a problem's pipeline; `fixed_s` is what no plan changes of the main chain."""
-    if getattr(problem, "pipeline", "serial") == "serial":
-        return Schedule(NAMES, _CHAINS["serial"], (fixed_s,))
-    names = (*NAMES, "link", "network")
-    return Schedule(names, _CHAINS["look-ahead"], (fixed_s, 0.0, 0.0, 0.0))
+def schedule_of(problem: Problem, dense_s: float) -> Schedule:
+    """The schedule of a problem's pipeline.
+
+    `dense_s` is what dense layers add to every step. What collectives take besides their bytes is
+    added to the chain that they are part of.
+    """
+    latency_s = problem.topology.exchange_latency_s
+    ahead_s = _COLLECTIVES["ids"] * latency_s
+    main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
+    if problem.pipeline == "serial":
+        chain = (IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE)
+        return Schedule(NAMES, (chain,), (ahead_s + main_s,))
+    link, network = len(NAMES), len(NAMES) + 1
+    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (link,), (network,))
+    return Schedule((*NAMES, "link", "network"), chains, (main_s, ahead_s, 0.0, 0.0))
 
 
-def with_lanes(phase_s: Float, schedule: Schedule) -> Float:
-    """The rows of a schedule of phase times, shape (7, ...)."""
-    if len(schedule.phases) == len(NAMES):
+def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
+    """The rows of a pipeline's schedule of phase times, shape (7, ...)."""
+    if pipeline == "serial":
         return phase_s[:IN_PLACE]
     link_s = phase_s[COPIES] + phase_s[IN_PLACE]
     network_s = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
@@ -58,10 +66,12 @@ class Amounts(NamedTuple):
     @property
     def units(self) -> Float:
         """In the order of `Rates`, shape (6, ...)."""
-        w, s = self.weight_bytes, self.row_bytes
-        lookups, rows, vectors = np.broadcast_arrays(self.lookups, self.rows, self.vectors)
-        units: Float = np.stack((lookups, lookups * w, rows, rows * s, vectors, vectors * w))
-        return units.astype(np.float64)
+        units = np.empty((6, *np.shape(self.lookups)))
+        for at, amount in enumerate((self.lookups, self.rows, self.vectors)):
+            units[2 * at] = amount
+        units[1], units[5] = units[0] * self.weight_bytes, units[4] * self.weight_bytes
+        units[3] = units[2] * self.row_bytes
+        return units
 
 
 def read_phases(costs: UnitCosts, kind: ReadKind, amounts: Amounts, shares: Float) -> Float:
@@ -74,19 +84,18 @@ def read_phases(costs: UnitCosts, kind: ReadKind, amounts: Amounts, shares: Floa
     """
     number, units = READ_KINDS.index(kind), amounts.units
     hbm, link = (np.array(rates) for rates in costs.read(kind)[:2])
-    hbm_share, link_share = shares[number, 0], shares[number, 1]
-    phase_s = np.zeros((7, *units.shape[1:]))
-    link_s = np.tensordot(link, units, 1)
-    phase_s[LOOKUP] = np.tensordot(hbm * hbm_share, units, 1)
-    phase_s[UPDATE] = np.tensordot(hbm * (1 - hbm_share), units, 1)
+    hbm_share, link_share = shares[number, :2]
+    rates = np.stack((hbm * hbm_share, hbm * (1 - hbm_share), link * link_share, link))
+    lookup_s, update_s, looked_up_s, link_s = rates @ units.reshape(len(units), -1)
+    phase_s = np.zeros((7, lookup_s.size))
     if kind in ("staged", "miss"):
         phase_s[COPIES] = link_s
-        return phase_s
-    looked_up_s = np.tensordot(link * link_share, units, 1)
-    phase_s[LOOKUP] += looked_up_s
-    phase_s[UPDATE] += link_s - looked_up_s
-    phase_s[IN_PLACE] = link_s
-    return phase_s
+    else:
+        lookup_s += looked_up_s
+        update_s += link_s - looked_up_s
+        phase_s[IN_PLACE] = link_s
+    phase_s[LOOKUP], phase_s[UPDATE] = lookup_s, update_s
+    return phase_s.reshape(7, *units.shape[1:])
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:

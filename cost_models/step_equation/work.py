@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -318,7 +318,8 @@ def exchange_of(
 
 def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
     """Unit costs of rows that a host reads by itself: the GPU's link alone."""
-    return costs._replace(**{kind: ReadCosts(link=costs.read(kind).link)})
+    link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
+    return costs._replace(**link)
 
 
 def arena_count(plan: Plan, device: str) -> int:

@@ -125,6 +125,7 @@ class _Works:
 def lagrangian_bound(instance: Instance) -> LagrangianBound:
     """The bound of this module's docstring."""
     prices, dram_s = _prices_near_full_hbm(instance)
+    dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
     extra_s = None if few else instance.cost_model.sharding_overhead_s(instance.problem)
     whole = _Whole(instance, prices)

@@ -152,7 +152,7 @@ class TableChoices:
         limits = np.full(4, np.inf)
         limits[BYTES] = self.groups.most_hbm_bytes[group] - replica_bytes[group]
         limits[GPU_S] = self.upper_s - replica_s[group]
-        limits[DRAM_S] = self.upper_s
+        limits[DRAM_S] = self.upper_s + self.groups.fixed_s
         limits[DRAM_BYTES] = self.groups.most_dram_bytes[self.groups.host_of[group]]
         return within(self._curve(shard, group), limits)
 
