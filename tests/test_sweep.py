@@ -426,7 +426,7 @@ def test_a_stopped_sweep_has_its_points_so_far() -> None:
 
 
 def test_further_machines_come_last_unless_nothing_else_is_possible() -> None:
-    found = sweep([BIG_BASIN], {"rows": (10_000_000, 40_000_000)}, Roofline(), base=MODELS["m2"],
+    found = sweep([BIG_BASIN], {"rows": (10_000_000, 40_000_000)}, Roofline(), base=replace(MODELS["m2"], pooling=8),
                   placements=["remote", "gpu"])  # fmt: skip
     first = found.ranked("big-basin", {"rows": 10_000_000})
     assert [point.placement for point in first] == ["gpu", "remote"]
