@@ -168,6 +168,7 @@ class StepEquation(ABC):
             self.relative_error,
             schedule,
             tuple(map(tuple, rows_s.tolist())),
+            None if problem.dense is None else max(dense_phase_s(problem)),
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
