@@ -145,9 +145,8 @@ class CostReport:
     @property
     def has_dense_phase(self) -> bool:
         """Whether the longest chain is the first one, which dense layers are part of."""
-        return self.dense_s is not None and not int(
-            np.argmax(self.schedule.chain_times_s(self.phase_times_s))
-        )
+        chains_s = self.schedule.chain_times_s(self.phase_times_s)
+        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
 
     @property
     def bottleneck(self) -> str:

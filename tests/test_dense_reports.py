@@ -6,22 +6,26 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cli_cases import succeed
+from cli_cases import Workbench, succeed
 
 from cost_models import Roofline
 from cost_models.dense import dense_phase_s
-from placer import Plan, Problem, Topology
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfile, Topology
 from placer.dense import Dense, DenseLayers, MeasuredDense
-from placer.workloads import named_workload
 from solvers import Limits, solve
 from solvers.analysis.whatif import whatif
 from solvers.report import plan_report
 
 LAYERS = DenseLayers(top=(256, 1), bottom=(64, 16), dense_features=13)
-TABLES = named_workload("random-3@7")
+TABLES = Profile(
+    tuple(
+        TableProfile(Table(name, rows, 16, features=(Feature(name),)), AccessCdf.zipf(rows, 1.05))
+        for name, rows in (("a", 4000), ("b", 1000))
+    )
+)
 
 
-def solved(dense: Dense | None, *, hbm: str = "1GiB", batch: int = 256) -> tuple[Problem, Plan]:
+def solved(dense: Dense | None, *, batch: int = 64, hbm: str = "64MiB") -> tuple[Problem, Plan]:
     problem = Problem(TABLES, Topology.parse("2xh100", hbm=hbm), batch, dense=dense)
     plan = solve(problem, "greedy-cost", "roofline").plan
     assert plan is not None
@@ -49,7 +53,7 @@ def test_a_long_dense_part_is_what_a_step_waits_for() -> None:
     assert report.has_dense_phase
     assert report.bottleneck == "dense layers"
     shown = plan_report(plan, partial(Roofline().evaluate, problem))
-    phases = next(one for one in shown.sections if one.key == "phases")
+    phases = next(one for one in shown.sections if one.name == "phases")
     names = [row["name"] for row in phases.rows]
     assert names.index("outputs") + 1 == names.index("dense") == names.index("gradients") - 1
     assert any("1 s of it dense layers" in line for line in shown.headline)
@@ -64,6 +68,7 @@ def test_words_say_when_steps_are_embeddings_alone() -> None:
     assert shown.facts["dense_s"] is shown.facts["dense_bytes"] is None
 
 
+@pytest.mark.slow
 def test_a_larger_batch_takes_a_longer_dense_part() -> None:
     problem, _ = solved(MeasuredDense(0.5))
     effects = whatif(problem, Roofline(), Limits(max_steps=1)).effects
@@ -71,29 +76,27 @@ def test_a_larger_batch_takes_a_longer_dense_part() -> None:
     assert doubled.step_time_s is not None
     assert doubled.step_time_s > 1.0
     # Layers whose activations then do not fit are no change that one can make.
-    large = DenseLayers(top=(4096, 1))
-    problem, _ = solved(large, hbm="96MiB")
+    problem, _ = solved(LAYERS, batch=8192, hbm="48MiB")
     changes = {one.change for one in whatif(problem, Roofline(), Limits(max_steps=1)).effects}
     assert "HBM bandwidth +10%" in changes
     assert "batch size x2" not in changes
 
 
-def test_commands_keep_what_was_asked(tmp_path: Path) -> None:
+def test_commands_keep_what_was_asked(workbench: Workbench, tmp_path: Path) -> None:
     layers, plan = tmp_path / "layers.yaml", tmp_path / "plan.json"
-    layers.write_text("top: [256, 1]\nbottom: [64, 16]\ndense_features: 13\n")
+    layers.write_text("top: [8, 1]\nbottom: [8]\ndense_features: 2\nflops_per_s: 1e9\n")
     made = succeed(
-        "plan", "--workload", "random-3@7", "--topology", "2xh100", "--hbm", "1GiB",
-        "--batch-size", 256, "--dense", layers, "--pipeline", "serial",
+        "plan", *workbench.problem(), "--hbm", "1MiB", "--dense", layers, "--pipeline", "serial",
         "--solver", "greedy-cost", "-o", plan, "--format", "json",
     )  # fmt: skip
     facts = json.loads(made.stdout)
     assert facts["pipeline"] == "serial"
     assert facts["dense_bytes"] > 0
     assert Plan.load(plan).pipeline == "serial"
-    shown = json.loads(succeed("show", plan, "--format", "json").stdout)
+    shown = succeed("show", plan, "--format", "json")
+    assert "not those that the plan was made for" not in shown.stderr
     for key in ("dense_s", "dense_bytes", "pipeline", "step_time_s", "problem_sha256"):
-        assert shown[key] == facts[key], key
-    assert "not those that the plan was made for" not in succeed("show", plan).stderr
+        assert json.loads(shown.stdout)[key] == facts[key], key
     replayed = json.loads(succeed("simulate", plan, "--batches", 2, "--format", "json").stdout)
     assert replayed["look_ahead"] is False
     assert replayed["step_mean_s"] > facts["dense_s"]

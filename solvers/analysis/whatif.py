@@ -316,7 +316,7 @@ def _changes(problem: Problem) -> list[tuple[str, Problem]]:
 
 
 def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
-    """Nothing where dense layers of so many samples do not fit; measured ones take twice as long."""
+    """Nothing where so many samples' dense layers do not fit; measured ones take twice as long."""
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)

@@ -43,10 +43,10 @@ class Binding:
     Attributes
     ----------
     resource : str
-        ``table``: one table's shard, which no sharding option makes shorter. ``dram time``: the
-        bandwidth of a host's memory. ``dense``: layers beside the embeddings. ``dram`` or ``hbm``: too little of it. Otherwise what the
-        slowest GPU spends most of its time on: its ``link`` to the host, ``communication``,
-        ``launches``, or ``work`` in its own memory.
+        ``table``: one table's shard, which no sharding option makes shorter. ``dense``: layers
+        beside the embeddings. ``dram time``: the bandwidth of a host's memory. ``dram`` or
+        ``hbm``: too little of it. Otherwise what the slowest GPU spends most of its time on: its
+        ``link`` to the host, ``communication``, ``launches``, or ``work`` in its own memory.
     words : str
     """
 
@@ -67,12 +67,8 @@ def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostRe
     """
     waits = f"waits for {report.bottleneck}"
     cause = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    cause = (
-        cause
-        or _of_dense(report)
-        or _of_memory(instance, bound, report)
-        or _of_work(instance, report)
-    )
+    cause = cause or _of_dense(report) or _of_memory(instance, bound, report)
+    cause = cause or _of_work(instance, report)
     return Binding(cause.resource, f"{waits}; {cause.words}")
 
 
