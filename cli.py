@@ -32,6 +32,7 @@ from placer.data.names import FORMATS, ID_MAPPINGS
 from placer.errors import PlacerError
 from placer.executor.names import BACKENDS
 from placer.knobs import Option, argument, called, choices_of, members, option, options_of
+from placer.pipeline import Pipeline
 from placer.simulator.names import CachePolicy
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.presets import preset_help
@@ -215,6 +216,8 @@ class ProblemOptions:
     dtype: Any = option(None, "Of the weights.", kind=_DTYPES)
     optimizer: Any = option(None, "Of the embeddings.", kind=_OPTIMIZERS)
     constraints_path: Path | None = RULES
+    pipeline: Pipeline = option("look-ahead", "serial: rows of the next batch are not read ahead.")
+    dense: str = option("none", "Dense layers to count: workload, a file, measured:12ms or none.")
 
     def profile(self) -> placer.Profile:
         """The profile or workload, with the tables that were asked for."""
@@ -222,19 +225,18 @@ class ProblemOptions:
 
         if (self.profile_path is None) == (self.workload is None):
             raise click.UsageError("give either --profile or --workload")
-        if self.profile_path is not None:
-            loaded = placer.Profile.load(self.profile_path)
-        else:
-            loaded = named_workload(str(self.workload))
+        path = self.profile_path
+        loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
 
     def problem(self, profile: placer.Profile, hbm: str | None) -> placer.Problem:
         """The problem of placing a profile's tables within a budget of each GPU."""
+        from placer.workloads.dense import dense_part
+
         machine = placer.Topology.parse(self.topology, hbm=hbm, dram=self.dram)
-        rules = placer.Constraints()
-        if self.constraints_path is not None:
-            rules = placer.Constraints.load(self.constraints_path)
-        return placer.Problem(profile, machine, self.batch_size, rules)
+        path, dense = self.constraints_path, dense_part(self.dense, self.workload, self.dim)
+        rules = placer.Constraints() if path is None else placer.Constraints.load(path)
+        return placer.Problem(profile, machine, self.batch_size, rules, self.pipeline, dense)
 
 
 @dataclass(frozen=True, slots=True)
@@ -713,7 +715,7 @@ def simulate(
     batches: Count = option(None, "Batches of each log, or to draw without --data.", least=1),
     seed: int = option(0, "Of drawn batches."),
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
-    look_ahead: bool = option(True, "Fetch the next batch's rows early.", _AHEAD),
+    look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
     other_path: File = option(None, "A plan to change to: when does it pay?", "--against"),
     model: str = MODEL,

@@ -136,7 +136,7 @@ def simulate(
     >>> len(found.records), found.step_times.mean_s > 0
     (4, True)
     """
-    options = options or ReplayOptions()
+    options = (options or ReplayOptions()).of_plan(plan)
     equation = step_equation(cost_model)
 
     def run(one: Plan) -> tuple[Simulator, Replayed, list[Window]]:

@@ -1,4 +1,4 @@
-"""YAML and TOML files that people write: how they are read, and what is wrong with one."""
+"""YAML, TOML and JSON files that people write: how they are read, and what is wrong with one."""
 
 import os
 import tomllib
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from placer.errors import PlacerError
 from placer.files import write_text
 
-SUFFIXES = (".yaml", ".yml", ".toml")
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 
 
 class StrictModel(BaseModel):
@@ -48,13 +48,13 @@ def read_file(
     Raises
     ------
     PlacerError
-        Of `error_type`, if the file is missing, not YAML or TOML, or a field is unknown, missing
-        or of the wrong type; the message names the file, the field and the value.
+        Of `error_type`, if the file is missing, not YAML, TOML or JSON, or a field is unknown,
+        missing or of the wrong type; the message names the file, the field and the value.
     """
     source = Path(path)
     if source.suffix.lower() not in SUFFIXES:
         raise error_type(f"{source}: a {kind} file ends in one of {', '.join(SUFFIXES)}")
-    is_toml = source.suffix.lower() == ".toml"
+    is_toml = source.suffix.lower() == ".toml"  # JSON is YAML, too.
     try:
         text = source.read_text(encoding="utf-8")
         raw: Any = tomllib.loads(text) if is_toml else yaml.load(text, _Loader)

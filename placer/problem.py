@@ -8,11 +8,15 @@ from typing import Any
 
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
+from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork
 from placer.errors import ProblemError
+from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
+from placer.topology.devices import Gpu
 from placer.topology.topology import Topology
+from placer.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -23,19 +27,25 @@ class Problem:
     ----------
     profile : Profile
     topology : Topology
-        The memory that embeddings may take: of what is given, `constraints.reserve` is taken
-        off when the problem is made.
+        The memory that embeddings may take: of what is given, `constraints.reserve` and the
+        memory of `dense` are taken off when the problem is made.
     batch_size : int
         Samples per GPU and step.
     constraints : Constraints
         As they apply to these tables and devices (`Constraints.on`). They reserve nothing any
         more, so that a problem made from this one does not take the reserve off again.
+    pipeline : {"look-ahead", "serial"}
+        Whether the ids of the next batch are exchanged, and its rows copied, while one trains,
+        as `placer train` does; or a step begins when the one before has ended.
+    dense : DenseLayers, MeasuredDense, optional
+        What each GPU trains beside the embeddings. Its `reserved_bytes` are those that were taken
+        off each GPU here. None: steps are the embeddings' work alone.
 
     Raises
     ------
     ProblemError
-        If there is no table, the batch is not positive, or the constraints name what does not
-        exist or contradict one another.
+        If there is no table, the batch is not positive, the constraints name what does not
+        exist or contradict one another, or a GPU has less memory than the dense part takes.
 
     Examples
     --------
@@ -50,6 +60,8 @@ class Problem:
     topology: Topology
     batch_size: int = 8192
     constraints: Constraints = field(default_factory=Constraints)
+    pipeline: Pipeline = "look-ahead"
+    dense: Dense | None = None
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -62,6 +74,46 @@ class Problem:
             applied = self.constraints.on(self.topology, self.profile.table_names)
             object.__setattr__(self, "topology", applied.reserved(self.topology))
             object.__setattr__(self, "constraints", replace(applied, reserve=()))
+        if self.pipeline not in PIPELINES:
+            known = " and ".join(PIPELINES)
+            raise ProblemError(f"no pipeline is called {self.pipeline!r}; there are {known}")
+        if isinstance(self.dense, DenseLayers):
+            self._reserve(self.dense)
+
+    def _reserve(self, dense: DenseLayers) -> None:
+        """Take the memory of the dense part off each GPU, but for what was taken off before."""
+        memory = self.dense_memory
+        assert memory is not None, "there are layers"
+        needed, before = memory.total_bytes, dense.reserved_bytes
+        if needed == before:
+            return
+        gpus = self.topology.gpus
+        for gpu in gpus:
+            if needed > gpu.memory_bytes + before:
+                has = gpu.memory_bytes + before
+                raise ProblemError(
+                    f"{gpu.id} has {format_bytes(has)} ({has} bytes), but the dense layers alone "
+                    f"take {format_bytes(needed)} ({needed} bytes) at batch size "
+                    f"{self.batch_size}, activations {format_bytes(memory.activation_bytes)} of "
+                    "it: make the batch smaller, or give GPUs more memory"
+                )
+        left = tuple(replace(g, memory_bytes=g.memory_bytes + before - needed) for g in gpus)
+        object.__setattr__(self, "topology", replace(self.topology, gpus=left))
+        object.__setattr__(self, "dense", replace(dense, reserved_bytes=needed))
+
+    @cached_property
+    def dense_network(self) -> DenseNetwork | None:
+        """The dense layers over the problem's tables; None where layers are not known."""
+        if not isinstance(self.dense, DenseLayers):
+            return None
+        return DenseNetwork.of(self.dense, (profile.table for profile in self.profile))
+
+    @property
+    def dense_memory(self) -> DenseMemory | None:
+        """What the dense layers take of each GPU; None where layers are not known."""
+        if self.dense_network is None:
+            return None
+        return self.dense_network.memory(self.batch_size, len(self.topology.gpus))
 
     @property
     def global_batch_size(self) -> int:
@@ -94,7 +146,7 @@ class Problem:
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        return cls(profile, plan.topology, plan.batch_size, rules)
+        return cls(profile, plan.topology, plan.batch_size, rules, plan.pipeline, plan.dense)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
         """The problem with accesses over the ranks of a plan's row order; see `plan.drift`."""
@@ -105,16 +157,21 @@ class Problem:
     def sha256(self) -> str:
         """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
 
-        Names of sources and other words for people do not enter. Without constraints nothing of
-        them does either; with them, two ways to ask the same of every table are the same.
+        Names of sources and other words for people do not enter. What is as usual does not
+        either: no constraints, no dense part, and a pipeline that looks ahead. With constraints,
+        two ways to ask the same of every table are the same.
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
-            "gpus": [asdict(gpu) for gpu in self.topology.gpus],
+            "gpus": [_facts_of(gpu, self.dense) for gpu in self.topology.gpus],
             "hosts": [asdict(host) for host in self.topology.hosts],
             "links": [asdict(link) for link in self.topology.links],
             "batch_size": self.batch_size,
         }
+        if self.pipeline != "look-ahead":
+            facts["pipeline"] = self.pipeline
+        if self.dense is not None:
+            facts["dense"] = asdict(self.dense)
         if self.constraints:
             rules = {name: self.constraints.rule_of(name) for name in self.profile.table_names}
             facts["constraints"] = {
@@ -134,3 +191,11 @@ class Problem:
             digest.update(profile.cdf.ranks.tobytes())
             digest.update(profile.cdf.shares.tobytes())
         return digest.hexdigest()
+
+
+def _facts_of(gpu: Gpu, dense: Dense | None) -> dict[str, Any]:
+    """What a placement depends on of a GPU; its chip decides only how fast dense layers are."""
+    facts = asdict(gpu)
+    if dense is None:
+        del facts["chip"]
+    return facts

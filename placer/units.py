@@ -55,12 +55,12 @@ def format_bytes(count: float) -> str:
     return f"{size:,.4g} TiB"
 
 
-_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(s|sec|min|h|)\s*", re.IGNORECASE)
-_DURATIONS = {"": 1.0, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(us|ms|s|sec|min|h|)\s*", re.IGNORECASE)
+_DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from ``"3min"``, ``"90s"``, ``"1.5h"`` or a plain number.
+    """Seconds from ``"3min"``, ``"90s"``, ``"12ms"``, ``"1.5h"`` or a plain number.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def parse_seconds(text: str) -> float:
     """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise PlacerError(f"not a duration: {text!r}; write it like 3min, 90s or 1.5h")
+        raise PlacerError(f"not a duration: {text!r}; write it like 3min, 90s, 12ms or 1.5h")
     return float(match[1]) * _DURATIONS[match[2].lower()]
 
 

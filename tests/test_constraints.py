@@ -160,8 +160,8 @@ def test_files_that_are_refused(tmp_path: Path, text: str, words: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="cannot read the constraints"):
         Constraints.load(tmp_path / "none.yaml")
-    with pytest.raises(ProblemError, match=r"ends in one of \.yaml, \.yml, \.toml"):
-        Constraints.load(write(tmp_path, "{}", "rules.json"))
+    with pytest.raises(ProblemError, match=r"ends in one of \.yaml, \.yml, \.toml, \.json"):
+        Constraints.load(write(tmp_path, "{}", "rules.txt"))
     with pytest.raises(ProblemError, match="is not a constraints file"):
         Constraints.load(write(tmp_path, "tables = [", "rules.toml"))
 

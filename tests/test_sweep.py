@@ -11,11 +11,8 @@ from cost_models import CostReport, Roofline
 from cost_models.dense import (
     CPU_FLOPS,
     GPU_FLOPS,
-    KERNELS_PER_LAYER,
-    OTHER_KERNELS,
-    DenseModel,
     FlopRate,
-    dense_costs,
+    dense_cost,
 )
 from cost_models.sweep import (
     AXES,
@@ -90,34 +87,6 @@ def rate(machine: Platform, setting: Setting, placement: str) -> float:
 # Dense layers
 
 
-def test_a_dlrm_counted_by_hand() -> None:
-    model = DenseModel(dense_features=2, sparse_features=1, dim=2, mlp_width=3, mlp_depth=1)
-    assert model.layers == ((2, 3), (3, 2), (3, 3), (3, 1))  # Top: 2 of the bottom, 1 pair.
-    assert model.macs_per_sample == (6 + 6 + 9 + 3) + 2 * 2 * 2
-    assert model.parameter_bytes == 4 * (9 + 8 + 12 + 4)
-    assert model.kernels == 4 * KERNELS_PER_LAYER + OTHER_KERNELS
-    assert model.input_bytes_per_sample == 12
-
-
-def test_all_pairs_of_vectors_go_to_the_top() -> None:
-    model = DenseModel(dense_features=2, sparse_features=3, dim=2, mlp_width=5, mlp_depth=1)
-    assert model.layers[2] == (2 + 6, 5)  # Six pairs of four vectors.
-    assert model.macs_per_sample == 10 + 10 + 40 + 5 + 4 * 4 * 2
-
-
-def test_dense_costs_by_hand() -> None:
-    machine = two_gpus()
-    assert machine.topology is not None
-    model = DenseModel(dense_features=2, sparse_features=1, dim=2, mlp_width=3, mlp_depth=1)
-    for cost in dense_costs(model, machine.topology, machine.gpu, batch_size=100):
-        assert cost.compute_s == pytest.approx(6 * 32 * 100 / 1e9)
-        assert cost.launch_s == pytest.approx(model.kernels * 1e-3)
-        # Twice the gradients, half of which stays on the GPU.
-        assert cost.allreduce_s == pytest.approx(2 * 132 / 2 / 1e8)
-        assert cost.input_s == pytest.approx(100 * 12 / 1e7)
-        assert cost.gpu_s == pytest.approx(cost.compute_s + cost.launch_s + cost.allreduce_s)
-
-
 def test_every_preset_has_flop_rates() -> None:
     assert set(GPU_KINDS) == set(GPU_FLOPS)
     assert set(HOST_KINDS) <= set(CPU_FLOPS)
@@ -128,13 +97,6 @@ def test_every_preset_has_flop_rates() -> None:
         assert all("TFLOP/s" in one.sources[key] for key in one.sources if "float32" in key)
     assert platform("4xt4").cpu.per_s == pytest.approx(platform("8xt4").cpu.per_s / 2)
     assert platform("zion").cpu.per_s == pytest.approx(4 * platform("big-basin").cpu.per_s)
-
-
-@pytest.mark.parametrize("name", ["dense_features", "mlp_depth", "dim"])
-def test_a_model_without_layers_is_refused(name: str) -> None:
-    shape = {"dense_features": 2, "sparse_features": 1, "dim": 2, "mlp_width": 3, "mlp_depth": 1}
-    with pytest.raises(ProblemError, match=f"{name} must be at least 1, not 0"):
-        DenseModel(**{**shape, name: 0})
 
 
 # Steps
@@ -152,11 +114,13 @@ def test_a_step_on_gpus_is_the_longest_of_its_parts(name: str, nvlink: bool) -> 
     plan = placement.plan(problem, Roofline())
     assert violations(plan) == []
     costs = Roofline().evaluate(problem, plan)
-    rest = dense_costs(setting.dense_model, machine.topology, machine.gpu, setting.batch)[0]
+    rest = dense_cost(
+        setting.dense_network, machine.topology, problem.topology.gpus[0], 64, machine.gpu.per_s
+    )
     gpu = max(
         c.hbm_s + c.launch_s + c.communication_s + (c.link_s if name == "host-read" else 0)
         for c in costs.gpus
-    ) + (rest.compute_s + rest.launch_s + rest.allreduce_s)  # fmt: skip
+    ) + rest.step_s  # fmt: skip
     link = rest.input_s + max(
         c.link_s + (0 if nvlink else c.communication_s + rest.allreduce_s) for c in costs.gpus
     )
@@ -221,7 +185,7 @@ def test_cpu_servers_divide_into_trainers_and_parameter_servers_as_is_best(
     machine = platform(f"{servers}xcpu")
     port = machine.network_bytes_per_s
     assert port is not None
-    flops = 6 * setting.dense_model.macs_per_sample * CPU_BATCH
+    flops = 6 * setting.dense_network.macs_per_sample * CPU_BATCH
     out = CPU_BATCH * 6 * (setting.pooling * 8 + setting.dim * 4)
     rates = {}
     for trainers in range(1, servers):
@@ -242,7 +206,7 @@ def test_cpu_servers_divide_into_trainers_and_parameter_servers_as_is_best(
 def test_one_cpu_server_needs_no_network() -> None:
     point = points_of(two_gpus(), SMALL, "cpu")["cpu"]
     assert set(point.parts_s) == {"cpu", "host memory"}
-    flops = 6 * SMALL.dense_model.macs_per_sample * CPU_BATCH
+    flops = 6 * SMALL.dense_network.macs_per_sample * CPU_BATCH
     assert point.parts_s["cpu"] == pytest.approx(flops / 1e8)
 
 

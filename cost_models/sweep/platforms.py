@@ -94,7 +94,7 @@ def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None 
         )
     gpu_kind, host_kind, per_host = known
     topology = Topology.parse(name, hbm=hbm, dram=dram)
-    gpu = GPU_FLOPS[gpu_kind.name]
+    gpu = GPU_FLOPS[gpu_kind.name]["float32"]
     whole = CPU_FLOPS["zion" if name.endswith("zion") else gpu_kind.name]
     part = per_host / 8
     cpu = FlopRate(whole.stated_per_s * part, whole.share, whole.source)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from cost_models.dense import DenseModel
+from placer.dense import DenseLayers, DenseNetwork
 from placer.errors import ProblemError
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
@@ -60,9 +60,11 @@ class Setting:
                 raise ProblemError(f"{name} must be at least {least}, not {value:g}")
 
     @property
-    def dense_model(self) -> DenseModel:
-        """The dense model of a setting: what does not depend on the tables' rows."""
-        return DenseModel(self.dense, self.sparse, self.dim, self.width, self.depth)
+    def dense_network(self) -> DenseNetwork:
+        """The dense layers: MLPs of `depth` hidden layers around a dot interaction."""
+        hidden = (self.width,) * self.depth
+        layers = DenseLayers((*hidden, 1), (*hidden, self.dim), self.dense)
+        return DenseNetwork.of(layers, [_table(self, number) for number in range(self.sparse)])
 
     @property
     def embedding_key(self) -> tuple[float, ...]:
@@ -75,12 +77,7 @@ class Setting:
         return Profile(
             tuple(
                 TableProfile(
-                    Table(
-                        f"t{number + 1}",
-                        self.rows,
-                        self.dim,
-                        features=(Feature(f"t{number + 1}", float(self.pooling)),),
-                    ),
+                    _table(self, number),
                     cdf,
                     zipf_exponent=self.skew,
                 )
@@ -95,6 +92,12 @@ class Setting:
             axis: value if axis == "skew" else int(value) for axis, value in values.items()
         }
         return replace(self, **changes)
+
+
+def _table(setting: Setting, number: int) -> Table:
+    name = f"t{number + 1}"
+    features = (Feature(name, float(setting.pooling)),)
+    return Table(name, setting.rows, setting.dim, features=features)
 
 
 AXES: dict[str, tuple[float, ...]] = {

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cost_models import CostModel, CostReport
-from cost_models.dense import FLOPS_PER_MAC, DenseCost, dense_costs
+from cost_models.dense import DenseCost, dense_cost
 from cost_models.sweep.placements import Placement, pooled_by_host, shortage
 from cost_models.sweep.platforms import Platform, cpu_server, server_topology
 from cost_models.sweep.settings import Setting
@@ -135,7 +135,7 @@ class Steps:
         dense = self._dense(topology)
         busy, link = 0.0, 0.0
         for gpu, cost, rest in zip(topology.gpus, report.gpus, dense, strict=True):
-            own_s = cost.hbm_s + cost.launch_s + cost.communication_s + rest.gpu_s
+            own_s = cost.hbm_s + cost.launch_s + cost.communication_s + rest.step_s
             busy = max(busy, own_s if placement.copies_ahead else own_s + cost.link_s)
             between_s = cost.communication_s + rest.allreduce_s
             link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
@@ -167,7 +167,7 @@ class Steps:
         return Step(
             samples,
             {
-                "gpu": max(cost.gpu_s for cost in dense),
+                "gpu": max(cost.step_s for cost in dense),
                 "host link": max(link_s),
                 "network": sent / ports,
                 "servers' memory": tables * load.dram_s,
@@ -222,8 +222,9 @@ class Steps:
         return Step(trainers * CPU_BATCH, parts, 0.0, detail)
 
     def _dense(self, topology: Topology) -> tuple[DenseCost, ...]:
-        setting = self.setting
-        return dense_costs(setting.dense_model, topology, self.platform.gpu, setting.batch)
+        network, batch = self.setting.dense_network, self.setting.batch
+        rate = self.platform.gpu.per_s
+        return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
 
     def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
         """What each of `tables` tables takes of a server; raises where they are too large."""
@@ -235,8 +236,8 @@ class Steps:
 
     @property
     def _cpu_compute_s(self) -> float:
-        macs = self.setting.dense_model.macs_per_sample
-        return FLOPS_PER_MAC * macs * CPU_BATCH / self.platform.cpu.per_s
+        flops = self.setting.dense_network.flops_per_sample * CPU_BATCH
+        return flops / self.platform.cpu.per_s
 
     @property
     def _network_bytes(self) -> float:

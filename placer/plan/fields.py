@@ -6,6 +6,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from placer.dense import Dense
+from placer.pipeline import Pipeline
 from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
@@ -69,3 +71,5 @@ class PlanFields:
     batch_size: int = 1
     solver: SolverRecord = SolverRecord()
     provenance: Provenance = Provenance()
+    pipeline: Pipeline = "look-ahead"
+    dense: Dense | None = None

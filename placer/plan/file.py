@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
+from placer.dense import Dense, DenseLayers, MeasuredDense
 from placer.errors import PlacerError, PlanError
 from placer.files import StrPath, replacing_parts, sha256_file, write_bytes, write_text
 from placer.plan import schema
@@ -131,6 +132,8 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
     document = {
         "schema_version": SCHEMA_VERSION,
         "batch_size": plan.batch_size,
+        "pipeline": plan.pipeline,
+        "dense": _dense(plan.dense),
         "tables": [asdict(table) | {"features": _features(table)} for table in plan.tables],
         "topology": {
             "name": topology.name,
@@ -143,6 +146,7 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
                     "host": gpu.host,
                     "bandwidth_bytes_per_s": float(gpu.hbm_bytes_per_s),
                     "launch_s": gpu.launch_s,
+                    **({"chip": gpu.chip} if gpu.chip else {}),
                 }
                 for gpu in topology.gpus
             ]
@@ -176,6 +180,25 @@ def _features(table: Table) -> list[dict[str, Any]]:
     return [asdict(feature) for feature in table.features]
 
 
+def _dense(dense: Dense | None) -> dict[str, Any] | None:
+    """A dense part as a plan holds it: what is not as usual."""
+    if not isinstance(dense, DenseLayers):
+        return None if dense is None else asdict(dense)
+    usual = asdict(DenseLayers(dense.top))
+    said = {name: value for name, value in asdict(dense).items() if value != usual[name]}
+    return said | {"top": list(dense.top), "bottom": list(dense.bottom)}
+
+
+def _dense_of(
+    model: schema.DenseLayersModel | schema.MeasuredDenseModel | None,
+) -> Dense | None:
+    if isinstance(model, schema.MeasuredDenseModel):
+        return MeasuredDense(model.step_s)
+    if model is None:
+        return None
+    return model.layers()
+
+
 def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
     devices = model.topology.devices
     for device in devices:
@@ -199,6 +222,7 @@ def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64
                     d.memory_bytes,
                     d.bandwidth_bytes_per_s,
                     **({} if d.launch_s is None else {"launch_s": d.launch_s}),
+                    chip=d.chip,
                 )
                 for d in devices
                 if d.kind == "gpu"
@@ -222,6 +246,8 @@ def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64
         row_order={name: RowOrder(**o.model_dump()) for name, o in model.row_order.items()},
         hot_ids=hot_ids,
         batch_size=model.batch_size,
+        pipeline=model.pipeline,
+        dense=_dense_of(model.dense),
         solver=SolverRecord(**model.solver.model_dump()),
         provenance=Provenance(**model.provenance.model_dump()),
     )

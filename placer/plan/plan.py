@@ -30,6 +30,10 @@ class Plan(PlanFields):
         The ids that the row order lists, hottest first; saved beside the plan.
     batch_size : int
         Samples per GPU and step that the plan was made for.
+    pipeline : {"look-ahead", "serial"}
+        How steps follow one another.
+    dense : DenseLayers, MeasuredDense or None
+        What is trained beside the embeddings; None where nobody says.
 
     Examples
     --------

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from placer.dense.file import DenseEntry
+from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory
 from placer.tables import DType, OptimizerName, Pooling
@@ -48,6 +50,7 @@ class DeviceModel(_Strict):
     host: str | None = None
     bandwidth_bytes_per_s: float = Field(gt=0)
     launch_s: float | None = Field(None, ge=0, description="GPUs: time of a kernel launch")
+    chip: str = Field("", description="GPUs: what it is, such as h100")
 
 
 class LinkModel(_Strict):
@@ -93,6 +96,20 @@ class RowOrderModel(_Strict):
     sha256: str | None = None
 
 
+class DenseLayersModel(DenseEntry):
+    """The layers that are trained beside the embeddings, on every GPU."""
+
+    model_config = _Strict.model_config
+
+    reserved_bytes: NonNegative = Field(0, description="taken off memory_bytes of each GPU")
+
+
+class MeasuredDenseModel(_Strict):
+    """What is trained beside the embeddings, as the time that it takes."""
+
+    step_s: float = Field(ge=0)
+
+
 class SolverModel(_Strict):
     """Which solver made the plan, and what it proved."""
 
@@ -120,6 +137,8 @@ class PlanModel(_Strict):
 
     schema_version: Literal[1] = Field(description="version of this format")
     batch_size: int = Field(1, ge=1, description="samples per GPU and step")
+    pipeline: Pipeline = "look-ahead"
+    dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
     topology: TopologyModel
     shards: list[ShardModel]

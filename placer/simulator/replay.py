@@ -7,7 +7,7 @@ step is over before the next begins.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import cast
 
 import numpy as np
@@ -44,8 +44,9 @@ class ReplayOptions:
         Processes that share the plan's GPUs, by default one for each.
     cache_policy : str
         Which rows cached shards keep; see `placer.simulator.policy`.
-    look_ahead : bool
-        Whether a batch's rows are copied to HBM while the batch before it trains.
+    look_ahead : bool or None
+        Whether a batch's rows are copied to HBM while the batch before it trains; None: as the
+        plan's pipeline has it.
     optimizer : str or None
         Of all tables; None takes each table's own.
     threads : int
@@ -54,9 +55,15 @@ class ReplayOptions:
 
     processes: int | None = None
     cache_policy: CachePolicy = "lfu"
-    look_ahead: bool = True
+    look_ahead: bool | None = None
     optimizer: OptimizerName | None = None
     threads: int = 2
+
+    def of_plan(self, plan: Plan) -> "ReplayOptions":
+        """The same with what is left to a plan."""
+        if self.look_ahead is not None:
+            return self
+        return replace(self, look_ahead=plan.pipeline == "look-ahead")
 
 
 class Simulator:
@@ -78,7 +85,7 @@ class Simulator:
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
-        self.options = options or ReplayOptions()
+        self.options = (options or ReplayOptions()).of_plan(plan)
         self.arrangement: Arrangement = arrange(
             plan, self.options.processes, self.options.optimizer
         )

@@ -20,6 +20,9 @@ class Gpu:
         Effective (measured or derated) bandwidth of random row reads and writes.
     launch_s : float
         Time of one kernel launch.
+    chip : str
+        What it is, such as ``h100``: a name of `placer.topology.presets.GPU_KINDS`, by which its
+        rate of arithmetic is known. Empty where nobody says; only dense layers need it.
     """
 
     id: str
@@ -27,6 +30,7 @@ class Gpu:
     memory_bytes: int
     hbm_bytes_per_s: float
     launch_s: float = 5e-6
+    chip: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class GpuEntry(StrictModel):
     memory: Size
     hbm_bandwidth: Bandwidth
     launch_s: Seconds = 5e-6
+    chip: str = ""
 
 
 class HostEntry(StrictModel):
@@ -145,11 +146,12 @@ def dumps(topology: TopologyFields) -> str:
             "memory": _format_size(gpu.memory_bytes),
             "hbm_bandwidth": _format_rate(gpu.hbm_bytes_per_s),
             "launch_s": gpu.launch_s,
+            **({"chip": gpu.chip} if gpu.chip else {}),
         }
         for id_, gpu in _grouped(
             topology.gpus,
             lambda g: g.id,
-            lambda g: (g.host, g.memory_bytes, g.hbm_bytes_per_s, g.launch_s),
+            lambda g: (g.host, g.memory_bytes, g.hbm_bytes_per_s, g.launch_s, g.chip),
         )
     ]
     document["links"] = [
@@ -175,7 +177,7 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
     return TopologyFields(
         name=entries.name or default_name,
         gpus=tuple(
-            Gpu(id_, gpu.host, gpu.memory, gpu.hbm_bandwidth, gpu.launch_s)
+            Gpu(id_, gpu.host, gpu.memory, gpu.hbm_bandwidth, gpu.launch_s, gpu.chip)
             for gpu in entries.gpus
             for id_ in _expand(gpu.id)
         ),

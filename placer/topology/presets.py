@@ -309,7 +309,7 @@ def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> T
     dram_bytes = _whole_mib(host.memory_bytes * part * (1 - RESERVED_DRAM_SHARE))
     hosts = tuple(Host(f"host:{n}", dram_bytes, dram.bytes_per_s) for n in range(nodes))
     gpus = tuple(
-        Gpu(f"gpu:{n}", hosts[n // count].id, hbm_bytes, gpu.hbm.bytes_per_s)
+        Gpu(f"gpu:{n}", hosts[n // count].id, hbm_bytes, gpu.hbm.bytes_per_s, chip=gpu.name)
         for n in range(nodes * count)
     )
     links = [Link(one.id, one.host, "pcie", gpu.pcie.bytes_per_s) for one in gpus]

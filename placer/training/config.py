@@ -72,12 +72,12 @@ class TrainConfig:
         ),
     ] = "lfu"
     look_ahead: Annotated[
-        bool,
+        bool | None,
         Knob(
             "Read the log in a thread, and find and stage the next batch's rows while one trains. "
-            "Results are the same without."
+            "Results are the same without. By default as the plan's pipeline has it."
         ),
-    ] = True
+    ] = None
     compile: Annotated[
         str | None, Knob("Compile the MLPs with this backend of torch.compile, such as inductor.")
     ] = None

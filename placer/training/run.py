@@ -88,6 +88,8 @@ class Run:
             self._embeddings, plan, len(log.dense_names), config, world=ranks.world
         )
         self._settings = run_settings(plan, log, config)
+        ahead = config.look_ahead
+        self._looks_ahead = plan.pipeline == "look-ahead" if ahead is None else ahead
         self._pending: list[Tensor] = []
         self._saved_position: Position | None = None
         self.position = Position()
@@ -200,7 +202,7 @@ class Run:
             timed = self._timed(stream)
             return self._ranks.in_step(timed, _samples_of, lambda: interrupt.requested)
 
-        if not config.look_ahead:
+        if not self._looks_ahead:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)

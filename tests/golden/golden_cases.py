@@ -6,7 +6,7 @@ All that is taken from modules below the public packages is imported here, and u
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from cli import main
 from cost_models import CostModel, CostReport, cost_model
-from cost_models.dense import CPU_FLOPS, GPU_FLOPS, DenseModel, dense_costs
+from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
 from cost_models.step_equation.work import work_of_group
 from placer import (
     AccessCdf,
@@ -36,6 +36,7 @@ from placer import (
     TableProfile,
     Topology,
 )
+from placer.dense import DenseLayers, DenseNetwork
 from placer.errors import PlacerError
 from placer.profile.counts import RowCounts
 from solvers import SOLVERS, solve
@@ -676,23 +677,26 @@ def curve_record(model: CostModel, asked: Problem, piece: Any, gpu: int) -> dict
 def dense_record() -> list[Any]:
     """The dense part of a few models on a few machines."""
     found: list[Any] = []
-    for model in (
-        DenseModel(13, 26, 64, 512, 3),
-        DenseModel(1, 1, 8, 16, 1),
-        DenseModel(400, 128, 128, 1024, 5),
+    for sparse, dim, layers in (
+        (26, 64, DenseLayers((512,) * 3 + (1,), (512,) * 3 + (64,), 13)),
+        (1, 8, DenseLayers((16, 1), (16, 8), 1)),
+        (128, 128, DenseLayers((1024,) * 5 + (1,), (1024,) * 5 + (128,), 400)),
+        (26, 128, DenseLayers((1024, 512, 1), (512, 128), 13, "cross", 3, 512, math="bfloat16")),
+        (9, 32, DenseLayers((256, 1), (), 10, "concat", concat_stride=7, optimizer="adam")),
     ):
+        network = DenseNetwork.of(
+            layers, [Table(f"t{n}", 10, dim, features=(Feature("f"),)) for n in range(sparse)]
+        )
         found.append([
-            list(map(list, model.layers)), model.macs_per_sample, model.parameter_bytes,
-            model.kernels, model.input_bytes_per_sample,
+            [[product.inputs, product.outputs] for product in network.products],
+            network.macs_per_sample, network.parameter_bytes, network.input_bytes_per_sample,
+            network.memory(512, 8).total_bytes,
         ])  # fmt: skip
         for preset in ("8xh100", "2x8xa100-80", "1xt4", "big-basin"):
             topology = Topology.parse(preset)
-            for rate in (GPU_FLOPS["h100"], CPU_FLOPS["dual-socket"], CPU_FLOPS["b200"]):
-                for cost in dense_costs(model, topology, rate, 512)[:1]:
-                    found.append([
-                        preset, rate.per_s, cost.compute_s, cost.launch_s, cost.allreduce_s,
-                        cost.input_s, cost.gpu_s,
-                    ])  # fmt: skip
+            for rate in (GPU_FLOPS["h100"]["tf32"], CPU_FLOPS["dual-socket"], CPU_FLOPS["b200"]):
+                cost = dense_cost(network, topology, topology.gpus[0], 512, rate.per_s)
+                found.append([preset, rate.per_s, *astuple(cost), cost.step_s])
     return found
 
 

@@ -1,0 +1,133 @@
+"""Operations per second that GPUs and CPUs reach in dense layers, and where that comes from."""
+
+from dataclasses import dataclass
+
+from placer.dense import DenseLayers, DenseMath
+from placer.errors import ProblemError
+from placer.topology.devices import Gpu
+
+_GPU_SHARE = 0.60
+_TENSOR_SHARE = 0.45
+_CPU_SHARE = 0.50
+
+
+@dataclass(frozen=True, slots=True)
+class FlopRate:
+    """Floating-point operations per second.
+
+    Attributes
+    ----------
+    stated_per_s : float
+        The vendor's peak, or what was measured.
+    share : float
+        What MLPs reach of it, in 0..1; 1 where it was measured.
+    source : str
+        Where both come from.
+    """
+
+    stated_per_s: float
+    share: float
+    source: str
+
+    @property
+    def per_s(self) -> float:
+        """What MLPs reach."""
+        return self.stated_per_s * self.share
+
+    def describe(self) -> str:
+        """For people: figure, share and source."""
+        return (
+            f"{self.per_s / 1e12:.3g} TFLOP/s = {self.share:.3g} of "
+            f"{self.stated_per_s / 1e12:.3g} TFLOP/s: {self.source}"
+        )
+
+
+def _gpu(chip: str, tflops: dict[DenseMath, float]) -> dict[DenseMath, FlopRate]:
+    return {
+        math: FlopRate(
+            rate * 1e12,
+            _GPU_SHARE if math == "float32" else _TENSOR_SHARE,
+            f"NVIDIA {chip} datasheet, {math} without sparsity; the share is an assumption for "
+            "layers of some hundred columns",
+        )
+        for math, rate in tflops.items()
+    }
+
+
+_V100 = _gpu("V100 SXM2", {"float32": 15.7, "float16": 125.0})
+_A100 = _gpu("A100", {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0})
+_H100: dict[DenseMath, float] = {
+    "float32": 67.0, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4,
+}  # fmt: skip
+
+GPU_FLOPS: dict[str, dict[DenseMath, FlopRate]] = {
+    "v100-16": _V100,
+    "v100-32": _V100,
+    "t4": _gpu("T4", {"float32": 8.1, "float16": 65.0}),
+    "a100-40": _A100,
+    "a100-80": _A100,
+    "h100": _gpu("H100 SXM", _H100),
+    "h200": _gpu("H200 SXM", _H100),
+    "b200": _gpu(
+        "HGX B200", {"float32": 75.0, "tf32": 1100.0, "float16": 2250.0, "bfloat16": 2250.0}
+    ),
+}
+"""By the GPU kinds of `placer.topology.presets`, and the type in which matrices are multiplied."""
+
+
+def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
+    """Operations per second that a GPU reaches in given layers.
+
+    Raises
+    ------
+    ProblemError
+        If nobody says so and its chip is not known, or does not multiply in that type.
+    """
+    if layers.flops_per_s is not None:
+        return layers.flops_per_s
+    known = GPU_FLOPS.get(gpu.chip)
+    if known is None:
+        chip = f"chip {gpu.chip!r} of {gpu.id}" if gpu.chip else f"the chip of {gpu.id}"
+        raise ProblemError(
+            f"nothing is known of {chip}: give flops_per_s with the dense layers, a measured "
+            "time (--dense measured:12ms), or a chip in the topology file, one of "
+            f"{', '.join(GPU_FLOPS)}"
+        )
+    if layers.math == "tf32" and "tf32" not in known:
+        return known["float32"].per_s  # As frameworks do on chips that are older than it.
+    if layers.math not in known:
+        raise ProblemError(
+            f"{gpu.id} is a {gpu.chip}, which does not multiply in {layers.math}; it has "
+            f"{', '.join(known)}"
+        )
+    return known[layers.math].per_s
+
+
+def cpu_rate(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: str) -> FlopRate:
+    """Peak of a server's CPUs: sockets × cores × operations per cycle × clock."""
+    return FlopRate(
+        sockets * cores * flops_per_cycle * ghz * 1e9,
+        _CPU_SHARE,
+        f"{sockets} sockets × {cores} cores × {flops_per_cycle} operations a cycle × {ghz:g} GHz "
+        f"({chip}); the share is an assumption",
+    )
+
+
+_SKYLAKE = "20-core Skylake assumed, at its clock for AVX-512"
+_TWO_SKYLAKES = cpu_rate(2, 20, 64, 1.9, _SKYLAKE)
+_ROME = cpu_rate(2, 64, 32, 2.6, "EPYC 7742")
+_SAPPHIRE_RAPIDS = cpu_rate(2, 56, 64, 2.6, "Xeon 8480C, clock for AVX-512 assumed")
+
+CPU_FLOPS: dict[str, FlopRate] = {
+    "dual-socket": _TWO_SKYLAKES,
+    "zion": cpu_rate(8, 20, 64, 1.9, _SKYLAKE),
+    "v100-16": _TWO_SKYLAKES,
+    "v100-32": _TWO_SKYLAKES,
+    "t4": cpu_rate(2, 24, 64, 2.0, "Xeon 8259CL, clock for AVX-512 assumed"),
+    "a100-40": _ROME,
+    "a100-80": _ROME,
+    "h100": _SAPPHIRE_RAPIDS,
+    "h200": _SAPPHIRE_RAPIDS,
+    "b200": cpu_rate(2, 56, 64, 2.6, "Xeon 8570, clock for AVX-512 assumed"),
+}
+"""By server: the CPU server and Zion of Acun et al., or the 8-GPU server of a GPU kind."""

@@ -1,0 +1,219 @@
+"""Time of the dense part of a step: its layers, its interaction and the sum of its gradients.
+
+A linear layer of i inputs and o outputs is a product of B·i·o multiply-accumulates forward and two
+backward (gradients of the weights and of the input, which the first layer of the bottom MLP does
+not need), each of two floating-point operations. A product takes as long as its operations at the
+GPU's rate (`cost_models.dense.rates`), or as its matrices' way through the GPU's memory if that is
+longer. Activations and the interaction are read and written; every kernel is launched.
+
+Gradients are summed over all GPUs as PyTorch's DistributedDataParallel does (Li et al. 2020,
+doi:10.14778/3415478.3415530): in buckets, each as soon as the backward pass has filled it, beside
+the rest of the backward pass.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from cost_models.dense.rates import gpu_rate
+from placer.dense import DenseNetwork, MeasuredDense, Product
+from placer.problem import Problem
+from placer.topology.devices import Gpu
+from placer.topology.topology import Topology
+
+FORWARD_KERNELS = 2
+"""Launches of a layer forward: product with bias, and activation. A count of what PyTorch
+launches, not a measurement; so are those below."""
+
+BACKWARD_KERNELS = 4
+"""The activation's gradient, two products, and the sum over the bias."""
+
+OTHER_KERNELS = 20
+"""Interaction forward and backward, loss, and a fused optimizer."""
+
+FIRST_BUCKET_BYTES = 2**20
+BUCKET_BYTES = 25 * 2**20
+"""Of DistributedDataParallel, by default: `bucket_cap_mb`, and less for the first bucket."""
+
+_FLOAT_BYTES = 4
+_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCost:
+    """Seconds that the dense part takes on one GPU in one step.
+
+    Attributes
+    ----------
+    bottom_s : float
+        The bottom MLP forward, which needs no embeddings.
+    forward_s : float
+        All of the forward pass, the bottom MLP's included.
+    backward_s, update_s : float
+        The backward pass, and the optimizer.
+    allreduce_s : float
+        The sum of the gradients over all GPUs, on the links between them.
+    exposed_s : float
+        What of that goes on when the backward pass has ended.
+    input_s : float
+        Dense features and labels on their way from the host, over the host link, ahead of the
+        step.
+    """
+
+    bottom_s: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    allreduce_s: float
+    exposed_s: float
+    input_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step that nothing of the dense part hides."""
+        return self.forward_s + self.backward_s + self.exposed_s + self.update_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What dense layers ask of a GPU: its rates, and its samples of a step."""
+
+    flops_per_s: float
+    hbm_bytes_per_s: float
+    launch_s: float
+    samples: int
+    value_bytes: int
+
+    def product_s(self, product: Product) -> float:
+        """One product of a layer's size, forward or backward."""
+        flops = 2.0 * self.samples * product.macs_per_sample
+        values = self.samples * (product.inputs + product.outputs) + product.macs_per_sample
+        return max(flops / self.flops_per_s, self.moved_s(values))
+
+    def moved_s(self, values: float) -> float:
+        """Reading or writing so many activations or weights."""
+        return values * self.value_bytes / self.hbm_bytes_per_s
+
+
+def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
+    """Cost of the dense layers on each GPU; empty where a problem has none that are known.
+
+    Raises
+    ------
+    ProblemError
+        If it is not known how fast a GPU is in these layers; see `cost_models.dense.gpu_rate`.
+
+    Examples
+    --------
+    >>> from placer import Topology
+    >>> from placer.dense import DenseLayers
+    >>> from placer.workloads import named_workload
+    >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)
+    >>> tables = named_workload("criteo-kaggle")
+    >>> problem = Problem(tables, Topology.parse("2xa100-40"), 2048, dense=layers)
+    >>> cost = dense_costs(problem)[0]
+    >>> f"{cost.step_s * 1e3:.2f} ms, of which {cost.exposed_s * 1e6:.0f} us sum gradients"
+    '0.91 ms, of which 3 us sum gradients'
+    """
+    network, topology = problem.dense_network, problem.topology
+    if network is None:
+        return ()
+    alike: dict[tuple[object, ...], DenseCost] = {}
+    costs = []
+    for gpu in topology.gpus:
+        flops_per_s = gpu_rate(gpu, network.layers)
+        key = (
+            flops_per_s,
+            gpu.hbm_bytes_per_s,
+            gpu.launch_s,
+            topology.exchange_s(gpu.id, 1.0),
+            topology.host_link_bytes_per_s(gpu.id),
+        )
+        if key not in alike:
+            alike[key] = dense_cost(network, topology, gpu, problem.batch_size, flops_per_s)
+        costs.append(alike[key])
+    return tuple(costs)
+
+
+def dense_phase_s(problem: Problem) -> tuple[float, ...]:
+    """Seconds of a step that the dense part takes on each GPU, 0 where there is none."""
+    if isinstance(problem.dense, MeasuredDense):
+        return (problem.dense.step_s,) * len(problem.topology.gpus)
+    known = tuple(cost.step_s for cost in dense_costs(problem))
+    return known or (0.0,) * len(problem.topology.gpus)
+
+
+def dense_cost(
+    network: DenseNetwork, topology: Topology, gpu: Gpu, samples: int, flops_per_s: float
+) -> DenseCost:
+    """Cost on one GPU of a machine, for its `samples` samples of a step."""
+    device = _Device(flops_per_s, gpu.hbm_bytes_per_s, gpu.launch_s, samples, network.value_bytes)
+    layers = [_layer_s(device, product) for product in network.products]
+    interaction_s = _interaction_s(device, network)
+    other_s = OTHER_KERNELS / 2 * device.launch_s
+    forward_s = sum(forward for forward, _ in layers) + interaction_s + other_s
+    steps = list(
+        _backward(network, [backward for _, backward in layers], 2 * interaction_s + other_s)
+    )
+    backward_s = sum(seconds for seconds, _ in steps)
+    sent_s = topology.exchange_s(gpu.id, 2.0)  # Reduce and scatter, then gather.
+    bottom = [s for (s, _), p in zip(layers, network.products, strict=True) if p.part == "bottom"]
+    return DenseCost(
+        bottom_s=sum(bottom),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        update_s=network.parameter_bytes
+        * (3 + 2 * _STATES[network.layers.optimizer])
+        / gpu.hbm_bytes_per_s,
+        allreduce_s=network.parameter_bytes * sent_s,
+        exposed_s=max(0.0, _summed_at(steps, sent_s) - backward_s),
+        input_s=samples * network.input_bytes_per_sample / topology.host_link_bytes_per_s(gpu.id),
+    )
+
+
+def _layer_s(device: _Device, product: Product) -> tuple[float, float]:
+    """Seconds of a layer forward and backward, activation and launches included."""
+    one_s, values = device.product_s(product), device.samples * product.outputs
+    forward_s = one_s + device.moved_s(2 * values) + FORWARD_KERNELS * device.launch_s
+    products_s = one_s * (1 if product.is_first else 2)
+    # The activation's gradient is read and written beside the activation; the bias reads it.
+    return forward_s, products_s + device.moved_s(4 * values) + BACKWARD_KERNELS * device.launch_s
+
+
+def _interaction_s(device: _Device, network: DenseNetwork) -> float:
+    """Seconds of the interaction forward; backward takes twice as long."""
+    flops = 2.0 * device.samples * network.interaction_macs
+    columns = network.vector_columns + network.interaction_columns
+    return max(flops / device.flops_per_s, device.moved_s(device.samples * columns))
+
+
+def _backward(
+    network: DenseNetwork, layers_s: list[float], interaction_s: float
+) -> Iterator[tuple[float, int]]:
+    """The backward pass, last layer first: seconds, and bytes of gradients that are then known."""
+    backwards = list(zip(network.products, layers_s, strict=True))[::-1]
+    for is_top, group in groupby(backwards, key=lambda one: one[0].part == "top"):
+        for product, seconds in group:
+            yield seconds, product.parameters * _FLOAT_BYTES
+        if is_top:
+            yield interaction_s, 0
+
+
+def _summed_at(steps: list[tuple[float, int]], byte_s: float) -> float:
+    """When the last bucket is summed over the GPUs, in seconds from the backward pass's begin.
+
+    Parameters
+    ----------
+    steps : list of (float, int)
+        Of the backward pass, as `_backward` gives them.
+    byte_s : float
+        Seconds on the links for each byte of gradients.
+    """
+    now, ready, limit, summed_at = 0.0, 0, FIRST_BUCKET_BYTES, 0.0
+    for seconds, gradient_bytes in steps:
+        now += seconds
+        ready += gradient_bytes
+        if ready >= limit:
+            summed_at = max(now, summed_at) + ready * byte_s
+            ready, limit = 0, BUCKET_BYTES
+    return max(now, summed_at) + ready * byte_s

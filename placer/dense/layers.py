@@ -1,0 +1,148 @@
+"""What is said of a model's dense part: the sizes of its layers, or the time that it takes."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from placer.errors import ProblemError
+
+Interaction = Literal["dot", "cross", "concat"]
+"""How the pooled embeddings and the bottom MLP's output meet:
+
+``dot``: products of all pairs of vectors (DLRM, Naumov et al. 2019, arXiv:1906.00091);
+``cross``: x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l over all columns side by side, with W_l a matrix
+or a product of two narrow ones (DCN-V2, Wang et al. 2021, doi:10.1145/3442381.3450078);
+``concat``: side by side."""
+
+DenseMath = Literal["float32", "tf32", "float16", "bfloat16"]
+"""The type in which matrices are multiplied. Parameters are float32 in any case."""
+
+DenseOptimizer = Literal["sgd", "adagrad", "adam"]
+
+INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
+DENSE_MATH: tuple[DenseMath, ...] = get_args(DenseMath)
+DENSE_OPTIMIZERS: tuple[DenseOptimizer, ...] = get_args(DenseOptimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayers:
+    """A bottom MLP, an interaction and a top MLP, replicated on every GPU.
+
+    Attributes
+    ----------
+    top : tuple of int
+        Outputs of each layer of the top MLP, the logits' own included.
+    bottom : tuple of int
+        Outputs of each layer of the bottom MLP; empty: the dense features meet the embeddings
+        as they are.
+    dense_features : int
+        Numeric columns of a sample.
+    interaction : {"dot", "cross", "concat"}
+    cross_layers, cross_rank : int
+        Of ``cross``: its layers, and the columns between the two matrices of each; rank 0: each
+        layer has one square matrix.
+    concat_stride : int
+        Of ``concat``: the mean of so many neighbouring columns of the embeddings is one input.
+    math : {"float32", "tf32", "float16", "bfloat16"}
+    optimizer : {"sgd", "adagrad", "adam"}
+        Of the dense parameters.
+    flops_per_s : float, optional
+        Floating-point operations a second that a GPU reaches in these layers; None: what is
+        known of its chip.
+    reserved_bytes : int
+        Memory that was taken off each GPU for this part already; `placer.Problem` sets it.
+
+    Raises
+    ------
+    ProblemError
+        If a size is not positive, or the fields of one interaction are used with another.
+
+    Examples
+    --------
+    >>> DenseLayers(top=(256, 1), bottom=(512, 64), dense_features=13).interaction
+    'dot'
+    """
+
+    top: tuple[int, ...]
+    bottom: tuple[int, ...] = ()
+    dense_features: int = 0
+    interaction: Interaction = "dot"
+    cross_layers: int = 0
+    cross_rank: int = 0
+    concat_stride: int = 1
+    math: DenseMath = "float32"
+    optimizer: DenseOptimizer = "sgd"
+    flops_per_s: float | None = None
+    reserved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("interaction", self.interaction, INTERACTIONS),
+            ("math", self.math, DENSE_MATH),
+            ("optimizer", self.optimizer, DENSE_OPTIMIZERS),
+        ):
+            if value not in known:
+                raise ProblemError(f"dense layers: {name} {value!r} is none of {', '.join(known)}")
+        self._check_sizes()
+        if (self.interaction == "cross") != (self.cross_layers > 0):
+            raise ProblemError(
+                f"dense layers: interaction {self.interaction!r} with cross_layers "
+                f"{self.cross_layers}; cross needs one layer at least, others have none"
+            )
+        if self.cross_rank and self.interaction != "cross":
+            raise ProblemError(f"dense layers: cross_rank {self.cross_rank} goes with cross alone")
+        if self.concat_stride != 1 and self.interaction != "concat":
+            raise ProblemError("dense layers: concat_stride goes with interaction concat alone")
+        if self.bottom and not self.dense_features:
+            raise ProblemError("dense layers: a bottom MLP needs dense_features, which are 0")
+
+    def _check_sizes(self) -> None:
+        if not self.top:
+            raise ProblemError("dense layers: top lists no layer; the last one gives the logits")
+        least = {
+            "top": min(self.top),
+            "bottom": min(self.bottom, default=1),
+            "concat_stride": self.concat_stride,
+        }
+        for name, size in least.items():
+            if size < 1:
+                raise ProblemError(f"dense layers: {name} must be at least 1, not {size}")
+        for name in ("dense_features", "cross_layers", "cross_rank", "reserved_bytes"):
+            if getattr(self, name) < 0:
+                raise ProblemError(
+                    f"dense layers: {name} must be at least 0, not {getattr(self, name)}"
+                )
+        if self.flops_per_s is not None and not self.flops_per_s > 0:
+            raise ProblemError(
+                f"dense layers: flops_per_s must be more than 0, not {self.flops_per_s:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredDense:
+    """A dense part of which the time is known and nothing else.
+
+    Attributes
+    ----------
+    step_s : float
+        Seconds that it takes on each GPU in a step of the problem's batch: forward, backward,
+        the exchange of its gradients that nothing hides, and the update.
+
+    Raises
+    ------
+    ProblemError
+        If the time is negative or not finite.
+
+    Examples
+    --------
+    >>> MeasuredDense(0.012).step_s
+    0.012
+    """
+
+    step_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step_s < float("inf"):
+            raise ProblemError(f"dense: a measured time must be 0 s or more, not {self.step_s:g} s")
+
+
+Dense = DenseLayers | MeasuredDense

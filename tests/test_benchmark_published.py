@@ -1,0 +1,121 @@
+"""benchmarks/published: files are well-formed, and each row builds its problem and its plan."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def imported(name: str) -> ModuleType:
+    """A module beside the benchmark."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+published, plans, benchmark = map(imported, ("_published", "_published_plans", "published"))
+SOURCES = {source.title: source for source in published.sources()}
+
+
+def test_there_are_rows_of_many_sources_and_each_says_where_it_is_from() -> None:
+    rows = [row for source in SOURCES.values() for row in source.rows]
+    assert len(SOURCES) >= 6
+    assert len(rows) >= 80
+    assert len({(row.source, row.name) for row in rows}) == len(rows)
+    for source in SOURCES.values():
+        assert source.facts["url"].startswith("https://")
+        assert len(source.facts["commit"]) == 40
+        assert source.rows
+
+
+@pytest.mark.parametrize("title", SOURCES)
+def test_plans_cover_every_row_and_column_of_every_table(title: str) -> None:
+    for row in SOURCES[title].rows:
+        problem = row.problem()
+        assert problem.batch_size == row.batch_size
+        assert row.measured_s > 0
+        if row.placement["placement"] == "greedy-cost":  # Solvers' own tests are elsewhere.
+            continue
+        plan = plans.plan_of(problem, row.placement)
+        gpus = {gpu.id for gpu in problem.topology.gpus}
+        for table in plan.tables:
+            shards = plan.shards_by_table[table.name]
+            area = sum(shard.row_count * shard.width for shard in shards)
+            assert area == table.rows * table.dim, (row.name, table.name)
+            assert all(gpus.issuperset(shard.devices) for shard in shards)
+
+
+def test_hottest_rows_of_all_tables_are_those_that_a_sample_reads_most() -> None:
+    (row,) = (row for row in SOURCES["UGache"].rows if row.name == "a100-criteo-replicated")
+    problem = row.problem()
+    sizes = plans._hottest(problem.profile, 0.12)
+    total = sum(profile.table.rows for profile in problem.profile)
+    assert sum(sizes.values()) <= 0.12 * total
+    assert sum(sizes.values()) > 0.11 * total
+    # The last rows that are in are read as often, whatever the table.
+    coldest = [
+        profile.cdf.row_share[np.searchsorted(profile.cdf.ranks, sizes[profile.name]) - 1]
+        for profile in problem.profile
+    ]
+    largest = [0, 11, 14]
+    assert np.ptp([coldest[number] for number in largest]) < 0.1 * coldest[largest[0]]
+
+
+def test_rows_of_the_sources_share_are_served_as_it_says() -> None:
+    (row,) = (row for row in SOURCES["UGache"].rows if row.name == "a100-syn-ugache")
+    problem = row.problem()
+    plan = plans.plan_of(problem, row.placement)
+    shards = plan.shards_by_table["t1"]
+    cdf = problem.profile.tables[0].cdf
+    in_place = [shard for shard in shards if shard.lookup == "uva"]
+    assert 1 - cdf.share(in_place[0].rows[0]) == pytest.approx(row.placement["host"], rel=0.05)
+    on_one = [shard for shard in shards if len(shard.devices) == 1]
+    served = float(cdf.share(on_one[0].rows[1]) - cdf.share(on_one[0].rows[0]))
+    assert served * 7 / 8 == pytest.approx(row.placement["remote"], rel=0.05)
+
+
+def test_a_part_of_a_server_has_the_whole_of_its_host() -> None:
+    part, whole = published._topology("1 of 8xh100"), published._topology("8xh100")
+    assert len(part.gpus) == 1
+    assert part.hosts == whole.hosts
+    assert part.host_link_bytes_per_s("gpu:0") == whole.host_link_bytes_per_s("gpu:0")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ms": 1.0, "steps_per_s": 2.0}, "one of ms"),
+        ({}, "one of ms"),
+        ({"ms": 1.0, "kind": "lunch"}, "none of"),
+        ({"ms": 1.0, "dense": "d"}, "whole steps alone"),
+    ],
+)
+def test_rows_that_say_too_much_or_too_little_are_refused(
+    change: dict[str, object], message: str
+) -> None:
+    row = {"id": "a", "machine": "1xt4", "batch": 8, "kind": "embedding", "problem": "p"}
+    problems, dense = {"p": {}}, {"d": {}}
+    with pytest.raises(ValueError, match=message):
+        published._row({"source": "S"}, problems, dense, {**row, "placement": "uva", **change})
+
+
+def test_factors_and_ranks_are_those_of_the_rows() -> None:
+    source = SOURCES["UGache"]
+    times = (1.0, 2.0, 3.0, 4.0)
+    rows = [
+        benchmark.Prediction(row, row.measured_s * time, "")
+        for row, time in zip(source.rows, times, strict=False)
+    ]
+    found = benchmark.summary(rows)
+    assert found["median_factor"] == pytest.approx(2.5)
+    assert benchmark.Prediction(source.rows[0], source.rows[0].measured_s / 4, "").factor == 4
+    measured = [row.measurement.measured_s for row in rows]
+    predicted = [row.predicted_s for row in rows]
+    concordant = np.argsort(np.argsort(measured)), np.argsort(np.argsort(predicted))
+    assert found["spearman"] == pytest.approx(np.corrcoef(*concordant)[0, 1])
