@@ -426,8 +426,13 @@ def test_a_stopped_sweep_has_its_points_so_far() -> None:
 
 
 def test_further_machines_come_last_unless_nothing_else_is_possible() -> None:
-    found = sweep([BIG_BASIN], {"rows": (10_000_000, 40_000_000)}, Roofline(), base=MODELS["m2"],
-                  placements=["remote", "gpu"])  # fmt: skip
+    found = sweep(
+        [BIG_BASIN],
+        {"rows": (10_000_000, 40_000_000)},
+        Roofline(),
+        base=replace(MODELS["m2"], pooling=8),
+        placements=["remote", "gpu"],
+    )
     first = found.ranked("big-basin", {"rows": 10_000_000})
     assert [point.placement for point in first] == ["gpu", "remote"]
     assert first[1].samples_per_s is not None

@@ -71,18 +71,30 @@ def test_an_exchange_within_a_host_leaves_out_what_stays() -> None:
     assert alone.exchange_s("gpu:0", 8) == 0
 
 
-def test_an_exchange_between_hosts_shares_the_network() -> None:
-    def two_hosts(network: float) -> Topology:
-        gpus = tuple(Gpu(f"gpu:{n}", f"host:{n // 2}", 10, 100.0) for n in range(4))
-        hosts = (HOST, replace(HOST, id="host:1"))
-        links = [Link(gpu.id, gpu.host, "pcie", 2.0) for gpu in gpus]
-        links += [Link(host.id, "network", "network", network) for host in hosts]
-        return Topology("two", gpus, hosts, tuple(links))
+def two_hosts(network: float) -> Topology:
+    gpus = tuple(Gpu(f"gpu:{n}", f"host:{n // 2}", 10, 100.0) for n in range(4))
+    hosts = (HOST, replace(HOST, id="host:1"))
+    links = [Link(gpu.id, gpu.host, "pcie", 2.0) for gpu in gpus]
+    links += [Link(host.id, "network", "network", network) for host in hosts]
+    return Topology("two", gpus, hosts, tuple(links))
 
+
+def test_an_exchange_between_hosts_shares_the_network() -> None:
     # Of 8 bytes 2 go to the peer at 2 bytes a second, and 4 to the other host, at half of
     # the network's bandwidth for each of a host's two GPUs; both move at once.
     assert two_hosts(1.0).exchange_s("gpu:3", 8) == 8.0
     assert two_hosts(100.0).exchange_s("gpu:3", 8) == 1.0
+
+
+def test_a_sum_over_all_gpus_goes_around_rings() -> None:
+    # Two GPUs: twice half of 8 bytes over PCIe at 2 bytes a second.
+    assert SMALL.allreduce_s(8) == 4.0
+    assert replace(SMALL, gpus=PAIR[:1], links=PCIE[:1]).allreduce_s(8) == 0
+    slower = (PCIE[0], replace(PCIE[1], bytes_per_s=1.0))
+    assert replace(SMALL, links=slower).allreduce_s(8) == 8.0
+    # 2 · 3/4 of 8 bytes from peer to peer at 2 bytes a second, and through each host's network.
+    assert two_hosts(100.0).allreduce_s(8) == 6.0
+    assert two_hosts(1.0).allreduce_s(8) == 12.0
 
 
 def test_hosts_without_a_network_cannot_exchange() -> None:
@@ -91,3 +103,5 @@ def test_hosts_without_a_network_cannot_exchange() -> None:
     assert apart.network_bytes_per_s("gpu:0") == 0
     with pytest.raises(TopologyError, match="no network link"):
         apart.exchange_s("gpu:0", 8)
+    with pytest.raises(TopologyError, match=r"gpu:0 is on another host.* no network link"):
+        apart.allreduce_s(8)

@@ -6,8 +6,12 @@ from placer.dense import DenseLayers, DenseMath
 from placer.errors import ProblemError
 from placer.topology.devices import Gpu
 
-_GPU_SHARE = 0.60
+_GPU_SHARE = 0.75
 _TENSOR_SHARE = 0.45
+_FITTED = (
+    "the share is fitted to whole training steps that others published for DLRM, DCN-V2 and Wide & "
+    "Deep (benchmarks/published)"
+)
 _CPU_SHARE = 0.50
 
 
@@ -47,8 +51,7 @@ def _gpu(chip: str, tflops: dict[DenseMath, float]) -> dict[DenseMath, FlopRate]
         math: FlopRate(
             rate * 1e12,
             _GPU_SHARE if math == "float32" else _TENSOR_SHARE,
-            f"NVIDIA {chip} datasheet, {math} without sparsity; the share is an assumption for "
-            "layers of some hundred columns",
+            f"NVIDIA {chip} datasheet, {math} without sparsity; {_FITTED}",
         )
         for math, rate in tflops.items()
     }

@@ -165,6 +165,25 @@ class Topology(TopologyFields):
         link = self._link(host, "network")
         return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
 
+    def allreduce_s(self, summed_bytes: float) -> float:
+        """Time to sum an array over all GPUs, so that each has the sum.
+
+        Around rings (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002): of N GPUs, each
+        sends 2 (N − 1) / N of the bytes to its neighbour, and a ring leaves each host once.
+        """
+        total = len(self.gpus)
+        sent_bytes = 2 * summed_bytes * (total - 1) / total
+        slowest = 0.0
+        for host, gpus in self._gpus_by_host.items():
+            if len(gpus) > 1:
+                slowest = max(slowest, *(1 / self.peer_bytes_per_s(gpu.id) for gpu in gpus))
+            if len(gpus) < total:
+                network = self._link(host, "network")
+                if network is None:
+                    raise self._without_network(gpus[0].id)
+                slowest = max(slowest, 1 / network.bytes_per_s)
+        return sent_bytes * slowest
+
     def exchange_s(self, gpu: str, sent_bytes: float) -> float:
         """Time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
 
@@ -179,11 +198,22 @@ class Topology(TopologyFields):
             return near
         bandwidth = self.network_bytes_per_s(gpu)
         if bandwidth == 0:
-            raise TopologyError(
-                f"{gpu} is on another host than others of {self.name!r} "
-                "but its host has no network link"
-            )
+            raise self._without_network(gpu)
         return max(near, sent_bytes * remote / total / bandwidth)
+
+    @cached_property
+    def exchange_latency_s(self) -> float:
+        """Time of a collective over all GPUs that sends nothing; 0 where links state no latency."""
+        kinds = {"network"} if len({gpu.host for gpu in self.gpus}) > 1 else set()
+        if any(len(gpus) > 1 for gpus in self._gpus_by_host.values()):
+            kinds.add("nvlink" if any(one.kind == "nvlink" for one in self.links) else "pcie")
+        return max((one.latency_s for one in self.links if one.kind in kinds), default=0.0)
+
+    def _without_network(self, gpu: str) -> TopologyError:
+        return TopologyError(
+            f"{gpu} is on another host than others of {self.name!r} "
+            "but its host has no network link"
+        )
 
     def with_memory(
         self, *, hbm: str | int | None = None, dram: str | int | None = None
