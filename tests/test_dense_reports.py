@@ -99,4 +99,9 @@ def test_commands_keep_what_was_asked(workbench: Workbench, tmp_path: Path) -> N
         assert json.loads(shown.stdout)[key] == facts[key], key
     replayed = json.loads(succeed("simulate", plan, "--batches", 2, "--format", "json").stdout)
     assert replayed["look_ahead"] is False
-    assert replayed["step_mean_s"] > facts["dense_s"]
+    assert replayed["step_mean_s"] > facts["dense_s"] == replayed["dense_s"]
+    words = succeed(
+        "compare", *workbench.problem(), "--hbm", "1MiB", "--solvers", "greedy-cost",
+        "--dense", "measured:3ms",
+    ).stdout  # fmt: skip
+    assert "steps have dense layers" in words
