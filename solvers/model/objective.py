@@ -57,8 +57,9 @@ class Objective:
 
     def step_time_s(self, slowest: Float) -> Float:
         """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
-        times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
-        return times
+        with np.errstate(invalid="ignore"):  # Infinite seconds of a phase in no part of a chain.
+            times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
+        return np.where(np.isnan(times), np.inf, times)
 
     def norm_s(self, scale_s: Float, powers: Float) -> Float:
         """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
