@@ -97,12 +97,12 @@ def _column_wise(problem: Problem, facts: Facts) -> list[Shard]:
 
 
 def _strided(problem: Problem, table: Table, start: int, stop: int) -> list[Shard]:
-    """Ranks from `start` to `stop`, dealt out to all GPUs."""
+    """Ranks from `start` to `stop`, dealt out to all GPUs; each table begins with another one."""
     devices = _devices(problem)
+    first = problem.profile.table_names.index(table.name)
     return [
-        _hbm(table, (start + number, stop, len(devices)), device)
-        for number, device in enumerate(devices)
-        if start + number < stop
+        _hbm(table, (start + number, stop, len(devices)), devices[(first + number) % len(devices)])
+        for number in range(min(len(devices), stop - start))
     ]
 
 
