@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         CostReport,
         GpuCost,
         HostCost,
+        PhaseCost,
         ShardingOption,
         TableShard,
         shards_of,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         model_names,
     )
     from cost_models.roofline import Roofline
+    from cost_models.schedule import ONE_PHASE, Schedule
     from cost_models.simulation import Simulated, Stream, drawn_stream, log_stream, simulate
     from cost_models.torchrec.model import TorchRec
 
@@ -34,6 +36,7 @@ __all__ = [
     "ANY_SHARE",
     "COST_MODELS",
     "FILE_MODELS",
+    "ONE_PHASE",
     "WHOLE_TABLE",
     "Calibrated",
     "Cold",
@@ -42,7 +45,9 @@ __all__ = [
     "CostReport",
     "GpuCost",
     "HostCost",
+    "PhaseCost",
     "Roofline",
+    "Schedule",
     "ShardingOption",
     "Simulated",
     "Stream",
@@ -61,10 +66,11 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "cost_models.base": "ANY_SHARE WHOLE_TABLE Cold CostCurve CostModel CostReport GpuCost "
-        "HostCost ShardingOption TableShard shards_of",
+        "HostCost PhaseCost ShardingOption TableShard shards_of",
         "cost_models.calibrated.model": "Calibrated",
         "cost_models.registry": "COST_MODELS FILE_MODELS cost_model is_model_name model_names",
         "cost_models.roofline": "Roofline",
+        "cost_models.schedule": "ONE_PHASE Schedule",
         "cost_models.simulation": "Simulated Stream drawn_stream log_stream simulate",
         "cost_models.torchrec.model": "TorchRec",
     },

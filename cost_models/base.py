@@ -1,11 +1,12 @@
 """What a cost model is asked and what it answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.schedule import ONE_PHASE, Schedule
 from placer.errors import PlanMismatchError
 from placer.plan.memory import MemoryUse
 from placer.plan.plan import Plan
@@ -49,7 +50,7 @@ class GpuCost:
 
     @property
     def total_s(self) -> float:
-        """All together: the parts do not overlap in this model."""
+        """All together, as if nothing overlapped and no GPU waited for another."""
         return self.hbm_s + self.link_s + self.communication_s + self.launch_s
 
 
@@ -62,12 +63,29 @@ class HostCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """A phase of a step: the GPU that it waits for, that GPU's seconds, and the mean of all."""
+
+    name: str
+    slowest: str
+    slowest_s: float
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CostReport:
     """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
 
-    `hbm_lookup_share` is the share of all lookups that are served from HBM (device
-    shards, and hits of caches). `relative_error` is how far step times of the model are off
-    on average, as a share, where that was measured.
+    Attributes
+    ----------
+    hbm_lookup_share : float
+        Share of all lookups that are served from HBM (device shards, and hits of caches).
+    relative_error : float or None
+        How far step times of the model are off on average, as a share, where that was measured.
+    schedule : Schedule
+        How the phases of a step follow one another.
+    phase_s : tuple of tuple of float
+        Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
 
     Examples
     --------
@@ -84,22 +102,53 @@ class CostReport:
     memory: dict[str, MemoryUse]
     hbm_lookup_share: float
     relative_error: float | None = None
+    schedule: Schedule = ONE_PHASE
+    phase_s: tuple[tuple[float, ...], ...] = ()
 
     @property
     def step_time_s(self) -> float:
-        """Time of the slowest GPU, or of the busiest host's memory if that is longer."""
-        return max(
-            max((gpu.total_s for gpu in self.gpus), default=0.0),
-            max((host.dram_s for host in self.hosts), default=0.0),
+        """Time of the longest chain of phases, or of the busiest host's memory if longer."""
+        busiest = max((host.dram_s for host in self.hosts), default=0.0)
+        return max(self.schedule.step_time_s(self.phase_times_s), busiest)
+
+    @property
+    def phase_times_s(self) -> Float:
+        """Seconds of each phase and GPU, shape (phases, GPUs)."""
+        return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
+
+    @property
+    def gpu_s(self) -> Float:
+        """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
+        times = self.phase_times_s
+        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
+        return seconds
+
+    @property
+    def phases(self) -> tuple[PhaseCost, ...]:
+        """The phases of the longest chain, in order, each with the GPU that it waits for."""
+        times = self.phase_times_s
+        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        return tuple(
+            PhaseCost(
+                self.schedule.phases[phase],
+                self.gpus[int(times[phase].argmax())].device,
+                float(times[phase].max()),
+                float(times[phase].mean()),
+            )
+            for phase in self.schedule.chains[longest]
         )
 
     @property
     def bottleneck(self) -> str:
-        """The device that the step waits for, and what that device waits for."""
-        slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
+        """The device that the step waits for most, and what that device does then."""
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
-        if busiest is not None and busiest.dram_s > slowest.total_s:
+        if busiest is not None and busiest.dram_s >= self.step_time_s > 0:
             return f"{busiest.device} dram"
+        if self.phase_s:
+            longest = max(self.phases, key=lambda phase: phase.slowest_s)
+            return f"{longest.slowest} {longest.name}"
+        slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
         parts = {
             "hbm": slowest.hbm_s,
             "link": slowest.link_s,
@@ -110,9 +159,9 @@ class CostReport:
 
     @property
     def balance(self) -> float:
-        """Mean over maximum of the GPUs' times: 1 when all finish together."""
-        times = [gpu.total_s for gpu in self.gpus]
-        return sum(times) / len(times) / max(times) if max(times) > 0 else 1.0
+        """Mean over maximum of the GPUs' times, phase by phase: 1 when none waits."""
+        slowest_s = sum(phase.slowest_s for phase in self.phases)
+        return sum(phase.mean_s for phase in self.phases) / slowest_s if slowest_s > 0 else 1.0
 
 
 class ShardingOption(NamedTuple):
@@ -238,13 +287,17 @@ class CostCurve:
     hot_rows : int64
         Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
     gpu_s : float64
-        Time of the GPU; without `split_s`.
+        Time of the GPU, all phases together; without `split_s`.
     dram_s : float64
         Time of the host's memory.
     hbm_bytes, dram_bytes : float64
         Memory on the GPU and on its host; without `split_hbm_bytes`.
     split_s, split_hbm_bytes : float
         What is added between none and all rows in HBM: one more shard, a row map.
+    phase_s : float64, shape (phases, m)
+        `gpu_s` by the phases of the model's schedule; by default one phase.
+    split_phase_s : float64, shape (phases,)
+        `split_s` by phase.
     """
 
     hot_rows: Int
@@ -254,6 +307,13 @@ class CostCurve:
     dram_bytes: Float
     split_s: float
     split_hbm_bytes: float
+    phase_s: Float = field(default_factory=lambda: np.empty((0, 0)))
+    split_phase_s: Float = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        if not self.phase_s.size:
+            object.__setattr__(self, "phase_s", self.gpu_s[None])
+            object.__setattr__(self, "split_phase_s", np.array([self.split_s]))
 
 
 @runtime_checkable
@@ -290,6 +350,18 @@ class CostModel(Protocol):
         """
         ...
 
+    def schedule(self, problem: Problem) -> Schedule:
+        """The phases of a step, and what they wait for; `ONE_PHASE` if the model has none."""
+        ...
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """Seconds of each phase that GPU number `gpu` takes for each arena, shape (phases,).
+
+        An arena has all rows of one element type, width and optimizer that a GPU serves: one
+        kernel looks them up, however many shards there are.
+        """
+        ...
+
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan, as reports and comparisons show it.
 
@@ -304,8 +376,9 @@ class CostModel(Protocol):
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard on GPU number `gpu`.
 
-        Summed over the shards of a GPU, and the replicas that every GPU holds, it equals
-        `evaluate` of the same placement. The curve of replicas has one point.
+        Summed over the shards of a GPU, and the replicas that every GPU holds, and with
+        `launches` for each arena, it equals `evaluate` of the same placement. The curve of
+        replicas has one point.
         """
         ...
 

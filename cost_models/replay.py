@@ -11,31 +11,49 @@ that batches really did:
   link, which carries both at once;
 * staged and cached rows without an entry are work of ``uva``.
 
-Lookups of the next batch travel to their holders, and its rows to HBM, while the present batch
-trains: a step takes a GPU the longer of the two. Without look-ahead they add up.
+Seconds belong to the phases that `cost_models.step_equation.phases` describes, and a step takes
+what its schedule says. With look-ahead, ids of the next batch travel to their holders, and its rows
+to HBM, beside the present batch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.part_times import PartTimer
+from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import with_own_part
+from cost_models.step_equation.phases import (
+    COPIES,
+    GRADIENTS,
+    IDS,
+    IN_PLACE,
+    LOOKUP,
+    OUTPUTS,
+    UPDATE,
+    with_lanes,
+)
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
     READS,
-    Rates,
     ReadCosts,
-    ReadKind,
     UnitCosts,
     as_array,
 )
-from cost_models.step_equation.work import Extras, group_charges, group_of, groups_of
+from cost_models.step_equation.work import (
+    Extras,
+    arena_count,
+    group_charges,
+    group_of,
+    groups_of,
+)
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
+from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
@@ -58,19 +76,22 @@ class StepTimes:
     ----------
     hbm_s, link_s, communication_s, launch_s : float64, shape (gpus,)
         By what is waited for, ahead of the step or within it.
-    ahead_s : float64, shape (gpus,)
-        The part of these that the executor does while the batch before trains.
+    phase_s : float64, shape (7, gpus)
+        All of these by phase.
     dram_s, dram_ahead_s : float64, shape (hosts,)
         Of hosts' memories, all and ahead.
+    schedules : mapping
+        By pipeline.
     """
 
     hbm_s: Float
     link_s: Float
     communication_s: Float
     launch_s: Float
-    ahead_s: Float
+    phase_s: Float
     dram_s: Float
     dram_ahead_s: Float
+    schedules: Mapping[Pipeline, Schedule]
 
     @property
     def gpu_s(self) -> Float:
@@ -79,16 +100,18 @@ class StepTimes:
 
     @property
     def sum_s(self) -> float:
-        """The step if nothing overlaps: the slowest GPU, or the busiest host's memory."""
-        return max(_most(self.gpu_s), _most(self.dram_s))
+        """The step if nothing overlaps: each phase's slowest GPU, or the busiest host's memory."""
+        rows_s = with_lanes(self.phase_s, "serial")
+        return max(self.schedules["serial"].step_time_s(rows_s), _most(self.dram_s))
 
     def overlapped_s(self, following: "StepTimes | None") -> float:
-        """Seconds of this step while rows of the following step are copied beside it."""
-        ahead_s = np.zeros_like(self.ahead_s) if following is None else following.ahead_s
-        dram_s = self.dram_s - self.dram_ahead_s
+        """Seconds of this step while ids and rows of the following step travel beside it."""
+        phase_s, dram_s = self.phase_s.copy(), self.dram_s - self.dram_ahead_s
+        phase_s[[IDS, COPIES]] = 0.0 if following is None else following.phase_s[[IDS, COPIES]]
         if following is not None:
             dram_s = dram_s + following.dram_ahead_s
-        return max(_most(np.maximum(self.gpu_s - self.ahead_s, ahead_s)), _most(dram_s))
+        rows_s = with_lanes(phase_s, "look-ahead")
+        return max(self.schedules["look-ahead"].step_time_s(rows_s), _most(dram_s))
 
 
 class StepTimer:
@@ -124,40 +147,58 @@ class StepTimer:
             _of_tables_alone(plan) if profile is None else profile,
             topology,
             max(1, plan.batch_size),
+            dense=plan.dense,
         )
+        self._schedules: dict[Pipeline, Schedule] = {
+            pipeline: equation.schedule(replace(problem, pipeline=pipeline))
+            for pipeline in PIPELINES
+        }
         tables = _table_numbers(problem, plan)
         costs = [
             [equation.unit_costs(problem, table, gpu) for gpu in range(self._gpus)]
             for table in tables
         ]
-        self._parts = _PartTimer(arrangement, equation, problem, tables, costs)
+        self._parts = PartTimer(arrangement, equation, problem, tables, costs)
         arrays = np.array([[as_array(each)[READS:] for each in row] for row in costs])
         # Of each table on each GPU; what reads cost is in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
         self._launch_s = _launch_s(arrangement, costs)
+        serial = replace(problem, pipeline="serial")
+        self._arena_s = np.array(
+            [
+                arena_count(plan, gpu.id) * equation.launches(serial, number)
+                for number, gpu in enumerate(topology.gpus)
+            ]
+        ).T
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
-        (hbm_s, link_s, dram_s), copies = self._parts.seconds(counts)
-        copy_hbm_s, copy_link_s, copy_dram_s = copies
+        phase_s, hbm_s, link_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
         served, spread = counts.served, with_own_part(1.0, self._gpus)
-        outputs = Extras(
+        outputs_s = Extras(
             output_vectors=served.output_vectors, output_bytes=served.output_bytes
         ).hbm_s(self._costs)
-        asked_s, returned_s = (
-            np.sum(Extras(exchanged_bytes=sent * spread).exchange_s(self._costs), axis=0)
-            for sent in (served.request_bytes, served.returned_bytes)
-        )
-        hbm_s = hbm_s + np.sum(outputs, axis=0)
+        outputs_s = np.sum(outputs_s, axis=0)
+        exchanges = {
+            IDS: served.request_bytes,
+            OUTPUTS: served.pooled_bytes,
+            GRADIENTS: served.returned_bytes - served.pooled_bytes,
+        }
+        for phase, sent in exchanges.items():
+            extras = Extras(exchanged_bytes=sent * spread)
+            phase_s[phase] = np.sum(extras.exchange_s(self._costs), axis=0)
+        phase_s[[LOOKUP, UPDATE]] += (outputs_s + self._launch_s) / 2
+        phase_s[:IN_PLACE] += self._arena_s
         return StepTimes(
-            hbm_s + copy_hbm_s,
-            link_s + copy_link_s,
-            asked_s + returned_s,
-            self._launch_s,
-            copy_hbm_s + copy_link_s + asked_s,
-            dram_s + copy_dram_s,
-            copy_dram_s,
+            hbm_s + outputs_s,
+            link_s,
+            phase_s[list(exchanges)].sum(axis=0),
+            self._launch_s + self._arena_s.sum(axis=0),
+            phase_s,
+            dram_s,
+            dram_ahead_s,
+            self._schedules,
         )
 
 
@@ -266,100 +307,6 @@ def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) ->
             extras = charges[group]._replace(shards=extras.shards)
         launch_s[gpu] += extras.launch_s(costs[part.table][gpu])
     return launch_s
-
-
-class _PartTimer:
-    """Constants of each part, as arrays that counts are multiplied with."""
-
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        equation: StepEquation,
-        problem: Problem,
-        tables: Sequence[int],
-        costs: Sequence[Sequence[UnitCosts]],
-    ) -> None:
-        plan, parts = arrangement.plan, arrangement.parts
-        topology = plan.topology
-        gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
-        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
-        split = {
-            key: len({shard.lookup for shard in group if shard.row_count}) > 1
-            for key, group in groups_of(plan).items()
-        }
-        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
-        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
-        self._gpu_shares = np.zeros((len(gpus), len(parts)))
-        self._hosts = np.zeros((len(hosts), len(parts)))
-        self._split_lookup_s = np.zeros(len(parts))
-        reads: list[list[ReadCosts]] = []
-        for at, part in enumerate(parts):
-            shard, gpu = plan.shards[part.shard], gpus.get(part.device)
-            if gpu is None:
-                # A host that serves by itself: the link time is that of all its GPUs, and its
-                # memory does for its rows what a GPU does.
-                attached = topology.gpus_of(part.device) or topology.gpus
-                served_by, host = [gpus[one.id] for one in attached], part.device
-            else:
-                served_by, host = [gpu], topology.gpus[gpu].host
-            self._gpu_shares[served_by, at] = 1 / len(served_by)
-            self._hosts[hosts[host], at] = 1.0
-            unit = costs[part.table][served_by[0]]
-            kinds = [unit.read(kind) for kind in _KINDS[part.lookup]]
-            if gpu is None:
-                own = equation.host_rates(problem, tables[part.table], host)
-                kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
-            elif split[group_of(shard)]:
-                share = (part.cols[1] - part.cols[0]) / shard.width
-                self._split_lookup_s[at] = share * unit.split_lookup_s
-            reads.append(kinds)
-        weight_bytes = np.array([part.weight_bytes for part in parts], dtype=np.float64)
-        row_bytes = np.array([part.row_bytes for part in parts], dtype=np.float64)
-        # By how rows are read, by resource and by rate: constants of all parts at once.
-        rates = np.array(reads, dtype=np.float64).reshape(len(parts), *_RATES_SHAPE)
-        self._in_hbm, self._copied, self._in_place = (
-            [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
-            for kind in np.moveaxis(rates, 0, -1)
-        )
-
-    def seconds(self, counts: StepCounts) -> tuple[list[Float], list[Float]]:
-        """Time of HBM and link by GPU and of DRAM by host; and the same of copies ahead."""
-        c = counts.parts
-        # Each holder of replicated rows updates all that any holder's samples read.
-        touched = np.where(self._replicated, c.update_rows, c.rows)
-        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
-        own = [
-            unit.seconds(lookups, rows, c.vectors)
-            + in_place.seconds(c.in_place_lookups, c.in_place_rows)
-            for unit, in_place in zip(self._in_hbm, self._in_place, strict=True)
-        ]
-        own[0] = own[0] + c.lookups * self._split_lookup_s
-        missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
-        both = (c.staged_rows + c.written_back_rows) / 2
-        busier = np.maximum(c.staged_rows, c.written_back_rows)
-        copies = [
-            copied.seconds(missed, moved) - unit.seconds(missed, moved)
-            for copied, unit, moved in zip(
-                self._copied, self._in_hbm, (both, busier, both), strict=True
-            )
-        ]
-        holders = (self._gpu_shares, self._gpu_shares, self._hosts)
-        return (
-            [holder @ time for holder, time in zip(holders, own, strict=True)],
-            [holder @ time for holder, time in zip(holders, copies, strict=True)],
-        )
-
-
-_KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
-    "device": ("device", "device", "device"),
-    "staged": ("device", "staged", "uva"),
-    "cached": ("hit", "miss", "uva"),
-    "uva": ("uva", "uva", "uva"),
-    "host": ("host", "host", "host"),
-}
-"""How rows of a part are read: those in HBM, those that were copied there, and all others."""
-
-_RATES_SHAPE = (3, len(ReadCosts._fields), len(Rates._fields))
 
 
 def step_equation(model: object) -> StepEquation:

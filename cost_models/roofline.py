@@ -13,7 +13,8 @@ and s bytes of optimizer state, and V output vectors:
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
   gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
   gradients of the touched rows; see `cost_models.step_equation.exchanged_bytes`;
-* a constant for every shard.
+* a constant for each kernel that is launched: one for every arena's lookup, and
+  `UPDATE_KERNELS` for its update.
 
 These bytes over the topology's bandwidths are the constants of the step equation
 (`cost_models.step_equation.equation`), of which RecShard (doi:10.1145/3503222.3507777), TorchRec's
@@ -22,14 +23,22 @@ estimators and HugeCTR's planner are special cases.
 
 from functools import lru_cache
 
+import numpy as np
+
+from cost_models.base import Float
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
+from cost_models.step_equation.phases import LOOKUP, UPDATE, with_lanes
 from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
 from placer.problem import Problem
 
 SORT_BYTES_PER_LOOKUP = 112
 """HBM bytes to sort one (row, bag) pair of 12 bytes: four radix passes that read and write
 it, 96, and a histogram pass with its ids, 16."""
+
+UPDATE_KERNELS = 10
+"""Kernels of an arena's update: four passes of a radix sort and its histogram, run lengths and
+their sums, and updates of short and of long runs. A count of what FBGEMM launches."""
 
 
 class Roofline(StepEquation):
@@ -58,15 +67,21 @@ class Roofline(StepEquation):
             topology.host_link_bytes_per_s(device.id),
             topology.hosts_by_id[device.host].dram_bytes_per_s,
             topology.exchange_s(device.id, 1.0),
-            device.launch_s,
         )
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """Launches of an arena's kernels. See `CostModel.launches`."""
+        launch_s = problem.topology.gpus[gpu].launch_s
+        phase_s = np.zeros(7)
+        phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
+        return with_lanes(phase_s, problem.pipeline)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
         return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """A further launch; what shards return and sort is never less. See `CostModel`.
+        """Nothing, as what shards return and sort is never less. See `CostModel`.
 
         None where no GPU is the fastest at everything: hot rows may then be best on one kind
         of GPU and cold ones on another, which a whole table cannot have.
@@ -82,7 +97,7 @@ class Roofline(StepEquation):
         }
         if tuple(map(max, zip(*speeds, strict=True))) not in speeds:
             return None
-        return min(gpu.launch_s for gpu in topology.gpus)
+        return 0.0
 
 
 def _in_memory(byte_s: float) -> Rates:
@@ -100,7 +115,6 @@ def _costs(
     link_bytes_per_s: float,
     dram_bytes_per_s: float,
     exchange_byte_s: float,
-    launch_s: float,
 ) -> UnitCosts:
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
     device = ReadCosts(_in_memory(hbm))
@@ -114,7 +128,9 @@ def _costs(
         Rates(lookup_byte_s=link, row_byte_s=link),
         Rates(lookup_byte_s=dram, row_byte_s=2 * dram),
     )
-    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), Rates(vector_byte_s=link), _in_memory(dram))
+    # Vectors come for the lookup, and their gradients go back after it.
+    vectors = Rates(vector_byte_s=2 * link)
+    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), vectors, _in_memory(dram))
     return UnitCosts(
         device=device,
         staged=staged,
@@ -124,5 +140,4 @@ def _costs(
         miss=staged,
         output_byte_s=2 * hbm,
         exchange_byte_s=exchange_byte_s,
-        shard_s=launch_s,
     )

@@ -28,33 +28,46 @@ class Choice(NamedTuple):
 class Choices:
     """Ways to place some tables, shape (choices, GPUs or hosts): seconds and bytes.
 
-    `ways` has shape (choices, tables): numbers of the choices of each of the tables.
+    `row_slices` has shape (choices, tables): numbers of the choices of each of the tables.
+    `phase_s` has the phases of a GPU after those of the one before it, `arenas` the numbers of
+    shards of each arena on each GPU in the same way.
     """
 
+    instance: Instance
     row_slices: np.ndarray
-    gpu_s: np.ndarray
+    phase_s: np.ndarray
+    arenas: np.ndarray
     dram_s: np.ndarray
     hbm_bytes: np.ndarray
     dram_bytes: np.ndarray
 
     @property
     def parts(self) -> tuple[np.ndarray, ...]:
-        return self.gpu_s, self.dram_s, self.hbm_bytes, self.dram_bytes
+        return self.phase_s, self.arenas, self.dram_s, self.hbm_bytes, self.dram_bytes
 
     @property
     def step_time_s(self) -> np.ndarray:
-        return np.maximum(self.gpu_s.max(axis=1), self.dram_s.max(axis=1))
+        instance, number = self.instance, len(self.row_slices)
+        if not number:
+            return np.zeros(0)
+        held = (self.arenas.reshape(number, instance.gpus, -1) > 0).sum(axis=2)
+        phase_s = self.phase_s.reshape(number, instance.gpus, -1)
+        phase_s = phase_s + held[:, :, None] * np.array(instance.launches_s)
+        schedule = instance.objective.schedule
+        steps = [schedule.step_time_s(of_plan.T) for of_plan in phase_s]
+        return np.maximum(np.array(steps, dtype=np.float64), self.dram_s.max(axis=1))
 
     def beside(self, other: "Choices") -> "Choices":
         """All ways to place the tables of both; costs add up."""
         mine, theirs = np.indices((len(self.row_slices), len(other.row_slices))).reshape(2, -1)
         return Choices(
+            self.instance,
             np.concatenate((self.row_slices[mine], other.row_slices[theirs]), axis=1),
             *(one[mine] + two[theirs] for one, two in zip(self.parts, other.parts, strict=True)),
         )
 
     def only(self, kept: np.ndarray) -> "Choices":
-        return Choices(self.row_slices[kept], *(part[kept] for part in self.parts))
+        return Choices(self.instance, self.row_slices[kept], *(part[kept] for part in self.parts))
 
     def without_worse(self) -> "Choices":
         """Those that no other is at least as good as in everything, equal ones once."""
@@ -84,6 +97,18 @@ class Enumeration:
         self.instance = Instance(self.free, model)
         self.gpus = range(len(problem.topology.gpus))
         self.part = cache(self._part)
+        shards = [
+            shard
+            for table in range(self.instance.tables)
+            for option in self.instance.options_of(table)
+            for shard in (
+                *self.instance.shards(table, option),
+                *filter(None, [self.instance.replica(table, option)]),
+            )
+        ]
+        self.arenas = {arena: number for number, arena in enumerate(self.instance.arenas(shards))}
+        phases = len(self.instance.objective.schedule.phases)
+        self.first_byte = len(self.gpus) * (phases + len(self.arenas)) + len(problem.topology.hosts)
 
     def plan(self, choices: Iterable[Choice]) -> Plan:
         """The plan of some tables' choices."""
@@ -102,8 +127,14 @@ class Enumeration:
         report, topology = self.model.evaluate(self.free, plan), self.problem.topology
         used = report.memory
         without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.gpus]
+        serving = self.gpus if replica else [gpu]
+        arenas = np.zeros((len(self.gpus), len(self.arenas)))
+        arenas[serving, self.arenas[self.instance.arena_of(shard)]] = 1
+        phase_s = np.array(report.phase_s).T
+        phase_s = phase_s - (arenas.sum(axis=1) > 0)[:, None] * np.array(self.instance.launches_s)
         costs = np.array(
-            [cost.total_s for cost in report.gpus]
+            phase_s.reshape(-1).tolist()
+            + arenas.reshape(-1).tolist()
             + [host.dram_s for host in report.hosts]
             + without_map
             + [used[host.id].total_bytes for host in topology.hosts],
@@ -120,8 +151,8 @@ class Enumeration:
         spec = self.problem.profile.tables[table].table
         hots = [range(len(range(*shard.rows(spec.rows))) + 1) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
-            served = np.zeros(2 * (gpus + hosts))
-            at = [gpus + hosts + gpu for gpu in (self.gpus if replica else homes)]
+            served = np.zeros(self.first_byte + gpus + hosts)
+            at = [self.first_byte + gpu for gpu in (self.gpus if replica else homes)]
             served[at] = row_map_bytes(spec)
             for hot_rows in product(*hots):
                 parts = [self.part(*p) for p in zip(shards, homes, hot_rows, strict=True)]
@@ -142,9 +173,12 @@ class Enumeration:
                 if not unmet(self.plan([choice]), self.problem.constraints)
             ]
         gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
-        costs = np.array([costs for _, costs in found]).reshape(-1, 2 * (gpus + hosts))
-        ends = [gpus, gpus + hosts, 2 * gpus + hosts]
-        choices = Choices(np.arange(len(found))[:, None], *np.split(costs, ends, axis=1))
+        first = self.first_byte
+        costs = np.array([costs for _, costs in found]).reshape(-1, first + gpus + hosts)
+        ends = [first - hosts - gpus * len(self.arenas), first - hosts, first, first + gpus]
+        choices = Choices(
+            self.instance, np.arange(len(found))[:, None], *np.split(costs, ends, axis=1)
+        )
         return [choice for choice, _ in found], choices
 
     def best(self) -> tuple[float, Plan | None]:
@@ -168,7 +202,8 @@ class Enumeration:
                 together = more if together is None else together.beside(more)
                 fits = (together.hbm_bytes <= hbm).all(axis=1)
                 fits &= (together.dram_bytes <= dram).all(axis=1)
-                together = together.only(fits & (together.step_time_s < best[0]))
+                together = together.only(fits)
+                together = together.only(together.step_time_s < best[0])
                 if number + 1 < len(kept):
                     together = together.without_worse()
             assert together is not None

@@ -70,7 +70,7 @@ def test_rows_in_hbm_by_hand() -> None:
     (gpu,), (host,) = report.gpus, report.hosts
     assert gpu.hbm_s == pytest.approx((HBM_ROWS + 2 * OUTPUT) / 1e12)
     assert (gpu.link_s, gpu.communication_s, gpu.launch_s, host.dram_s) == (0, 0, 1e-6, 0)
-    assert report.bottleneck == "gpu:0 launches"
+    assert report.bottleneck == "gpu:0 update"
 
 
 def test_staged_rows_by_hand() -> None:

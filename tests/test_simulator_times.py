@@ -22,10 +22,12 @@ from cost_models.replay import (
     replayed,
     step_equation,
 )
+from cost_models.step_equation.phases import COPIES, IDS, LOOKUP, schedule_of
 from placer import Feature, Plan, Problem, Shard, Table
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.measurement import random_cases
+from placer.pipeline import PIPELINES
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup
 from placer.simulator.draws import drawn_batches
@@ -138,7 +140,7 @@ def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
     times = [timer.times(counts) for counts in simulator.run(drawn)][4:]  # Rows go back from then.
     link_s = np.mean([one.link_s[1] for one in times])
     assert link_s == pytest.approx(expected.gpus[1].link_s, rel=0.02)
-    assert np.mean([one.ahead_s[1] for one in times]) > link_s
+    assert np.mean([one.phase_s[[IDS, COPIES], 1].sum() for one in times]) > link_s
     overlap = [one.overlapped_s(one) for one in times]
     assert max(overlap) < min(one.sum_s for one in times)
 
@@ -179,9 +181,12 @@ def test_replicas_update_what_all_of_them_read() -> None:
 
 
 def times_of(ahead: float, within: float) -> StepTimes:
-    one = np.array([ahead + within])
-    none = np.zeros(1)
-    return StepTimes(one, none, none, none, np.array([ahead]), none, none)
+    none, phase_s = np.zeros(1), np.zeros((7, 1))
+    phase_s[[COPIES, LOOKUP], 0] = ahead, within
+    problem = problem_of(zipf_table("t0", 4, 16), topology=machine(1))
+    schedules = {one: schedule_of(replace(problem, pipeline=one), 0.0) for one in PIPELINES}
+    return StepTimes(np.array([within]), np.array([ahead]), none, none, phase_s, none, none,
+                     schedules)  # fmt: skip
 
 
 def test_copies_run_beside_the_step_before() -> None:

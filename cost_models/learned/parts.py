@@ -142,7 +142,9 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
         if work.gpu is not None:
             own = parts(table, work.gpu)
             hbm_s, link_s, dram_s = _read_s(own, work)
-            seconds[work.gpu, table] += hbm_s + link_s + own[:, READS:] @ np.array(work.extras)
+            seconds[work.gpu, table] += (
+                hbm_s + link_s + own[:, READS:] @ np.array(work.extras[: own.shape[1] - READS])
+            )
             seconds[host, table] += dram_s
             continue
         # The link's part is shared by the GPUs of the host that serves the shard.

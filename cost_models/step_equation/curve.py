@@ -3,6 +3,14 @@
 import numpy as np
 
 from cost_models.base import CostCurve, Float, Int, TableShard
+from cost_models.step_equation.phases import (
+    IN_PLACE,
+    LOOKUP,
+    UPDATE,
+    Amounts,
+    read_phases,
+    with_lanes,
+)
 from cost_models.step_equation.slice_load import (
     cumulative_load,
     rows_in_flight,
@@ -10,7 +18,7 @@ from cost_models.step_equation.slice_load import (
     with_steps_at_ends,
 )
 from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
-from cost_models.step_equation.work import Extras, returned_and_exchanged
+from cost_models.step_equation.work import Extras, exchange_of
 from placer.plan.buffers import (
     exchange_buffer_bytes,
     index_buffer_bytes,
@@ -24,7 +32,7 @@ Load = tuple[Int, Float, Float]
 """Hot rows of a shard, and lookups and distinct rows of a step that fall in them; shapes (m,)."""
 
 
-def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCurve:
+def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
     """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
 
     The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
@@ -41,13 +49,13 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCu
     rows, all_lookups, all_unique = int(hot[-1]), float(lookups[-1]), float(unique[-1])
     first, last = shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
-    gpu_s, dram_s = _read_s(problem, shard, costs, load)
+    phase_s, dram_s = _read_s(problem, shard, costs, shares, load)
     split_s = costs.shard_s + costs.split_s + all_lookups * costs.split_lookup_s
     # A row cache is needed however few rows are staged.
     if cold == "staged" and rows:
-        gpu_s[0] += row_cache_s
+        phase_s[[LOOKUP, UPDATE], 0] += row_cache_s / 2
         split_s += row_cache_s
-    vectors, output, exchanged = returned_and_exchanged(
+    exchange = exchange_of(
         problem,
         shard.table,
         width,
@@ -56,7 +64,10 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCu
         all_rows=option.row_slices == 1 and not option.replicated_rows,
         column_slices=max(1, len(option.column_widths)),
     )
-    extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, vectors, output, exchanged)
+    extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, **exchange)
+    phase_s += extras.phase_s(costs)[:, None]
+    split_phase_s = np.zeros(phase_s.shape[0])
+    split_phase_s[[LOOKUP, UPDATE]] = split_s / 2
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
@@ -66,25 +77,30 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCu
     in_dram = ((rows - hot) * row_bytes).astype(np.float64)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
+    if cold == "cached":  # A cache and the rows behind it are one shard, and know them by id.
+        split_phase_s *= 0.0
     return CostCurve(
         hot_rows=hot,
-        gpu_s=extras.gpu_s(costs) + gpu_s,
+        gpu_s=phase_s[:IN_PLACE].sum(axis=0),
         dram_s=dram_s,
         hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
         dram_bytes=in_dram,
-        # A cache and the rows behind it are one shard, and know their rows by id.
-        split_s=0.0 if cold == "cached" else split_s,
+        split_s=float(split_phase_s.sum()),
         split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
+        phase_s=with_lanes(phase_s, problem.pipeline),
+        split_phase_s=with_lanes(split_phase_s, problem.pipeline),
     )
 
 
-def replica_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> CostCurve:
+def replica_curve(
+    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float
+) -> CostCurve:
     """Cost on one GPU of rows that every GPU holds, for its own samples; one point."""
     profile, gpus = problem.profile.tables[shard.table], len(problem.topology.gpus)
     spec, replicated_rows = profile.table, shard.option.replicated_rows
     samples, rows = problem.global_batch_size // gpus, shard.rows(spec.rows)
     lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
-    vectors, output, exchanged = returned_and_exchanged(
+    exchange = exchange_of(
         problem,
         shard.table,
         spec.dim,
@@ -94,8 +110,9 @@ def replica_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> Cost
         replicas=gpus,
         all_rows=replicated_rows == spec.rows,
     )
-    extras = Extras(1.0, 0.0, 1.0, vectors, output, exchanged)
-    read, _ = costs.device.of(spec.weight_bytes_per_row(), spec.bytes_per_row())
+    sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row())
+    phase_s = read_phases(costs, "device", Amounts(lookups, unique, 0.0, *sizes), shares)
+    phase_s += Extras(1.0, 0.0, 1.0, **exchange).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
     hbm_bytes += index_buffer_bytes(lookups)
@@ -103,19 +120,21 @@ def replica_curve(problem: Problem, shard: TableShard, costs: UnitCosts) -> Cost
         hbm_bytes += row_map_bytes(spec)
     return CostCurve(
         hot_rows=np.array([replicated_rows]),
-        gpu_s=np.array([read.seconds(lookups, unique) + extras.gpu_s(costs)]),
+        gpu_s=np.array([phase_s[:IN_PLACE].sum()]),
         dram_s=np.zeros(1),
         hbm_bytes=np.array([hbm_bytes]),
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
+        phase_s=with_lanes(phase_s, problem.pipeline)[:, None],
+        split_phase_s=with_lanes(np.zeros(7), problem.pipeline),
     )
 
 
 def _read_s(
-    problem: Problem, shard: TableShard, costs: UnitCosts, load: Load
+    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, load: Load
 ) -> tuple[Float, Float]:
-    """Time of the GPU and of its host's memory for reading and updating rows, shapes (m,)."""
+    """Time for reading and updating rows: of the GPU, (7, m), and of its host's memory, (m,)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     hot, lookups, unique = load
     first, last = shard.columns(spec.dim)
@@ -127,22 +146,24 @@ def _read_s(
     # With all rows in HBM there is nothing for the host to send; without any row it sends
     # empty bags.
     sends = (hot < hot[-1]) | (hot[-1] == 0) if cold == "host" else None
-    times = []
-    for of_hot, of_cold in zip(
-        costs.read(hot_kind).of(*sizes), costs.read(cold_kind).of(*sizes), strict=True
-    ):
-        cold_s = of_cold.seconds(*left, vectors)
-        cold_s = cold_s if sends is None else np.where(sends, cold_s, 0.0)
-        times.append(np.asarray(of_hot.seconds(lookups, unique) + cold_s))
-    gpu_s, dram_s = times
+    cold_amounts = Amounts(*left, 0.0 if vectors is None else vectors, *sizes)
+    cold_s = read_phases(costs, cold_kind, cold_amounts, shares)
+    cold_dram = costs.read(cold_kind).dram.of(*sizes)
+    cold_dram_s = np.asarray(cold_dram.seconds(*left, vectors))
+    if sends is not None:
+        cold_s, cold_dram_s = np.where(sends, cold_s, 0.0), np.where(sends, cold_dram_s, 0.0)
+    phase_s = cold_s + read_phases(costs, hot_kind, Amounts(lookups, unique, 0.0, *sizes), shares)
+    dram_s = cold_dram_s + costs.read(hot_kind).dram.of(*sizes).seconds(lookups, unique)
     if cold == "cached":
-        gpu_s += hot * costs.cache_row_s + costs.row_cache_s
+        phase_s[[LOOKUP, UPDATE]] += (hot * costs.cache_row_s + costs.row_cache_s) / 2
         # Ends of a cache's curve are shards without one: in place, or just in HBM.
-        for end, costs_there in ((-1, costs.device), (0, costs.uva)):
-            of_gpu, of_dram = costs_there.of(*sizes)
-            gpu_s[end] = of_gpu.seconds(lookups[-1], unique[-1])
-            dram_s[end] = of_dram.seconds(lookups[-1], unique[-1])
-    return gpu_s, dram_s
+        whole = Amounts(float(lookups[-1]), float(unique[-1]), 0.0, *sizes)
+        ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
+        for end, kind in ends:
+            phase_s[:, end] = read_phases(costs, kind, whole, shares)
+            of_dram = costs.read(kind).dram.of(*sizes)
+            dram_s[end] = of_dram.seconds(whole.lookups, whole.rows)
+    return phase_s, dram_s
 
 
 def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:

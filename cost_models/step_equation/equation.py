@@ -8,8 +8,9 @@ link) or of its host (its memory) is busy for
 
 seconds, with constants a to f that depend on how rows are read, and for ``output_byte_s`` per
 byte that it returns, ``exchange_byte_s`` per byte that it exchanges, and constants for shards and
-groups of shards (`UnitCosts`). Nothing overlaps, so times add; the step takes as long as the
-slowest GPU, or as the busiest host's memory, which its GPUs share.
+groups of shards (`UnitCosts`). Each of these seconds belongs to a phase of the step
+(`cost_models.step_equation.phases`). Phases wait for the slowest GPU in each; besides them, a step
+takes at least as long as the busiest host's memory, which its GPUs share.
 
 Constants of a table are the same for all its shards, whatever its sharding option: so a plan costs
 what its shards cost, and curves of staged rows and of rows read in place fall and are convex
@@ -24,20 +25,38 @@ from cost_models.base import (
     Cold,
     CostCurve,
     CostReport,
+    Float,
     GpuCost,
     HostCost,
     ShardingOption,
     TableShard,
 )
+from cost_models.dense import dense_phase_s
+from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import replica_curve, shard_curve
+from cost_models.step_equation.phases import (
+    IN_PLACE,
+    NAMES,
+    lookup_shares,
+    schedule_of,
+    with_lanes,
+)
 from cost_models.step_equation.unit_costs import Rates, UnitCosts
-from cost_models.step_equation.work import Work, hbm_lookup_share, work_of
+from cost_models.step_equation.work import (
+    Work,
+    arena_count,
+    hbm_lookup_share,
+    only_link,
+    work_of,
+)
 from placer.plan.buffers import output_vectors, with_buffers
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
+
+_SHARES = lookup_shares()
 
 
 class StepEquation(ABC):
@@ -75,6 +94,19 @@ class StepEquation(ABC):
         number = problem.topology.gpus.index(attached[0])
         return self.unit_costs(problem, table, number).host.dram
 
+    @property
+    def lookup_shares(self) -> Float:
+        """The part of each constant of `ReadCosts` that is the lookup's; see `lookup_shares`."""
+        return _SHARES
+
+    def schedule(self, problem: Problem) -> Schedule:
+        """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
+        return schedule_of(problem, max(dense_phase_s(problem)))
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """None, unless a model has constants for them. See `CostModel.launches`."""
+        return with_lanes(np.zeros(7), problem.pipeline)
+
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options` and `standard_options`."""
         return standard_options(problem, table, self._colds(problem, table))
@@ -93,6 +125,8 @@ class StepEquation(ABC):
         numbers = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
         # By GPU: HBM, link, exchange and launches, as in `GpuCost`.
         gpu_s = np.zeros((len(topology.gpus), 4))
+        schedule = self.schedule(problem)
+        phase_s = np.zeros((7, len(topology.gpus)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         for work in works:
@@ -106,14 +140,22 @@ class StepEquation(ABC):
                     extras.exchange_s(costs),
                     extras.launch_s(costs),
                 )
+                phase_s[:, work.gpu] += work.phase_s(costs, self.lookup_shares)
                 dram_s[work.host] += host_s
                 continue
             rates = self.host_rates(problem, work.table, work.host)
             dram_s[work.host] += work.resource_s(rates)
             attached = topology.gpus_of(work.host)
             for number in (numbers[gpu.id] for gpu in attached):
-                link = self.unit_costs(problem, work.table, number).read(work.kind).link
-                gpu_s[number, 1] += work.resource_s(link) / len(attached)
+                costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
+                of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
+                phase_s[:, number] += of_gpu_s
+                gpu_s[number, 1] += of_gpu_s[:IN_PLACE].sum()
+        rows_s = with_lanes(phase_s, problem.pipeline)
+        for number, gpu in enumerate(topology.gpus):
+            launches_s = arena_count(plan, gpu.id) * self.launches(problem, number)
+            rows_s[:, number] += launches_s
+            gpu_s[number, 3] += launches_s[: len(NAMES)].sum()
         return CostReport(
             self.name,
             tuple(
@@ -124,13 +166,15 @@ class StepEquation(ABC):
             device_memory(plan),
             hbm_lookup_share(problem, works),
             self.relative_error,
+            schedule,
+            tuple(map(tuple, rows_s.tolist())),
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.unit_costs(problem, shard.table, gpu)
         curve = replica_curve if shard.is_replica else shard_curve
-        return curve(problem, shard, costs)
+        return curve(problem, shard, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
         """Ways to read the cold rows of a table that may pay, the usual one first.

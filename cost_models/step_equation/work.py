@@ -4,9 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cost_models.base import require_match
+import numpy as np
+
+from cost_models.base import Float, require_match
 from cost_models.step_equation.exchanged_bytes import (
     ID_BYTES,
     OUTPUT_BYTES,
@@ -16,8 +18,24 @@ from cost_models.step_equation.exchanged_bytes import (
     row_sum_bytes,
     with_own_part,
 )
+from cost_models.step_equation.phases import (
+    GRADIENTS,
+    IDS,
+    LOOKUP,
+    OUTPUTS,
+    UPDATE,
+    Amounts,
+    read_phases,
+)
 from cost_models.step_equation.slice_load import slice_load
-from cost_models.step_equation.unit_costs import READ_KINDS, Amount, Rates, ReadKind, UnitCosts
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    Amount,
+    Rates,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
+)
 from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -42,6 +60,8 @@ class Extras(NamedTuple):
         Groups with staged or cached rows, and those that are read in several ways.
     split_lookups : float
         Lookups of groups that are read in several ways.
+    id_bytes, gradient_bytes : float
+        Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
     """
 
     groups: Amount = 0.0
@@ -54,6 +74,8 @@ class Extras(NamedTuple):
     row_caches: Amount = 0.0
     splits: Amount = 0.0
     split_lookups: Amount = 0.0
+    id_bytes: Amount = 0.0
+    gradient_bytes: Amount = 0.0
 
     def hbm_s(self, costs: UnitCosts) -> Amount:
         """Time of the GPU's memory."""
@@ -75,6 +97,16 @@ class Extras(NamedTuple):
         """GPU seconds of all of these together."""
         time: Amount = sum(map(mul, self, costs[len(READ_KINDS) :]))
         return time
+
+    def phase_s(self, costs: UnitCosts) -> Float:
+        """The same by phase, shape (7,); half of what is not exchanged is the lookup's."""
+        outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
+        local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
+        phase_s = np.zeros(7)
+        phase_s[[LOOKUP, UPDATE]] = local_s
+        exchanged = np.array([self.id_bytes, outputs, self.gradient_bytes])
+        phase_s[[IDS, OUTPUTS, GRADIENTS]] = exchanged * costs.exchange_byte_s
+        return phase_s
 
 
 NO_EXTRAS = Extras()
@@ -111,6 +143,11 @@ class Work:
     gpu: int | None = None
     host: str = ""
     extras: Extras = NO_EXTRAS
+
+    def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
+        """Time of the GPU in each phase, extras included, shape (7,); see `read_phases`."""
+        amounts = Amounts(self.lookups, self.rows, self.vectors, self.weight_bytes, self.row_bytes)
+        return read_phases(costs, self.kind, amounts, shares) + self.extras.phase_s(costs)
 
     def read_s(self, costs: UnitCosts) -> list[float]:
         """Time of HBM, link and DRAM for reading and updating rows."""
@@ -182,7 +219,7 @@ def work_of_group(
     for shard in shards:
         reads = _reads(problem, table, shard)
         lookups = sum(read.lookups for read in reads)
-        vectors, output, exchanged = returned_and_exchanged(
+        exchange = exchange_of(
             problem,
             table,
             shard.width,
@@ -195,9 +232,7 @@ def work_of_group(
             column_slices=column_slices,
         )
         extras = (charges if shard is shards[0] else NO_EXTRAS)._replace(
-            output_vectors=vectors,
-            output_bytes=output,
-            exchanged_bytes=exchanged,
+            **exchange,
             shards=1.0,
             cache_rows=float(shard.cache_rows),
             split_lookups=charges.splits * lookups,
@@ -229,7 +264,7 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
     ]
 
 
-def returned_and_exchanged(
+def exchange_of(
     problem: Problem,
     table: int,
     width: int,
@@ -241,8 +276,8 @@ def returned_and_exchanged(
     returns_bags: bool = True,
     all_rows: bool,
     column_slices: int = 1,
-) -> tuple[float, float, float]:
-    """Vectors and bytes that a GPU returns for a shard, and bytes that it exchanges.
+) -> dict[str, float]:
+    """Fields of `Extras`: vectors and bytes that a GPU returns for a shard, and what it exchanges.
 
     Parameters
     ----------
@@ -262,16 +297,41 @@ def returned_and_exchanged(
     samples = problem.global_batch_size // replicas if returns_bags else 0
     vectors = returned_vectors(spec, samples, lookups, all_rows=all_rows)
     output = vectors * width * OUTPUT_BYTES
-    exchanged = lookups * ID_BYTES + length_bytes(spec, samples) + 2 * output
+    ids, outputs = lookups * ID_BYTES + length_bytes(spec, samples), output
     if replicated is None:
-        exchanged += row_sum_bytes(spec, rows, column_slices, gpus)
+        gradients = outputs + row_sum_bytes(spec, rows, column_slices, gpus)
     else:
         global_lookups = problem.global_batch_size * spec.lookups_per_sample
         touched = slice_load(profile, replicated, global_lookups)[1]
         # Where not every GPU has a replica, some serve others' samples too.
-        exchanged *= with_own_part(1 - replicas / gpus, gpus)
-        exchanged += replica_bytes(width, rows, touched, replicas, gpus)
-    return vectors, output, exchanged
+        others = with_own_part(1 - replicas / gpus, gpus)
+        ids, outputs = ids * others, outputs * others
+        gradients = outputs + replica_bytes(width, rows, touched, replicas, gpus)
+    return {
+        "output_vectors": vectors,
+        "output_bytes": output,
+        "exchanged_bytes": ids + outputs + gradients,
+        "id_bytes": ids,
+        "gradient_bytes": gradients,
+    }
+
+
+def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
+    """Unit costs of rows that a host reads by itself: the GPU's link alone."""
+    link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
+    return costs._replace(**link)
+
+
+def arena_count(plan: Plan, device: str) -> int:
+    """Arenas that a device serves: element types, widths and optimizers of its shards."""
+    tables = plan.tables_by_name
+    return len(
+        {
+            (tables[shard.table].dtype, tables[shard.table].optimizer, shard.width)
+            for shard in plan.shards
+            if device in shard.devices
+        }
+    )
 
 
 def column_slice_counts(plan: Plan) -> Counter[str]:

@@ -21,12 +21,14 @@ from cost_models.base import (
     Cold,
     CostCurve,
     CostReport,
+    Float,
     GpuCost,
     HostCost,
     ShardingOption,
     TableShard,
     shards_of,
 )
+from cost_models.schedule import ONE_PHASE, Schedule
 from cost_models.torchrec.shards import (
     Part,
     cached_rows,
@@ -160,6 +162,14 @@ class EnumeratedOptions:
         smallest = min(gpu.memory_bytes for gpu in problem.topology.gpus)
         if len(by_kind) > 1 and spec.total_bytes > smallest:
             by_kind.pop("data_parallel", None)
+
+    def schedule(self, problem: Problem) -> Schedule:
+        """One phase: TorchRec's planner takes the slowest rank with all its work."""
+        return ONE_PHASE
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """None: launches are not in TorchRec's model."""
+        return np.zeros(1)
 
     def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec may count a sharded table as cheaper."""

@@ -15,15 +15,19 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from cost_models.base import (
     CostCurve,
     CostReport,
+    Float,
     GpuCost,
     HostCost,
     ShardingOption,
     TableShard,
     require_match,
 )
+from cost_models.schedule import ONE_PHASE, Schedule
 from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
@@ -123,6 +127,14 @@ class TorchRec:
         return tuple(options)
 
     uniform_splits = True
+
+    def schedule(self, problem: Problem) -> Schedule:
+        """One phase: TorchRec's planner takes the slowest rank with all its work."""
+        return ONE_PHASE
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """None: launches are not in TorchRec's model."""
+        return np.zeros(1)
 
     def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""

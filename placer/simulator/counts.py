@@ -94,12 +94,15 @@ class Served:
     returned_bytes : Int
         Pooled rows that go to other processes and gradients that come from there; summed
         gradients of replicated rows, and Σ g², that go to others: within a step.
+    pooled_bytes : Int
+        Those of them that are pooled rows: ahead of the dense layers.
     """
 
     output_vectors: Int
     output_bytes: Int
     request_bytes: Int
     returned_bytes: Int
+    pooled_bytes: Int
 
     @classmethod
     def zeros(cls, tables: int, processes: int) -> "Served":

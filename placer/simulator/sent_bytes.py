@@ -121,6 +121,7 @@ class TableExchange:
         request_bytes = (length_bytes + _ID * lookups) * crossing
         np.add.at(served.request_bytes[number], holders, request_bytes)
         np.add.at(served.returned_bytes[number], holders, 2 * output * crossing)
+        np.add.at(served.pooled_bytes[number], holders, output * crossing)
 
     def _lookups(
         self,

@@ -201,6 +201,14 @@ class Topology(TopologyFields):
             raise self._without_network(gpu)
         return max(near, sent_bytes * remote / total / bandwidth)
 
+    @cached_property
+    def exchange_latency_s(self) -> float:
+        """Time of a collective over all GPUs that sends nothing; 0 where links state no latency."""
+        kinds = {"network"} if len({gpu.host for gpu in self.gpus}) > 1 else set()
+        if any(len(gpus) > 1 for gpus in self._gpus_by_host.values()):
+            kinds.add("nvlink" if any(one.kind == "nvlink" for one in self.links) else "pcie")
+        return max((one.latency_s for one in self.links if one.kind in kinds), default=0.0)
+
     def _without_network(self, gpu: str) -> TopologyError:
         return TopologyError(
             f"{gpu} is on another host than others of {self.name!r} "

@@ -54,7 +54,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
     placed = planned.placements
     if not placed or planned.in_group:
         return
-    times = [gpu.total_s for gpu in planned.cost.gpus]
+    times = planned.cost.gpu_s.tolist()
     slowest = max(placed, key=lambda p: (times[p.gpu], -p.gpu))
     taken = {p.gpu for p in placed}
     others = [gpu for gpu in _roomy_first(planned, slowest.shard) if gpu not in taken]
@@ -101,7 +101,7 @@ def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
 
     return sorted(
         (gpu for gpu in range(instance.gpus) if instance.may_serve(shard, gpu)),
-        key=lambda gpu: (lacks_room(gpu), planned.others_cost.gpus[gpu].total_s, gpu),
+        key=lambda gpu: (lacks_room(gpu), planned.others_cost.gpu_s[gpu], gpu),
     )
 
 

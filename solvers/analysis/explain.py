@@ -226,9 +226,10 @@ def _work(planned: PlannedTable) -> Binding:
     """What the slowest GPU of the table waits for on its behalf, and how slow that GPU is."""
     cost = planned.cost
     devices = {device for shard in planned.own.shards for device in shard.devices}
+    gpu_s = dict(zip((gpu.device for gpu in cost.gpus), cost.gpu_s.tolist(), strict=True))
     slowest = max(
         sorted((gpu for gpu in cost.gpus if gpu.device in devices), key=lambda gpu: gpu.device),
-        key=lambda gpu: gpu.total_s,
+        key=lambda gpu: gpu_s[gpu.device],
     )
     mine = next(gpu for gpu in planned.own_cost.gpus if gpu.device == slowest.device)
     parts = {
@@ -239,8 +240,9 @@ def _work(planned: PlannedTable) -> Binding:
     }
     most = max(parts, key=lambda part: parts[part])
     share = parts[most] / mine.total_s if mine.total_s else 0.0
-    behind = 1 - slowest.total_s / cost.step_time_s if cost.step_time_s else 0.0
-    slowest_of_all = cost.bottleneck.rsplit(" ", 1)[0]
+    slowest_of_all = max(gpu_s, key=lambda device: gpu_s[device])
+    most_s = gpu_s[slowest_of_all]
+    behind = 1 - gpu_s[slowest.device] / most_s if most_s else 0.0
     place = (
         "the slowest device"
         if behind < 1e-9

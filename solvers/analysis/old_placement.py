@@ -12,8 +12,9 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.plan.verify import violations
 from placer.problem import Problem
-from solvers.model.assignment import Assignment, time_with, total
+from solvers.model.assignment import Assignment, total
 from solvers.model.instance import Instance
+from solvers.model.knapsack import least_times
 from solvers.model.read_plan import is_one_of, read_shards
 from solvers.search.moves import resharded
 
@@ -206,7 +207,7 @@ def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assign
         return None
     by_kind = {kind: total(instance, block, gpu) for kind, gpu in enumerate(instance.kinds)}
     added = np.array([by_kind[instance.kind_of_gpu[gpu]] for gpu in gpus])
-    times = time_with(instance, assignment.sums[gpus], gpus, added)
+    times = least_times(assignment.sums[gpus] + added, instance.hbm_bytes[gpus])
     for at in np.argsort(times, kind="stable").tolist():
         if np.isfinite(times[at]):
             shards = sorted([*assignment.shards[gpus[at]], *block])

@@ -183,7 +183,7 @@ def whatif(
     lagrangian = lagrangian_bound(instance)
     relaxed = lp_bound(
         instance,
-        base.step_time_s,
+        base.step_time_s - instance.fixed_s,
         lagrangian=lagrangian,
         time_limit_s=limits.time_limit_s,
         stop=limits.stop,

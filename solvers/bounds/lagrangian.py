@@ -125,6 +125,7 @@ class _Works:
 def lagrangian_bound(instance: Instance) -> LagrangianBound:
     """The bound of this module's docstring."""
     prices, dram_s = _prices_near_full_hbm(instance)
+    dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
     extra_s = None if few else instance.cost_model.sharding_overhead_s(instance.problem)
     whole = _Whole(instance, prices)
@@ -345,7 +346,7 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     """
     hbm_bytes = float(instance.hbm_bytes.sum())
     grid = instance.prices
-    total = np.zeros((5, grid.size))
+    total = np.zeros((instance.rows_of_costs, grid.size))
     for table in range(instance.tables):
         total += instance.priced_costs(instance.whole(table), instance.kinds[0])
     price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)

@@ -23,8 +23,8 @@ and rounded, but computed from its prices: for any that are not negative, with
 
 where the least is over everything a table can do, in sharding options whose every shard can finish
 within T (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). L falls as T grows, so no
-plan is faster than the smallest T that is at least L. Prices that are a little off, of a program
-that was stopped or solved roughly, make this bound a little weaker but never wrong.
+plan is faster than the smallest T that is at least L. Prices that are a little off make this bound
+a little weaker but never wrong.
 
 The relaxation gives away that shards are whole, and that tables have to stay together.
 """
@@ -315,7 +315,8 @@ class _Program:
         self.memory = np.where(memory > 0, memory, 1.0)
         self.model = mathopt.Model()
         step = self.model.add_variable(lb=0.0)
-        self.times = [self.model.add_linear_constraint(ub=0.0) for _ in self.counts]
+        beside = [0.0] * self.gpus + [groups.fixed_s / unit_s] * self.hosts
+        self.times = [self.model.add_linear_constraint(ub=limit) for limit in beside]
         for row in self.times:
             row.set_coefficient(step, -1.0)
         self.sizes = [

@@ -7,9 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.bounds.linear_program_devices import DeviceGroups, Prices
-from solvers.bounds.linear_program_tables import TableChoice, TableChoices
+from solvers.bounds.linear_program_tables import (
+    BYTES,
+    DRAM_BYTES,
+    DRAM_S,
+    GPU_S,
+    TableChoice,
+    TableChoices,
+)
 from solvers.model.instance import Instance
-from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]

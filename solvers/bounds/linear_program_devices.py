@@ -55,6 +55,8 @@ class DeviceGroups:
         Memory of each group.
     most_hbm_bytes, most_dram_bytes : float64
         Memory of the largest GPU and host of each group.
+    fixed_s : float
+        Seconds of any step of which GPUs' times here are without, and hosts' are not.
     uniform : bool
         Whether GPUs are alike that only cost the same: one price stands for several, which
         makes the bound weaker.
@@ -67,6 +69,7 @@ class DeviceGroups:
     dram_bytes: Float
     most_hbm_bytes: Float
     most_dram_bytes: Float
+    fixed_s: float
     uniform: bool
 
     @classmethod
@@ -117,6 +120,7 @@ class DeviceGroups:
             np.array([mine.sum() for mine in dram]),
             np.array([mine.max() for mine in hbm]),
             np.array([mine.max() for mine in dram]),
+            instance.fixed_s,
             uniform,
         )
 
@@ -131,8 +135,9 @@ class DeviceGroups:
         return np.array([float(len(members)) for members in self.hosts])
 
     def credit_s(self, prices: Prices) -> float:
-        """Seconds that all memory is worth at these prices."""
-        return float(prices.hbm @ self.hbm_bytes + prices.dram @ self.dram_bytes)
+        """Seconds that all memory, and hosts' time beside that of GPUs, are worth."""
+        fixed_s = self.fixed_s * float(prices.dram_s @ self.host_counts)
+        return fixed_s + float(prices.hbm @ self.hbm_bytes + prices.dram @ self.dram_bytes)
 
 
 def is_large(instance: Instance) -> bool:

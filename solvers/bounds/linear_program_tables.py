@@ -13,10 +13,16 @@ import numpy.typing as npt
 
 from cost_models import CostCurve
 from solvers.bounds.linear_program_devices import DeviceGroups
+from solvers.model import knapsack
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S, costs_of
+from solvers.model.knapsack import costs_of
 
 Float = npt.NDArray[np.float64]
+
+BYTES, GPU_S, DRAM_S, DRAM_BYTES = range(4)
+"""Rows of points."""
+
+_COSTS = [knapsack.BYTES, knapsack.GPU_S, knapsack.DRAM_S, knapsack.DRAM_BYTES]
 
 _INSIDE = 1 + 1e-9
 """What is full may be so much fuller, for rounding: it makes bounds lower."""
@@ -146,7 +152,7 @@ class TableChoices:
         limits = np.full(4, np.inf)
         limits[BYTES] = self.groups.most_hbm_bytes[group] - replica_bytes[group]
         limits[GPU_S] = self.upper_s - replica_s[group]
-        limits[DRAM_S] = self.upper_s
+        limits[DRAM_S] = self.upper_s + self.groups.fixed_s
         limits[DRAM_BYTES] = self.groups.most_dram_bytes[self.groups.host_of[group]]
         return within(self._curve(shard, group), limits)
 
@@ -239,7 +245,7 @@ def within(curve: CostCurve, limits: Float) -> Float:
         Of HBM bytes, GPU seconds, DRAM seconds and DRAM bytes.
     """
     loose = (limits * _INSIDE)[:, None]
-    points = costs_of(curve)[:4]
+    points = costs_of(curve)[_COSTS]
     fits = (points <= loose).all(axis=0)
     if fits.all() or curve.hot_rows.size == 1 or not np.isfinite(curve.split_s):
         return points[:, fits]

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, Float, Knapsack, least_times, solve_knapsack
+from solvers.model.knapsack import (
+    BYTES,
+    GPU_S,
+    OF_GPU,
+    PHASES,
+    Float,
+    Knapsack,
+    solve_knapsack,
+)
 
 Change = dict[int, list[TableShard]]
 """The shards of the GPUs that a change touches, after it."""
@@ -29,8 +37,8 @@ class Assignment:
         What every GPU holds besides.
     knapsacks : list of Knapsack
         Of each GPU, replicas included.
-    sums : float64, shape (gpus, 2, prices)
-        HBM bytes and GPU seconds of each GPU at each of the instance's prices.
+    sums : float64, shape (gpus, 2 + phases, prices)
+        HBM bytes and GPU seconds, all and by phase, of each GPU at each of the instance's prices.
     moves : int
         Improvements made so far.
     """
@@ -97,13 +105,33 @@ class Assignment:
 
     @property
     def times_s(self) -> Float:
-        """Time of each GPU."""
+        """Time of each GPU, its phases weighed."""
         return np.array([knapsack.gpu_s for knapsack in self.knapsacks])
 
     @property
+    def phase_s(self) -> Float:
+        """Time of each GPU in each phase, shape (gpus, phases)."""
+        return np.array([knapsack.phase_s for knapsack in self.knapsacks])
+
+    @property
     def step_time_s(self) -> float:
-        """Time of the slowest GPU or host memory."""
-        return max(max(f.gpu_s for f in self.knapsacks), float(self.hosts({})[0].max()))
+        """Time of the longest chain of phases, or of the busiest host's memory."""
+        step_s = float(self.instance.objective.step_time_s(self.phase_s.max(axis=0)))
+        return max(step_s, float(self.hosts({})[0].max()))
+
+    def slow_gpus(self) -> dict[int, int]:
+        """GPUs that phases wait for, each with such a phase; the longest wait first."""
+        phase_s = self.phase_s
+        waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * self.instance.objective.weights
+        slow: dict[int, int] = {}
+        for phase in np.argsort(-waits_s, kind="stable").tolist():
+            slow.setdefault(int(phase_s[:, phase].argmax()), phase)
+        return slow
+
+    @property
+    def key_s(self) -> float:
+        """The objective's norm of all times, or the time of the busiest host's memory."""
+        return max(self.instance.objective.key_s(self.phase_s), float(self.hosts({})[0].max()))
 
     def hosts(self, changed: Mapping[int, Knapsack]) -> tuple[Float, Float]:
         """Time and bytes of each host's memory, if some GPUs are filled otherwise."""
@@ -158,11 +186,14 @@ class Assignment:
             float(instance.hbm_bytes[gpu]) - float(base[BYTES]) - spare_bytes,
             lambda number: instance.curve(shards[number], gpu),
         )
-        if filled is None or not everywhere:
-            return filled
+        if filled is None:
+            return None
+        launches_s = len(instance.arenas((*shards, *everywhere))) * instance.launches_s[gpu]
+        weights = instance.objective.weights
         return Knapsack(
             filled.hot_rows,
-            filled.gpu_s + float(base[GPU_S]),
+            filled.gpu_s + float(base[GPU_S] + weights @ launches_s),
+            filled.phase_s + base[PHASES] + launches_s,
             filled.dram_s,
             filled.hbm_bytes + float(base[BYTES]),
             filled.dram_bytes,
@@ -209,15 +240,15 @@ class Assignment:
 
 
 def total(instance: Instance, shards: Iterable[TableShard], gpu: int) -> Float:
-    """Bytes and seconds of shards on a GPU at each price, shape (2, prices)."""
-    summed = np.zeros((2, instance.prices.size))
+    """Bytes and seconds of shards on a GPU at each price, shape (2 + phases, prices)."""
+    summed = np.zeros((instance.rows_of_costs - 3, instance.prices.size))
     for shard in shards:
-        summed += instance.priced_costs(shard, gpu)[: GPU_S + 1]
+        summed += instance.priced_costs(shard, gpu)[OF_GPU]
     return summed
 
 
 def replicated(instance: Instance, replicas: Iterable[TableShard]) -> list[Float]:
-    """Bytes and seconds of what every GPU holds, by the GPU's kind, shape (2, prices)."""
+    """Bytes and seconds of what every GPU holds, by the GPU's kind, shape (2 + phases, prices)."""
     return [total(instance, replicas, gpu) for gpu in instance.kinds]
 
 
@@ -230,11 +261,3 @@ def least_loaded(
         times = np.where(allowed, times, np.inf)
     order = np.argsort(times, kind="stable")[:number].tolist()
     return [gpu for gpu in order if np.isfinite(times[gpu])]
-
-
-def time_with(instance: Instance, sums: Float, gpus: Sequence[int], added: Float) -> Float:
-    """About the time of each of some GPUs with more shards, shape (gpus,).
-
-    `sums` are of those GPUs, shape (gpus, 2, prices).
-    """
-    return least_times(sums + added, instance.hbm_bytes[list(gpus)])

@@ -8,7 +8,7 @@ and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ from cost_models import (
 from placer.problem import Problem
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
+from solvers.model.objective import Objective
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
@@ -62,12 +63,19 @@ class Instance:
     kind_of_gpu, host_of_gpu : list of int
     hbm_bytes, dram_bytes : float64
         Memory of each GPU and host.
+    objective : Objective
+        Step times of phase times.
+    launches_s : list of float64, shape (phases,)
+        What each arena takes of each GPU.
     """
 
-    def __init__(self, problem: Problem, cost_model: CostModel) -> None:
+    def __init__(
+        self, problem: Problem, cost_model: CostModel, chain_weights: Float | None = None
+    ) -> None:
         self.problem = problem
         self.cost_model = cost_model
         topology = problem.topology
+        self.objective = Objective(cost_model.schedule(problem), chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
         kinds: dict[tuple[object, ...], int] = {}
@@ -89,6 +97,8 @@ class Instance:
                 self.kinds.append(number)
             self.kind_of_gpu.append(kinds[key])
         self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
+        of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
+        self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
@@ -205,7 +215,7 @@ class Instance:
                 curve = at_share(free, shard.option.share)
             else:
                 number = self.kinds[self.kind_of_gpu[gpu]]
-                curve = self.cost_model.cost_curve(self.problem, shard, number)
+                curve = self._weighed(self.cost_model.cost_curve(self.problem, shard, number))
                 curve = self._rules.within_tier(shard, curve)
             self._curves[key] = curve
             if len(self._curves) > _CURVES:
@@ -216,7 +226,35 @@ class Instance:
         """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
-        return self.cost_model.cost_curve(self.problem, shard, gpu)
+        return self._weighed(self.cost_model.cost_curve(self.problem, shard, gpu))
+
+    def _weighed(self, curve: CostCurve) -> CostCurve:
+        """A curve whose `gpu_s` weighs phases as the objective does."""
+        weights = self.objective.weights
+        if self.objective.is_plain_sum:
+            return curve
+        gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
+        return replace(curve, gpu_s=gpu_s, split_s=split_s)
+
+    def arenas(self, shards: Iterable[TableShard]) -> set[tuple[object, ...]]:
+        """Element types, widths and optimizers of shards: each is an arena on its GPU."""
+        return {self.arena_of(shard) for shard in shards}
+
+    def arena_of(self, shard: TableShard) -> tuple[object, ...]:
+        """The arena that a shard is part of."""
+        table = self.problem.profile.tables[shard.table].table
+        first, last = shard.columns(table.dim)
+        return table.dtype, table.optimizer, last - first
+
+    @cached_property
+    def fixed_s(self) -> float:
+        """Seconds of any step, chains weighed: what the schedule says, and one arena's launches.
+
+        A GPU that serves anything serves at least one arena, and one that serves nothing is not
+        the slowest. So the slowest GPU of each phase has one arena's launches besides its work.
+        """
+        launches_s = np.min(self.launches_s, axis=0)
+        return self.objective.fixed_s + float(self.objective.weights @ launches_s)
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
         """Cost of a shard on a GPU at each of `prices`."""
@@ -231,8 +269,14 @@ class Instance:
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
     def replica_costs(self, replicas: Iterable[TableShard], gpu: int) -> Float:
-        """Costs of replicas on a GPU, shape (5,)."""
-        return sum((self.priced_costs(one, gpu)[:, 0] for one in replicas), np.zeros(5))
+        """Costs of replicas on a GPU, shape (5 + phases,)."""
+        none = np.zeros(self.rows_of_costs)
+        return sum((self.priced_costs(one, gpu)[:, 0] for one in replicas), none)
+
+    @property
+    def rows_of_costs(self) -> int:
+        """Rows of `priced_costs`: 5, and one for each phase."""
+        return 5 + len(self.objective.schedule.phases)
 
     def option_costs(self, table: int, option: ShardingOption) -> Float:
         """HBM bytes and GPU seconds of all a table's shards and replicas, shape (2, prices).
@@ -316,6 +360,9 @@ def at_share(curve: CostCurve, share: float) -> CostCurve:
         dram_bytes=at(curve.dram_bytes),
         split_s=0.0,
         split_hbm_bytes=0.0,
+        phase_s=np.array([at(phase) for phase in curve.phase_s])
+        + (curve.split_phase_s[:, None] if inside else 0.0),
+        split_phase_s=np.zeros_like(curve.split_phase_s),
     )
 
 

@@ -9,20 +9,28 @@ import numpy.typing as npt
 from cost_models import CostCurve
 
 Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
 
-BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = range(5)
-"""Rows of a priced_costs's values."""
+BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = 0, 1, -3, -2, -1
+"""Rows of costs: HBM bytes, GPU seconds, `PHASES`, and what is asked of the host, hot rows last."""
+
+PHASES = slice(2, -3)
+"""GPU seconds of each phase. The knapsack weighs them into `GPU_S`."""
+
+OF_GPU = slice(0, -3)
+"""HBM bytes, GPU seconds and phases: what a search adds up for each GPU."""
 
 
 def costs_of(curve: CostCurve) -> Float:
-    """All points of a curve as an array, shape (5, m), split costs included.
+    """All points of a curve as an array, shape (5 + phases, m), split costs included.
 
     With all rows or none in HBM there is no split, and no cost of one.
     """
-    values = np.stack(
+    values = np.vstack(
         [
             curve.hbm_bytes,
             curve.gpu_s,
+            curve.phase_s,
             curve.dram_s,
             curve.dram_bytes,
             curve.hot_rows.astype(np.float64),
@@ -30,11 +38,12 @@ def costs_of(curve: CostCurve) -> Float:
     )
     values[BYTES, 1:-1] += curve.split_hbm_bytes
     values[GPU_S, 1:-1] += curve.split_s
+    values[PHASES, 1:-1] += curve.split_phase_s[:, None]
     return values
 
 
 def priced_costs(curve: CostCurve, prices: Float) -> Float:
-    """Costs of a shard at falling prices of HBM, shape (5, prices).
+    """Costs of a shard at falling prices of HBM, shape (5 + phases, prices).
 
     At each price, the HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the
     point of the curve that is cheapest there, the cost of a split included. All shards have
@@ -63,10 +72,14 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class Knapsack:
-    """Hot rows of each shard of one GPU, and the time and memory of the GPU with them."""
+    """Hot rows of each shard of one GPU, and the time and memory of the GPU with them.
+
+    `gpu_s` weighs the seconds of the phases, `phase_s` of shape (phases,).
+    """
 
     hot_rows: tuple[int, ...]
     gpu_s: float
+    phase_s: Float
     dram_s: float
     hbm_bytes: float
     dram_bytes: float
@@ -77,7 +90,7 @@ def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
 
     Parameters
     ----------
-    sums : float64, shape (..., 5, prices) or (..., 2, prices)
+    sums : float64, shape (..., rows, prices)
         Sums of priced costs; only bytes and GPU seconds are read.
     hbm_bytes : float64, shape (...) or scalar
 
@@ -87,20 +100,87 @@ def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
         Infinite where not even the first price fits. Linear between prices, as if each shard
         could be anywhere between two points of its convex hull.
     """
-    prices = sums.shape[-1]
-    bytes_ = sums[..., BYTES, :].reshape(-1, prices)
-    time_s = sums[..., GPU_S, :].reshape(-1, prices)
+    times: Float = _at_full_hbm(sums[..., : GPU_S + 1, :], hbm_bytes)[..., 0]
+    return times
+
+
+def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
+    """About the seconds of each phase with the best choice of hot rows.
+
+    Parameters
+    ----------
+    sums : float64, shape (..., 2 + phases, prices)
+    hbm_bytes : float64, shape (...) or scalar
+
+    Returns
+    -------
+    float64, shape (..., phases)
+        Infinite where not even the first price fits.
+    """
+    times: Float = _at_full_hbm(sums, hbm_bytes)[..., 1:]
+    return times
+
+
+def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
+    """All rows of `sums` but bytes where HBM is full, shape (..., rows - 1); infinite if never."""
+    flat = sums.reshape(-1, *sums.shape[-2:])
     room = np.broadcast_to(hbm_bytes, sums.shape[:-2]).reshape(-1)
-    price_index = (bytes_ <= room[:, None]).sum(axis=1) - 1
-    every = np.arange(price_index.size)
-    here, above = np.maximum(price_index, 0), np.minimum(price_index + 1, prices - 1)
-    low, slow = bytes_[every, here], time_s[every, here]
-    more = bytes_[every, above] - low
+    here, above, part, unfit = _point_between(flat[:, BYTES], room)
+    every = np.arange(len(flat))
+    low, high = flat[every, 1:, here], flat[every, 1:, above]
+    times = low + part[:, None] * (high - low)
+    times[unfit] = np.inf
+    return times.reshape(*sums.shape[:-2], sums.shape[-2] - 1)
+
+
+def phases_of_swaps(own: Float, leaving: Float, arriving: Float, hbm_bytes: float) -> Float:
+    """`phases_at` of one GPU that swaps one of some blocks for one of others.
+
+    Parameters
+    ----------
+    own : float64, shape (2 + phases, prices)
+        Of all that the GPU serves.
+    leaving, arriving : float64, shapes (m, 2 + phases, prices) and (n, 2 + phases, prices)
+
+    Returns
+    -------
+    float64, shape (m, n, phases)
+    """
+    bytes_ = own[BYTES] - leaving[:, None, BYTES] + arriving[None, :, BYTES]
+    here, above, part, unfit = _point_between(bytes_, hbm_bytes)
+    row, column = np.ogrid[: len(leaving), : len(arriving)]
+    low, high = (
+        np.moveaxis(own[GPU_S + 1 :], 0, -1)[at]
+        - leaving[row, GPU_S + 1 :, at]
+        + arriving[column, GPU_S + 1 :, at]
+        for at in (here, above)
+    )
+    times: Float = low + part[..., None] * (high - low)
+    times[unfit] = np.inf
+    return times
+
+
+def _point_between(
+    bytes_: Float, hbm_bytes: Float | float
+) -> tuple[Int, Int, Float, npt.NDArray[np.bool_]]:
+    """The two prices between which HBM is full, and where between them, from 0 to 1.
+
+    Of shape (...) each, where `bytes_` has shape (..., prices). The last says where not even the
+    first price fits.
+    """
+    flat = bytes_.reshape(-1, bytes_.shape[-1])
+    room = np.broadcast_to(hbm_bytes, bytes_.shape[:-1]).reshape(-1)
+    price_index = (flat <= room[:, None]).sum(axis=1) - 1
+    every, last = np.arange(price_index.size), flat.shape[1] - 1
+    here, above = np.maximum(price_index, 0), np.minimum(price_index + 1, last)
+    low = flat[every, here]
+    more = flat[every, above] - low
     # Where the last price fits there is nothing more; bytes are whole, so half a byte is none.
-    part = np.clip((room - low) / np.maximum(more, 0.5), 0.0, 1.0)
-    times: Float = slow + part * (time_s[every, above] - slow)
-    times[price_index < 0] = np.inf
-    return times.reshape(sums.shape[:-2])
+    part = np.minimum(np.maximum((room - low) / np.maximum(more, 0.5), 0.0), 1.0)
+    here, above, part, unfit = (
+        of.reshape(bytes_.shape[:-1]) for of in (here, above, part, price_index < 0)
+    )
+    return here, above, part, unfit
 
 
 def solve_knapsack(
@@ -121,7 +201,7 @@ def solve_knapsack(
         The curve of the shard with that number in `priced`.
     """
     if not priced:
-        return Knapsack((), 0.0, 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
+        return Knapsack((), 0.0, np.zeros(1), 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
     values = np.stack(priced)
     total = values[:, BYTES].sum(axis=0)
     price_index = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
@@ -134,9 +214,10 @@ def solve_knapsack(
     if price_index + 1 < total.size:
         chosen = chosen.copy()
         _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
-    bytes_, gpu_s, dram_s, dram_bytes, _ = chosen.sum(axis=0).tolist()
+    total = chosen.sum(axis=0)
+    bytes_, gpu_s, dram_s, dram_bytes = total[[BYTES, GPU_S, DRAM_S, DRAM_BYTES]].tolist()
     hot = tuple(int(rows) for rows in chosen[:, HOT].tolist())
-    return Knapsack(hot, gpu_s, dram_s, bytes_, dram_bytes)
+    return Knapsack(hot, gpu_s, total[PHASES], dram_s, bytes_, dram_bytes)
 
 
 _PRICES_BELOW = 6
@@ -146,7 +227,7 @@ _PRICES_BELOW = 6
 def _climb(
     chosen: Float, above: Float, hbm_bytes: float, curve_of: Callable[[int], CostCurve]
 ) -> None:
-    """Raise the shards of `chosen`, shape (shards, 5), that still fit, in place."""
+    """Raise the shards of `chosen`, shape (shards, rows), that still fit, in place."""
     room = hbm_bytes - float(chosen[:, BYTES].sum())
     split = set[int]()
     for price_index in range(min(_PRICES_BELOW, above.shape[2])):
@@ -186,10 +267,17 @@ def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | N
     point = np.array(
         [
             np.interp(hot, curve.hot_rows, of)
-            for of in (curve.hbm_bytes, curve.gpu_s, curve.dram_s, curve.dram_bytes)
+            for of in (
+                curve.hbm_bytes,
+                curve.gpu_s,
+                *curve.phase_s,
+                curve.dram_s,
+                curve.dram_bytes,
+            )
         ]
         + [hot]
     )
     point[BYTES] += curve.split_hbm_bytes
     point[GPU_S] += curve.split_s
+    point[PHASES] += curve.split_phase_s
     return point if point[GPU_S] < here[GPU_S] and point[BYTES] <= here[BYTES] + room else None

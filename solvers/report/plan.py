@@ -48,7 +48,9 @@ def plan_report(
     memory = device_memory(plan)
     sections = [_memory_section(plan, memory)]
     if cost is not None:
-        sections.append(_time_section(cost))
+        sections += (
+            [_time_section(cost), _phase_section(cost)] if cost.phase_s else [_time_section(cost)]
+        )
     tables, timed = _table_rows(plan, evaluate), evaluate is not None
     if len(tables) > MOST_TABLES:
         sections.append(_kind_section(tables))
@@ -248,6 +250,29 @@ def _time_section(cost: CostReport) -> Section:
         tuple(rows),
         shown=MOST_DEVICES,
         order="slowest first",
+    )
+
+
+def _phase_section(cost: CostReport) -> Section:
+    """Phases that GPUs wait for one another in: the longest chain of them is the step."""
+    rows: list[Row] = [
+        {
+            **attributes(phase, "name", "slowest", "slowest_s", "mean_s"),
+            "waits_s": phase.slowest_s - phase.mean_s,
+        }
+        for phase in cost.phases
+    ]
+    return Section(
+        "phases",
+        "Phases of a step, one after the other",
+        (
+            Column("name", "phase"),
+            Column("slowest", "slowest"),
+            Column("slowest_s", "time", form.seconds),
+            Column("mean_s", "mean", form.seconds),
+            Column("waits_s", "mean wait", form.seconds),
+        ),
+        tuple(rows),
     )
 
 

@@ -1,21 +1,30 @@
 """Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
 
 Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
-of its shards' priced costs (`solvers.model.knapsack.least_times`), which a move changes for two
-GPUs; nothing is filled exactly before the end. The energy is Σ (tᵢ/T)^p / p over the GPUs' times:
-nearly the largest time alone, but lower with fewer slow GPUs.
+of its shards' priced costs (`solvers.model.knapsack.phases_at`), which a move changes for two
+GPUs; nothing is filled exactly before the end. The energy is
+
+    Σ over phases p of  s[p]/T · Σ over GPUs g of (t[p,g]/s[p])^n / n
+
+where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
+but lower with fewer slow GPUs. A chain of phases that is shorter than the step is taken to be as
+long, so that it counts when it becomes so.
 """
 
 import math
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
+
+import numpy as np
 
 from solvers.model.assignment import Assignment, total
 from solvers.model.clock import Clock
 from solvers.model.instance import ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, Float
 
+Arena = tuple[object, ...]
 Block = tuple[TableShard, ...]
 """Shards that move as one: mostly a single one."""
 
@@ -103,32 +112,45 @@ class _Annealing:
         self.instance = instance = start.instance
         self.rng = rng
         self.hbm = instance.hbm_bytes.tolist()
+        self.rows = len(instance.objective.schedule.phases)
         self.sums = [start.sums[gpu].copy() for gpu in range(instance.gpus)]
         self.on: list[list[Block]] = [instance.blocks(shards) for shards in start.shards]
         self.replicas = {shard.table: shard for shard in start.replicas}
-        self.times = [self._time(gpu, sums) for gpu, sums in enumerate(self.sums)]
-        self.scale_s = max(self.times)
-        self.energies = [self._energy(time_s) for time_s in self.times]
+        self.objective = objective = instance.objective
+        self.launches_s = instance.launches_s
+        self.launches_free = not any(launches.any() for launches in self.launches_s)
+        self.arenas: list[Counter[Arena]] = [
+            Counter(instance.arena_of(shard) for shard in (*shards, *start.replicas))
+            for shards in start.shards
+        ]
+        self.phase_s = np.array([self._phases(gpu, sums) for gpu, sums in enumerate(self.sums)])
+        self.step_s = float(objective.step_time_s(self.phase_s.max(axis=0)))
+        # Chains that are shorter than the step may grow to its length.
+        chains_s = objective.schedule.chain_times_s(self.phase_s.T)
+        longer = self.step_s / np.maximum(chains_s, 1e-3 * self.step_s)
+        self.scale_s = objective.scale_s(self.phase_s) * (longer @ objective.members).clip(1.0)
+        self.energies = [self._energy(phase_s) for phase_s in self.phase_s]
         self._sums: dict[tuple[Block, int], Float] = {}
+        self._arena_of: dict[TableShard, Arena] = {}
         self._options: dict[int, list[ShardingOption]] = {}
 
     def run(self, steps: int, hot: float, target_s: float, clock: Clock) -> Assignment | None:
         """The best assignment of `steps` moves, filled exactly; None if none was better."""
-        best_s = self.scale_s
+        best_s = self.step_s
         best: tuple[list[list[Block]], list[TableShard]] | None = None
         cooling = math.log(self.params.cooling) / steps
-        rarely = 1 + len(self.times) // self.params.many_gpus
+        rarely = 1 + len(self.sums) // self.params.many_gpus
         for step in range(steps):
             if step % self.params.steps_between_looks == 0 and clock.spent:
                 break
             clock.step()
             if not self._move(hot * math.exp(cooling * step)) or step % rarely:
                 continue
-            worst = max(self.times)
-            if worst < best_s * (1 - 1e-7):
-                best_s = worst
+            step_s = float(self.objective.step_time_s(self.phase_s.max(axis=0)))
+            if step_s < best_s * (1 - 1e-7):
+                best_s = step_s
                 best = [list(blocks) for blocks in self.on], list(self.replicas.values())
-                if worst <= target_s * (1 - 1e-5):
+                if step_s <= target_s * (1 - 1e-5):
                     break
         if best is None:
             return None
@@ -141,13 +163,13 @@ class _Annealing:
     def _move(self, temperature: float) -> bool:
         """Try one random change; return whether it was made."""
         rng = self.rng
-        slow = self._slow() if rng.random() < 0.5 else rng.randrange(len(self.times))
+        slow = self._slow() if rng.random() < 0.5 else rng.randrange(len(self.sums))
         kind = rng.random()
         if kind < self.params.resharded_below:
             return self._reshard(slow, temperature)
         if not self.on[slow]:
             return False
-        other = rng.randrange(len(self.times) - 1)
+        other = rng.randrange(len(self.sums) - 1)
         other += other >= slow
         i = rng.randrange(len(self.on[slow]))
         moved = self.on[slow][i]
@@ -163,7 +185,11 @@ class _Annealing:
         if taken:
             here += self._sum(taken, slow)
             there -= self._sum(taken, other)
-        if not self._accept({slow: here, other: there}, temperature):
+        arenas = {
+            slow: self._arenas(slow, moved, taken),
+            other: self._arenas(other, taken, moved),
+        }
+        if not self._accept({slow: here, other: there}, arenas, temperature):
             return False
         if taken:
             self.on[slow][i], self.on[other][j] = taken, moved
@@ -174,12 +200,28 @@ class _Annealing:
         return True
 
     def _slow(self) -> int:
-        """The slowest GPU, or one of the slow ones where there are many."""
-        gpus = len(self.times)
+        """The GPU of most energy, or one of the slow ones where there are many."""
+        gpus = len(self.sums)
         looked_at = (
             range(gpus) if gpus <= self.params.many_gpus else self.rng.sample(range(gpus), 16)
         )
-        return max(looked_at, key=self.times.__getitem__)
+        return max(looked_at, key=self.energies.__getitem__)
+
+    def _arenas(self, gpu: int, leaving: Block, arriving: Block) -> Counter[Arena]:
+        """Shards of each arena on a GPU after a change."""
+        arenas = self.arenas[gpu]
+        if self.launches_free:
+            return arenas
+        arenas = arenas.copy()
+        arenas.subtract(map(self._arena, leaving))
+        arenas.update(map(self._arena, arriving))
+        return +arenas
+
+    def _arena(self, shard: TableShard) -> Arena:
+        arena = self._arena_of.get(shard)
+        if arena is None:
+            arena = self._arena_of[shard] = self.instance.arena_of(shard)
+        return arena
 
     def _reshard(self, slow: int, temperature: float) -> bool:
         """Try another sharding option for a table of a GPU, or for one that is replicated."""
@@ -205,10 +247,18 @@ class _Annealing:
             if block[0].table == table
         }
         new = {gpu: self.sums[gpu] - self._sum(block, gpu) for gpu, block in dropped.items()}
-        replica = instance.replica(table, option)
-        self._replace_replica(new, self.replicas.get(table), replica)
+        old, replica = self.replicas.get(table), instance.replica(table, option)
+        self._replace_replica(new, old, replica)
         added = self._spread(instance.shards(table, option), list(dropped), new)
-        if added is None or not self._accept(new, temperature):
+        if added is None:
+            return False
+        gained: dict[int, Block] = {gpu: (shard,) for shard, gpu in added}
+        own = () if old is None else (old,), () if replica is None else (replica,)
+        arenas = {
+            gpu: self._arenas(gpu, dropped.get(gpu, ()) + own[0], gained.get(gpu, ()) + own[1])
+            for gpu in new
+        }
+        if not self._accept(new, arenas, temperature):
             return False
         for gpu, block in dropped.items():
             self.on[gpu].remove(block)
@@ -246,9 +296,12 @@ class _Annealing:
         elif len(shards) == len(holders) and rng.random() < 0.5:
             free = rng.sample(holders, len(holders))  # Only their shares change.
         else:
-            noise = 0.5 * self.scale_s
+            # Those that are done first with a phase, by turns.
+            phase = rng.randrange(self.phase_s.shape[1])
+            times = self.phase_s[:, phase]
+            noise = 0.5 * float(times.max())
             after = [
-                (self._time(gpu, new[gpu]) if gpu in holders else self.times[gpu])
+                (float(self._phases(gpu, new[gpu])[phase]) if gpu in holders else times.item(gpu))
                 + noise * rng.random()
                 for gpu in gpus
             ]
@@ -263,41 +316,47 @@ class _Annealing:
             added.append((shard, gpu))
         return added
 
-    def _accept(self, new: dict[int, Float], temperature: float) -> bool:
+    def _accept(
+        self, new: dict[int, Float], arenas: dict[int, Counter[Arena]], temperature: float
+    ) -> bool:
         """Accept the new sums of some GPUs if they are better, or else with some probability."""
-        times, energies, change = {}, {}, 0.0
+        phases, energies, change = {}, {}, 0.0
         for gpu, sums in new.items():
-            times[gpu] = time_s = self._time(gpu, sums)
-            if time_s == math.inf:
+            phase_s = self._phases(gpu, sums, arenas[gpu])
+            if phase_s[0] == math.inf:
                 return False
-            energies[gpu] = energy = self._energy(time_s)
+            phases[gpu] = phase_s
+            energies[gpu] = energy = self._energy(phase_s)
             change += energy - self.energies[gpu]
         if change > 0 and self.rng.random() >= math.exp(-change / temperature):
             return False
         for gpu, sums in new.items():
-            self.sums[gpu], self.times[gpu] = sums, times[gpu]
-            self.energies[gpu] = energies[gpu]
+            self.sums[gpu], self.phase_s[gpu] = sums, phases[gpu]
+            self.energies[gpu], self.arenas[gpu] = energies[gpu], arenas[gpu]
         return True
 
-    def _energy(self, time_s: float) -> float:
-        return float((time_s / self.scale_s) ** self.params.norm / self.params.norm)
+    def _energy(self, phase_s: Float) -> float:
+        share = phase_s / self.scale_s
+        return float(share**self.params.norm @ self.scale_s) / (self.step_s * self.params.norm)
 
-    def _time(self, gpu: int, sums: Float) -> float:
-        """`least_times` of one GPU, an order of magnitude faster for one alone."""
-        bytes_, time_s = sums[BYTES], sums[GPU_S]
+    def _phases(self, gpu: int, sums: Float, arenas: Counter[Arena] | None = None) -> Float:
+        """`phases_at` of one GPU, an order of magnitude faster for one alone; and launches."""
+        bytes_ = sums[BYTES]
         room: float = self.hbm[gpu]
         above = int(bytes_.searchsorted(room, "right"))
         if above == 0:
-            return math.inf
-        slow: float = time_s.item(above - 1)
-        if above == bytes_.size:
-            return slow
-        low: float = bytes_.item(above - 1)
-        more: float = bytes_.item(above) - low
-        if more < 0.5:
-            return slow
-        fast: float = time_s.item(above)
-        return slow + (room - low) / more * (fast - slow)
+            return np.full(self.rows, np.inf)
+        phase_s: Float = sums[GPU_S + 1 :, above - 1]
+        if above < bytes_.size:
+            low: float = bytes_.item(above - 1)
+            more: float = bytes_.item(above) - low
+            if more >= 0.5:
+                part = (room - low) / more
+                phase_s = phase_s + part * (sums[GPU_S + 1 :, above] - phase_s)
+        if self.launches_free:
+            return phase_s
+        count = len(self.arenas[gpu] if arenas is None else arenas)
+        return phase_s + count * self.launches_s[gpu]
 
     def _sum(self, block: Block, gpu: int) -> Float:
         key = block, self.instance.kind_of_gpu[gpu]

@@ -89,16 +89,15 @@ class _Loads:
         self.costs = {
             block: np.array(
                 [
-                    sum((instance.priced_costs(s, gpu)[:, index] for s in block), np.zeros(5))
+                    sum(instance.priced_costs(s, gpu)[:, index] for s in block)
                     for gpu in instance.kinds
                 ]
             )
             for block in blocks
         }
         ends = {  # With the fewest rows in HBM, and with all.
-            block: sum(
-                (instance.priced_costs(s, instance.kinds[0])[:, [0, -1]] for s in block),
-                np.zeros((5, 2)),
+            block: np.sum(
+                [instance.priced_costs(s, instance.kinds[0])[:, [0, -1]] for s in block], axis=0
             )
             for block in blocks
         }

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.model.instance import Instance, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, OF_GPU, Float
 
 Int = npt.NDArray[np.int64]
 Block = tuple[TableShard, ...]
@@ -19,8 +19,8 @@ class Items:
     ----------
     cost : float64, shape (items, kinds of GPUs)
         Time plus price times HBM bytes.
-    priced : float64, shape (items, kinds of GPUs, 2, prices)
-        HBM bytes and GPU seconds.
+    priced : float64, shape (items, kinds of GPUs, 2 + phases, prices)
+        HBM bytes and GPU seconds, all and by phase.
     least_bytes, dram_bytes, columns, size_bytes : float64
         HBM of the buffers alone; DRAM of the rows that are not worth HBM; columns; bytes of all
         rows wherever they are.
@@ -35,7 +35,7 @@ class Items:
         self.blocks: list[Block] = []
         self.numbers: dict[Block, int] = {}
         self.cost = np.empty((0, kinds))
-        self.priced = np.empty((0, kinds, 2, prices))
+        self.priced = np.empty((0, kinds, instance.rows_of_costs - 3, prices))
         self.least_bytes = self.dram_bytes = self.columns = self.size_bytes = np.empty(0)
         self.allowed = np.empty((0, instance.gpus), dtype=bool)
 
@@ -62,7 +62,7 @@ class Items:
         allowed = np.array([instance.open_gpus(block) for block in fresh])
         size = values[:, 0, BYTES, -1] + values[:, 0, DRAM_BYTES, -1]
         self.cost = np.concatenate((self.cost, cost))
-        self.priced = np.concatenate((self.priced, values[:, :, : GPU_S + 1]))
+        self.priced = np.concatenate((self.priced, values[:, :, OF_GPU]))
         self.least_bytes = np.concatenate((self.least_bytes, values[:, 0, BYTES, 0]))
         self.dram_bytes = np.concatenate((self.dram_bytes, at_price[:, 0, DRAM_BYTES]))
         self.columns = np.concatenate((self.columns, np.array(columns, dtype=np.float64)))

@@ -7,18 +7,22 @@ shard's hot rows::
     minimise T
     Σ_c z[t,c] = 1                                    for each table t
     Σ_g x[p,g] = z[t,c]                               for each shard p of table t in option c
-    Σ_p time(p, h[p])·x[p,g] ≤ T                      for each GPU g
+    Σ_p time(p, h[p], f)·x[p,g] ≤ T[f]                for each GPU g and phase f of the step
+    Σ_f of a chain T[f] ≤ T                           for each chain of phases
     Σ_p bytes(p, h[p])·x[p,g] ≤ HBM[g]                for each GPU g
 
-RecShard enumerates split points with a binary each, which relaxes badly. Here the last two
-rows are replaced by their combinations at a list of prices λ of HBM:
+RecShard enumerates split points with a binary each, which relaxes badly. Here the rows of times
+and bytes are replaced by their combinations, for weights α of phases and prices λ of HBM:
 
-    Σ_p c[p,λ]·x[p,g] ≤ T + λ·HBM[g]    with c[p,λ] = min over h of time(p, h) + λ·bytes(p, h)
+    Σ_p c[p]·x[p,g] ≤ Σ_f α[f]·T[f] + λ·HBM[g]
+    with c[p] = min over h of Σ_f α[f]·time(p, h, f) + λ·bytes(p, h)
+
+The weights are those of the objective, at a list of prices, and each phase alone, at a few.
 
 The split of each shard is thereby decided by the price, and only the assignment is left for
 CP-SAT. Each row holds for every placement, so CP-SAT's bound is one of the true problem;
-and as time is convex in bytes, the rows of all prices together are equivalent to the two
-they replace (duality of the fractional knapsack), up to the cost of splits. A few prices
+and as time is convex in bytes, the rows of all weights and prices together are equivalent to those
+they replace (duality of the fractional knapsack), up to the cost of splits. A few
 come close, so the placement found is nearly as good as the program says; it is filled GPU
 by GPU and costed exactly. Rows that a sharding option replicates count on every GPU.
 
@@ -30,7 +34,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,13 +44,19 @@ from solvers.bounds.lagrangian import LagrangianBound
 from solvers.bounds.least_cost import least
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S
+from solvers.model.knapsack import BYTES, PHASES, Float
 from solvers.result import Limits
 
 _TIME_UNITS = 1_000_000
 """The step time of the plan at hand in integer units, so that rounding is far below any gap."""
 
 _PRICE_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
+
+_PHASE_PRICE_SHARES = (0.0, 0.2, 0.5)
+"""Prices of HBM in rows of single phases, as shares of that of all."""
+
+_WEIGHT_PARTS = 64
+"""Weights of phases are rounded up to so many parts."""
 
 _REPEATED_S = 2.0
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
@@ -87,6 +97,8 @@ class Program:
     upper_s : float
         A step time that is to be beaten.
     prices : sequence of float
+    least_s : float64, shape (phases,), optional
+        What each phase takes at least, for GPUs that are not filled anew.
     """
 
     def __init__(
@@ -99,24 +111,27 @@ class Program:
         *,
         loose: Iterable[TableShard] = (),
         replicas: Iterable[TableShard] = (),
+        least_s: Float | None = None,
     ) -> None:
         from ortools.sat.python import cp_model
 
         self.instance = instance
         self.gpus = gpus
         self.unit_s = upper_s / _TIME_UNITS
-        self.prices = np.array(prices)
+        self.rows = _rows(instance, prices)
         self.model = cp_model.CpModel()
         self.on: dict[tuple[TableShard, int], Any] = {}
         self.option: dict[tuple[int, ShardingOption], Any] = {}
-        self._load: dict[int, list[list[Any]]] = {gpu: [[] for _ in prices] for gpu in gpus}
+        self._load: dict[int, list[list[Any]]] = {gpu: [[] for _ in self.rows] for gpu in gpus}
         self._hbm = {gpu: float(instance.hbm_bytes[gpu]) for gpu in gpus}
-        self._spent_s = dict.fromkeys(gpus, 0.0)
+        # What serves anything has one arena's launches at least.
+        launches_s = np.min(instance.launches_s, axis=0)
+        spent_s = {gpu: launches_s.copy() for gpu in gpus}
         for replica in replicas:
             for gpu in gpus:
                 values = instance.priced_costs(replica, gpu)[:, 0]
                 self._hbm[gpu] -= float(values[BYTES])
-                self._spent_s[gpu] += float(values[GPU_S])
+                spent_s[gpu] += values[PHASES]
         for table, options in sharding_options.items():
             self._add_table(table, options)
         by_table: dict[int, list[TableShard]] = {}
@@ -127,12 +142,27 @@ class Program:
             self._keep_apart(shards)
         self._keep_together([shard for shard, _ in self.on])
         self.step = self.model.new_int_var(0, _TIME_UNITS, "T")
-        for gpu in gpus:
-            spent = math.floor(self._spent_s[gpu] / self.unit_s)
-            for row, price in zip(self._load[gpu], prices, strict=True):
-                credit = math.ceil(price * self._hbm[gpu] / self.unit_s)
-                self.model.add(sum(row) + spent <= self.step + credit)
+        self._add_phases(spent_s, launches_s if least_s is None else least_s)
         self.model.minimize(self.step)
+
+    def _add_phases(self, spent_s: Mapping[int, Float], least_s: Float) -> None:
+        """Times of phases and chains, and the rows of all GPUs."""
+        objective = self.instance.objective
+        phases = [
+            self.model.new_int_var(min(_TIME_UNITS, math.floor(s / self.unit_s)), _TIME_UNITS, "")
+            for s in least_s.tolist()
+        ]
+        fixed = np.floor(objective.fixed / self.unit_s).astype(int).tolist()
+        for chain, more in zip(objective.schedule.chains, fixed, strict=True):
+            self.model.add(sum(phases[phase] for phase in chain) + more <= self.step)
+        for gpu in self.gpus:
+            for terms, (weights, price) in zip(self._load[gpu], self.rows, strict=True):
+                # Whole numbers of parts of a unit, so that weights may be fractions.
+                parts = np.ceil(weights * _WEIGHT_PARTS).astype(int).tolist()
+                time = sum(part * phase for part, phase in zip(parts, phases, strict=True) if part)
+                spent = math.floor(float(weights @ spent_s[gpu]) / self.unit_s)
+                credit = math.ceil(price * self._hbm[gpu] / self.unit_s) - spent
+                self.model.add(_WEIGHT_PARTS * (sum(terms) - credit) <= time)
 
     def _add_table(self, table: int, options: Sequence[ShardingOption]) -> None:
         chosen = [self.model.new_bool_var("") for _ in options]
@@ -148,15 +178,17 @@ class Program:
                 continue
             for gpu in self.gpus:
                 values = self.instance.priced_costs(replica, gpu)[:, 0]
-                costs = values[GPU_S] + self.prices * values[BYTES]
-                for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
-                    row.append(math.floor(cost / self.unit_s) * used)
+                for terms, (weights, price) in zip(self._load[gpu], self.rows, strict=True):
+                    cost = float(weights @ values[PHASES] + price * values[BYTES])
+                    terms.append(math.floor(cost / self.unit_s) * used)
 
     def _add_shard(self, shard: TableShard, used: Any) -> None:
         here = []
         for gpu in self.gpus:
-            costs = least(self.instance.curve(shard, gpu), self._hbm[gpu], self.prices)[1]
-            if not np.isfinite(costs).all() or not self.instance.may_serve(shard, gpu):
+            if not self.instance.may_serve(shard, gpu):
+                continue
+            costs = self._least_costs(shard, gpu)
+            if not np.isfinite(costs).all():
                 continue
             variable = self.model.new_bool_var("")
             here.append(variable)
@@ -164,6 +196,23 @@ class Program:
             for row, cost in zip(self._load[gpu], costs.tolist(), strict=True):
                 row.append(math.floor(cost / self.unit_s) * variable)
         self.model.add(sum(here) == used)
+
+    def _least_costs(self, shard: TableShard, gpu: int) -> Float:
+        """What a shard costs at least in each row, shape (rows,)."""
+        curve = self.instance.curve(shard, gpu)
+        costs = np.empty(len(self.rows))
+        by_weights: dict[bytes, list[int]] = {}
+        for number, (weights, _) in enumerate(self.rows):
+            by_weights.setdefault(weights.tobytes(), []).append(number)
+        for numbers in by_weights.values():
+            weights = self.rows[numbers[0]][0]
+            split_s = curve.split_s
+            if np.isfinite(split_s):
+                split_s = float(weights @ curve.split_phase_s)
+            weighed = replace(curve, gpu_s=weights @ curve.phase_s, split_s=split_s)
+            prices = np.array([self.rows[number][1] for number in numbers])
+            costs[numbers] = least(weighed, self._hbm[gpu], prices)[1]
+        return costs
 
     def _keep_apart(self, shards: Sequence[TableShard]) -> None:
         for gpu in self.gpus if len(shards) > 1 else ():
@@ -192,16 +241,17 @@ class Program:
     ) -> "Program | None":
         """The program of a whole instance, or None if it has too many shards × GPUs."""
         if not math.isfinite(upper_s):
-            upper_s = 8 * bound.step_time_s
-        spare_s = instance.gpus * upper_s - bound.work_s(upper_s)
+            upper_s = 8 * bound.step_time_s + instance.fixed_s
+        work_s = upper_s - instance.fixed_s
+        spare_s = instance.gpus * work_s - bound.work_s(work_s)
         sharding_options: dict[int, list[ShardingOption]] = {}
         for table in range(instance.tables):
-            cheapest = bound.option_for(table, upper_s)
+            cheapest = bound.option_for(table, work_s)
             assert cheapest is not None, "a plan of this step time exists, or the limit is generous"
             sharding_options[table] = [
                 option.option
                 for option in bound.options[table]
-                if option.longest_s <= upper_s
+                if option.longest_s <= work_s
                 and option.priced_s - cheapest.priced_s <= spare_s + 1e-12
             ]
         places = (
@@ -255,7 +305,9 @@ class Program:
         if status == cp_model.MODEL_INVALID:
             raise BackendError(f"CP-SAT rejects the model: {self.model.validate()}")
         pairs, replicas = None, []
-        bound_s = solver.best_objective_bound * self.unit_s
+        # Times of phases are rounded up to whole units.
+        rounded = len(self.instance.objective.schedule.phases)
+        bound_s = max(0.0, solver.best_objective_bound - rounded) * self.unit_s
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             pairs = tuple(place for place, variable in self.on.items() if solver.value(variable))
             for (table, option), variable in self.option.items():
@@ -304,6 +356,17 @@ def _solved(solver: Any, model: Any, limits: Limits) -> Any:
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     return outcome[0]
+
+
+def _rows(instance: Instance, prices: Sequence[float]) -> list[tuple[Float, float]]:
+    """Weights of phases and prices of HBM of the rows of each GPU."""
+    weights = instance.objective.weights
+    rows = [(weights, price) for price in prices]
+    phases = weights.size
+    if phases == 1:
+        return rows
+    usual = prices[len(prices) // 2]
+    return rows + [(own, usual * share) for own in np.eye(phases) for share in _PHASE_PRICE_SHARES]
 
 
 def price_list(price: float) -> list[float]:

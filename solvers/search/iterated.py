@@ -14,8 +14,6 @@ from solvers.search.moves import improve, resharded
 
 Block = tuple[TableShard, ...]
 
-_NORM = 8
-
 
 @dataclass(frozen=True, slots=True)
 class IteratedParams:
@@ -62,7 +60,7 @@ def iterated_search(
         idle += 1
         if trial is not None:
             improve(trial, clock, reshard_tables=False)
-            if load_key(trial) <= load_key(current):
+            if trial.key_s <= current.key_s:
                 current = trial
             if trial.step_time_s < best.step_time_s * (1 - 1e-9):
                 best, idle, restarts = trial, 0, 0
@@ -80,17 +78,6 @@ def _kicked(assignment: Assignment, rng: random.Random, params: IteratedParams) 
     return assignment
 
 
-def load_key(assignment: Assignment) -> float:
-    """The GPUs' times as one number: nearly the largest, but lower with fewer slow GPUs.
-
-    Their p-norm: the maximum alone would not tell an assignment with one slow GPU from one with
-    several, and see no way out of a tie.
-    """
-    times = assignment.times_s
-    slowest = assignment.step_time_s
-    return slowest * float(((times / slowest) ** _NORM).sum() ** (1 / _NORM)) if slowest else 0.0
-
-
 def _shaken(
     assignment: Assignment, rng: random.Random, params: IteratedParams
 ) -> Assignment | None:
@@ -98,7 +85,7 @@ def _shaken(
     instance = assignment.instance
     if instance.gpus == 1:
         return None
-    slow = int(assignment.times_s.argmax())
+    slow = rng.choice(list(assignment.slow_gpus()))
     others = [gpu for gpu in range(instance.gpus) if gpu != slow]
     touched = [slow, *rng.sample(others, min(len(others), rng.randint(1, params.shaken_gpus - 1)))]
     trial = assignment.copy()

@@ -1,18 +1,21 @@
-"""Local search: what the slowest GPU serves is moved, swapped or sharded anew while that helps.
+"""Local search: what slow GPUs serve is moved, swapped or sharded anew while that helps.
 
-Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.least_times`), many at
+Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.phases_at`), many at
 once; only the best few have their HBM filled exactly.
 """
 
 import numpy as np
 
-from solvers.model.assignment import Assignment, Change, least_loaded, replicated, time_with, total
+from solvers.model.assignment import Assignment, Change, least_loaded, replicated, total
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Float, Knapsack, least_times
+from solvers.model.knapsack import GPU_S, Float, Knapsack, phases_at, phases_of_swaps
 
 _CANDIDATE_GPUS = 8
 """GPUs that a shard of the slowest one is tried on, least loaded first."""
+
+_SLOW_GPUS = 3
+"""GPUs that phases wait for, of which blocks are moved."""
 
 _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
@@ -23,11 +26,14 @@ _LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
 _MOST_SHARDS = 8
 """Finer sharding options than this are left to the construction."""
 
-_LEAST_GAIN = 1e-7
+_ENOUGH = 12
+"""Sharding options that gain, of which the best is made before other tables are looked at."""
+
+_LEAST_GAIN = 1e-5
 
 
 def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
-    """Change an assignment, in place, until no move makes the slowest GPU faster.
+    """Change an assignment, in place, until no move makes the step faster.
 
     Without `reshard_tables`, tables keep their sharding options: ten times as fast.
     """
@@ -40,20 +46,31 @@ def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True
 
 
 def exchange(assignment: Assignment) -> bool:
-    """Make the best move of a block off the slowest GPU, or swap with one of another GPU's."""
+    """Make the best move of a block off a slow GPU, or swap with one of another GPU's.
+
+    Slow is the GPU that a phase of the step waits for, in each phase another.
+    """
+    phase_s = assignment.phase_s
+    key_s = assignment.instance.objective.key_s(phase_s)
+    for slow, phase in list(assignment.slow_gpus().items())[:_SLOW_GPUS]:
+        least = np.argsort(phase_s[:, phase], kind="stable")[: _CANDIDATE_GPUS + 1].tolist()
+        if _exchange_of(assignment, slow, [gpu for gpu in least if gpu != slow], key_s):
+            return True
+    return False
+
+
+def _exchange_of(assignment: Assignment, slow: int, others: list[int], key_s: float) -> bool:
+    """Make the best exchange of one GPU with some others."""
     instance = assignment.instance
-    times = assignment.times_s
-    slow = int(times.argmax())
     mine = instance.blocks(assignment.shards[slow])
     if not mine:
         return False
-    others = [g for g in np.argsort(times, kind="stable")[: _CANDIDATE_GPUS + 1] if g != slow]
     candidates: list[tuple[float, int, int, int]] = []
     theirs = {}
-    for other in map(int, others[:_CANDIDATE_GPUS]):
+    for other in others[:_CANDIDATE_GPUS]:
         theirs[other] = instance.blocks(assignment.shards[other])
-        rated = _exchange_times(assignment, slow, other, mine, theirs[other])
-        rated[rated >= times[slow] * (1 - _LEAST_GAIN)] = np.inf
+        rated = _exchange_keys(assignment, slow, other, mine, theirs[other])
+        rated[rated >= key_s * (1 - _LEAST_GAIN)] = np.inf
         # One best swap for each block of the slow GPU: finalists should differ.
         back = rated.argmin(axis=1)
         best = rated[np.arange(len(mine)), back]
@@ -68,24 +85,24 @@ def exchange(assignment: Assignment) -> bool:
             slow: sorted([*(p for p in assignment.shards[slow] if p not in leaving), *arriving]),
             other: sorted([*(p for p in assignment.shards[other] if p not in arriving), *leaving]),
         }
-        if _make(assignment, change, assignment.replicas, times[slow]):
+        if _make(assignment, change, assignment.replicas, key_s):
             return True
     return False
 
 
-def _exchange_times(
+def _exchange_keys(
     assignment: Assignment,
     slow: int,
     other: int,
     mine: list[tuple[TableShard, ...]],
     theirs: list[tuple[TableShard, ...]],
 ) -> Float:
-    """About the later of two GPUs' times when they swap blocks, shape (mine, theirs + 1).
+    """About the objective when two GPUs swap blocks, shape (mine, theirs + 1).
 
     The last column is for a move that takes nothing back. Infinite where a swap is not
     allowed.
     """
-    instance = assignment.instance
+    instance, objective = assignment.instance, assignment.instance.objective
     here = np.array([total(instance, block, slow) for block in mine])
     there = np.array([total(instance, block, other) for block in theirs])
     nothing = np.zeros((1, *here.shape[1:]))
@@ -97,14 +114,20 @@ def _exchange_times(
         there_here = np.concatenate(
             [*(total(instance, block, slow)[None] for block in theirs), nothing]
         )
-    of_slow = assignment.sums[slow] - here[:, None] + there_here[None]
-    of_other = assignment.sums[other] + here_there[:, None] - there[None]
-    times = np.maximum(
-        least_times(of_slow, instance.hbm_bytes[slow]),
-        least_times(of_other, instance.hbm_bytes[other]),
-    )
-    times[~_may_swap(assignment, slow, other, mine, theirs)] = np.inf
-    return times
+    hbm = instance.hbm_bytes
+    of_slow = phases_of_swaps(assignment.sums[slow], here, there_here, hbm[slow])
+    of_other = phases_of_swaps(assignment.sums[other], there, here_there, hbm[other])
+    # Launches of arenas are left as they are: only what is made is rated exactly.
+    phase_s = assignment.phase_s
+    for gpu, times in ((slow, of_slow), (other, of_other)):
+        times += len(instance.arenas(assignment.shards[gpu])) * instance.launches_s[gpu]
+    scale_s = objective.scale_s(phase_s)
+    rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s).sum(axis=0)
+    changed = objective.powers(of_slow, scale_s)
+    changed += objective.powers(np.swapaxes(of_other, 0, 1), scale_s)
+    keys = objective.norm_s(scale_s, rest + changed)
+    keys[~(_may_swap(assignment, slow, other, mine, theirs) & np.isfinite(keys))] = np.inf
+    return keys
 
 
 def _may_swap(
@@ -135,17 +158,17 @@ def _may_swap(
 
 
 def reshard_table(assignment: Assignment, clock: Clock) -> bool:
-    """Make a new sharding option of a table of the slowest GPU, its shards spread anew.
+    """Make a new sharding option of a table of a slow GPU, its shards spread anew.
 
-    The largest tables are tried first, each in the cheapest of its sharding options; the first that
-    leaves another GPU the slowest is taken, or else the best.
+    The largest tables are tried first, each in the cheapest of its sharding options; the first
+    table that gains by one has the best of its own.
     """
     instance = assignment.instance
-    times = assignment.times_s
-    slow = int(times.argmax())
-    slow_s, next_s = float(times[slow]), float(np.partition(times, -2)[-2])
-    # What a new sharding option may cost in all: with more, some GPU would be as slow.
-    slack_s = instance.gpus * slow_s - float(times.sum())
+    phase_s, weights = assignment.phase_s, instance.objective.weights
+    key_s = instance.objective.key_s(phase_s)
+    slow = next(iter(assignment.slow_gpus()))
+    # What a new sharding option may cost in all: with more, the mean GPU would be as slow.
+    slack_s = instance.gpus * float(weights @ phase_s.max(axis=0)) - float(assignment.times_s.sum())
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = _Without(assignment, table)
@@ -160,16 +183,12 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
         for _, option in sorted(rated)[:_CHEAPEST_OPTIONS]:
             if clock.spent:
                 return False
-            worst = without.spread(option)[0]
-            if worst < slow_s * (1 - _LEAST_GAIN):
-                candidates.append((worst, table, option))
-        if (
-            candidates
-            and min(candidates)[0] <= next_s
-            and _make_best_of(assignment, candidates, slow_s)
-        ):
+            after_s = without.spread(option)[0]
+            if after_s < key_s * (1 - _LEAST_GAIN):
+                candidates.append((after_s, table, option))
+        if len(candidates) >= _ENOUGH and _make_best_of(assignment, candidates, key_s):
             return True
-    return _make_best_of(assignment, candidates, slow_s)
+    return _make_best_of(assignment, candidates, key_s)
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
@@ -185,20 +204,20 @@ def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOptio
 
 
 def _make_best_of(
-    assignment: Assignment, candidates: list[tuple[float, int, ShardingOption]], slow_s: float
+    assignment: Assignment, candidates: list[tuple[float, int, ShardingOption]], key_s: float
 ) -> bool:
     """Make the best of some new sharding options that helps when filled exactly."""
     for _, table, option in sorted(candidates)[:_FINALISTS]:
         change, replicas = _Without(assignment, table).spread(option)[1:]
-        if _make(assignment, change, replicas, slow_s):
+        if _make(assignment, change, replicas, key_s):
             return True
     return False
 
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
     """An assignment with a table sharded anew, for better or worse; None if it does not fit."""
-    worst, change, replicas = _Without(assignment, table).spread(option)
-    if not np.isfinite(worst):
+    after_s, change, replicas = _Without(assignment, table).spread(option)
+    if not np.isfinite(after_s):
         return None
     changed = assignment.copy()
     return changed if _make(changed, change, replicas, np.inf) else None
@@ -237,9 +256,9 @@ class _Without:
         return sum(_work_s(self.assignment.instance, self.table, option) for option in shards)
 
     def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
-        """The table's shards on the GPUs that are done first: about the slowest one's time.
+        """The table's shards on the GPUs where they delay the step least.
 
-        Returns that time, the change, and what is then replicated.
+        Returns about the objective then, the change, and what is then replicated.
         """
         assignment, instance = self.assignment, self.assignment.instance
         shards = instance.shards(self.table, option)
@@ -257,6 +276,18 @@ class _Without:
             if gpu in self.sums_of_holders:
                 extra = sums[gpu] - self.sums[gpu]
                 open_sums[at] = self.sums_of_holders[gpu] + extra
+        objective, hbm = instance.objective, instance.hbm_bytes[candidates]
+        launches_s = np.array([instance.launches_s[gpu] for gpu in candidates])
+        phase_s = assignment.phase_s
+        if everywhere and len(candidates) < instance.gpus:
+            others = np.delete(np.arange(instance.gpus), candidates)
+            phase_s[others] += phases_at(sums[others], instance.hbm_bytes[others]) - phases_at(
+                assignment.sums[others], instance.hbm_bytes[others]
+            )
+        scale_s = objective.scale_s(phase_s)
+        rest = objective.powers(np.delete(phase_s, candidates, axis=0), scale_s).sum(axis=0)
+        now = phases_at(open_sums, hbm)
+        powers = objective.powers(now + launches_s, scale_s)
         free = np.ones(len(candidates), dtype=bool)
         change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
         for shard in shards:
@@ -265,24 +296,20 @@ class _Without:
             else:
                 added = np.array([total(instance, [shard], gpu) for gpu in candidates])
             may = free & [instance.may_serve(shard, gpu) for gpu in candidates]
-            after = np.where(may, time_with(instance, open_sums, candidates, added), np.inf)
-            at = int(after.argmin())
-            if not np.isfinite(after[at]):
+            then = phases_at(open_sums + added, hbm)
+            after = objective.powers(then + launches_s, scale_s)
+            keys = objective.norm_s(scale_s, rest + powers.sum(axis=0) - powers + after)
+            keys = np.where(may & np.isfinite(keys), keys, np.inf)
+            at = int(keys.argmin())
+            if not np.isfinite(keys[at]):
                 return np.inf, {}, replicas
             gpu = candidates[at]
             open_sums[at] += added if added.ndim == 2 else added[at]
+            powers[at] = after[at]
             free[at] = False  # One shard of a table on a GPU.
             change.setdefault(gpu, list(assignment.shards[gpu])).append(shard)
-        if everywhere:
-            all_sums = sums.copy()
-            all_sums[candidates] = open_sums
-            worst = least_times(all_sums, instance.hbm_bytes).max()
-        else:
-            touched = [at for at, gpu in enumerate(candidates) if gpu in change]
-            worst = least_times(
-                open_sums[touched], instance.hbm_bytes[[candidates[at] for at in touched]]
-            ).max(initial=0.0)
-        return float(worst), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
+        key_s = float(objective.norm_s(scale_s, rest + powers.sum(axis=0)))
+        return key_s, {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
 
 def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
@@ -293,20 +320,25 @@ def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
 def _make(
     assignment: Assignment, change: Change, replicas: tuple[TableShard, ...], below_s: float
 ) -> bool:
-    """Make a change if, filled exactly, all GPUs it touches take less than `below_s`."""
-    touched = range(assignment.instance.gpus) if replicas != assignment.replicas else change
+    """Make a change if, filled exactly, the objective is then less than `below_s`."""
+    instance = assignment.instance
+    touched = range(instance.gpus) if replicas != assignment.replicas else change
     knapsacks: dict[int, Knapsack] = {}
+    phase_s = assignment.phase_s
     for gpu in touched:
         shards = change.get(gpu, assignment.shards[gpu])
         knapsack = assignment.knapsack(gpu, shards, replicas=replicas)
-        if knapsack is None or knapsack.gpu_s >= below_s * (1 - _LEAST_GAIN):
+        if knapsack is None:
             return False
         knapsacks[gpu] = knapsack
-    host_s, used = assignment.hosts(knapsacks)
-    if (used > assignment.instance.dram_bytes).any():
+        phase_s[gpu] = knapsack.phase_s
+    key_s = instance.objective.key_s(phase_s)
+    if key_s >= below_s * (1 - _LEAST_GAIN):
         return False
-    worst = max((knapsack.gpu_s for knapsack in knapsacks.values()), default=0.0)
-    if np.isfinite(below_s) and host_s.max() > max(worst, assignment.hosts({})[0].max()):
+    host_s, used = assignment.hosts(knapsacks)
+    if (used > instance.dram_bytes).any():
+        return False
+    if np.isfinite(below_s) and host_s.max() > max(key_s, assignment.hosts({})[0].max()):
         return False
     assignment.apply(change, knapsacks, replicas)
     return True

@@ -19,7 +19,6 @@ from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
 from solvers.model.instance import ShardingOption, TableShard
 from solvers.search.integer_program import Answer, Program, price_list
-from solvers.search.iterated import load_key
 from solvers.search.moves import improve
 
 
@@ -76,7 +75,7 @@ def neighbourhood_search(
         if trial is None:
             continue
         improve(trial, clock)
-        if load_key(trial) < load_key(current) * (1 - 1e-7):
+        if trial.key_s < current.key_s * (1 - 1e-7):
             current = trial
         if trial.step_time_s < best.step_time_s * (1 - 1e-7):
             best, idle = trial, 0
@@ -98,7 +97,7 @@ class _Rounds:
         """An assignment in which CP-SAT places the shards of a few GPUs anew, the slowest too."""
         instance, rng = assignment.instance, self.rng
         times = assignment.times_s
-        slow = int(times.argmax())
+        slow = rng.choice(list(assignment.slow_gpus()))
         others = [gpu for gpu in range(instance.gpus) if gpu != slow]
         # Half of the time those with room to take work over, else any.
         if rng.random() < 0.5:
@@ -119,9 +118,7 @@ class _Rounds:
             chosen.pop()
         else:
             return None
-        answer = self._packed(
-            assignment, chosen, options, float(times[slow]), loose, assignment.replicas
-        )
+        answer = self._packed(assignment, chosen, options, loose, assignment.replicas)
         if answer.pairs is None:
             return None
         change: Change = {gpu: [] for gpu in chosen}
@@ -135,7 +132,7 @@ class _Rounds:
         option_of = assignment.option_of
         tables = sorted(table for table in option_of if not instance.in_group(table))
         free = set(self.rng.sample(tables, min(params.resharded_tables, len(tables))))
-        upper_s = assignment.step_time_s
+        upper_s = assignment.step_time_s - instance.fixed_s
         options = {}
         for table in sorted(free):
             costs = [cost for cost in self.bound.options[table] if cost.longest_s <= upper_s]
@@ -146,7 +143,7 @@ class _Rounds:
         replicas = [replica for replica in assignment.replicas if replica.table not in free]
         if not self._is_small(loose, options, instance.gpus):
             return None
-        answer = self._packed(assignment, range(instance.gpus), options, upper_s, loose, replicas)
+        answer = self._packed(assignment, range(instance.gpus), options, loose, replicas)
         if answer.pairs is None:
             return None
         return Assignment.of(instance, answer.pairs, [*replicas, *answer.replicas])
@@ -166,14 +163,21 @@ class _Rounds:
         assignment: Assignment,
         gpus: Sequence[int],
         options: Mapping[int, Sequence[ShardingOption]],
-        upper_s: float,
         loose: Iterable[TableShard],
         replicas: Iterable[TableShard],
     ) -> Answer:
         """CP-SAT's answer for some GPUs, from what they serve now."""
         prices = price_list(self.bound.price_s_per_byte)
+        others = np.delete(assignment.phase_s, list(gpus), axis=0)
         program = Program(
-            assignment.instance, gpus, options, upper_s, prices, loose=loose, replicas=replicas
+            assignment.instance,
+            gpus,
+            options,
+            assignment.step_time_s,
+            prices,
+            loose=loose,
+            replicas=replicas,
+            least_s=others.max(axis=0, initial=0.0),
         )
         program.hint(assignment)
         limits = replace(self.clock.limits, seed=self.rng.randrange(1 << 30), gap=1e-5)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 import placer
 from cost_models import CostModel
 from placer.constraints.unmet import unmet
@@ -21,6 +23,10 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
+from solvers.search.construction import construct
+
+_CHAIN_SHARES = (0.3, 0.6, 1.0)
+"""What a chain of phases counts beside the main one, where placements wait for it."""
 
 
 @dataclass
@@ -44,6 +50,12 @@ class Search:
     bound_s: float
     best: Assignment | None = None
     stats: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, instance: Instance, clock: Clock) -> "Search":
+        """A search with nothing but its Lagrangian bound."""
+        lagrangian = lagrangian_bound(instance)
+        return cls(instance, clock, lagrangian, lagrangian.step_time_s + instance.fixed_s)
 
     @property
     def seed(self) -> int:
@@ -90,8 +102,7 @@ class Strategy(ABC):
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
-        lagrangian = lagrangian_bound(instance)
-        search = Search(instance, clock, lagrangian, lagrangian.step_time_s)
+        search = _weighed(Search.start(instance, clock))
         outcome = self.place(search)
         if isinstance(outcome, Termination):
             return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
@@ -142,6 +153,31 @@ class StagedStrategy(Strategy):
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best
+
+
+def _weighed(search: Search) -> Search:
+    """The search with the chains of phases weighed so that its bound is largest.
+
+    At first the main chain alone counts. If a first placement waits for another one, such as the
+    host link, mixtures of the two are tried.
+    """
+    instance, bound = search.instance, search.lagrangian
+    chains = len(instance.objective.schedule.chains)
+    first = construct(instance, bound, bound.step_time_s) if chains > 1 else None
+    if first is None:
+        return search
+    times_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
+    longest = int(times_s.argmax())
+    if not longest:
+        return search
+    best = search
+    for share in _CHAIN_SHARES:
+        weights = np.zeros(chains)
+        weights[0], weights[longest] = 1 - share, share
+        other = Search.start(Instance(instance.problem, instance.cost_model, weights), search.clock)
+        if other.bound_s > best.bound_s:
+            best = other
+    return best
 
 
 def _result(name: str, search: Search, plan: Plan) -> SolveResult:

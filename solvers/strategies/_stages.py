@@ -19,19 +19,21 @@ _CLOSE_ENOUGH = 1e-3
 
 
 def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
-    """The best of `TARGETS` in a share of the time; at least one is constructed and improved."""
+    """The best of `TARGETS` in a share of the time, improved; at least one is constructed."""
     clock, bound = search.clock.part(share), search.lagrangian
+    enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
     for target in TARGETS:
         assignment = construct(search.instance, bound, target * bound.step_time_s)
-        if assignment is not None:
-            improve(assignment, clock)
-            if best is None or assignment.step_time_s < best.step_time_s:
-                best = assignment
-        if best is not None and (
-            clock.spent or best.step_time_s <= bound.step_time_s * (1 + _CLOSE_ENOUGH)
-        ):
-            return best
+        if assignment is None:
+            continue
+        improve(assignment, clock, reshard_tables=False)
+        if best is None or assignment.key_s < best.key_s:
+            best = assignment
+        if clock.spent or best.step_time_s <= enough_s:
+            break
+    if best is not None and best.step_time_s > enough_s:
+        improve(best, clock)
     return best
 
 
@@ -76,14 +78,15 @@ def linear_program(search: Search, share: float) -> Assignment | None:
         return None
     lifted = lp_bound(
         search.instance,
-        search.best.step_time_s,
+        search.best.step_time_s - search.instance.fixed_s,
         lagrangian=search.lagrangian,
         time_limit_s=search.clock.part(share).left_s,
         stop=search.clock.limits.stop,
     )
     if lifted is not None:
-        search.bound_s = max(search.bound_s, lifted.step_time_s)
-        search.stats["lp_bound_s"] = lifted.step_time_s
+        bound_s = lifted.step_time_s + search.instance.fixed_s
+        search.bound_s = max(search.bound_s, bound_s)
+        search.stats["lp_bound_s"] = bound_s
     return None
 
 

@@ -28,7 +28,7 @@ from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import Float, least_times
+from solvers.model.knapsack import Float, phases_at
 from solvers.search.grid_greedy import Int, Items, assign_many
 from solvers.strategies._base import Search, Strategy
 
@@ -212,13 +212,15 @@ class _BeamSearch:
         instance = self.instance
         on = (assigned[:, :, None] == np.arange(instance.gpus)).astype(np.float64)
         of_kind = np.array(instance.kind_of_gpu)
-        sums = np.empty((len(assigned), instance.gpus, 2, instance.prices.size))
+        sums = np.empty(
+            (len(assigned), instance.gpus, instance.rows_of_costs - 3, instance.prices.size)
+        )
         for kind in range(len(instance.kinds)):
             here = np.flatnonzero(of_kind == kind)
             priced = self.items.priced[mine, kind]
             sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], priced, optimize=True)
-        slowest: Float = least_times(sums, instance.hbm_bytes).max(axis=1)
-        return slowest
+        slowest = phases_at(sums, instance.hbm_bytes).max(axis=1)
+        return instance.objective.step_time_s(slowest)
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:

@@ -1,0 +1,141 @@
+"""Seconds of what batches do with each part of a plan's shards; see `cost_models.replay`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cost_models.base import Float
+from cost_models.step_equation.equation import StepEquation
+from cost_models.step_equation.phases import COPIES, IN_PLACE, LOOKUP, UPDATE
+from cost_models.step_equation.unit_costs import (
+    READ_KINDS,
+    PerUnit,
+    Rates,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
+)
+from cost_models.step_equation.work import group_of, groups_of
+from placer.problem import Problem
+from placer.simulator.counts import StepCounts
+from placer.simulator.parts import Arrangement
+
+
+class PartTimer:
+    """Constants of each part, as arrays that counts are multiplied with."""
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        equation: StepEquation,
+        problem: Problem,
+        tables: Sequence[int],
+        costs: Sequence[Sequence[UnitCosts]],
+    ) -> None:
+        plan, parts = arrangement.plan, arrangement.parts
+        topology = plan.topology
+        gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        split = {
+            key: len({shard.lookup for shard in group if shard.row_count}) > 1
+            for key, group in groups_of(plan).items()
+        }
+        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
+        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
+        self._gpu_shares = np.zeros((len(gpus), len(parts)))
+        self._hosts = np.zeros((len(hosts), len(parts)))
+        self._split_lookup_s = np.zeros(len(parts))
+        reads: list[list[ReadCosts]] = []
+        kinds_of: list[tuple[ReadKind, ...]] = []
+        for at, part in enumerate(parts):
+            shard, gpu = plan.shards[part.shard], gpus.get(part.device)
+            if gpu is None:
+                # A host that serves by itself: the link time is that of all its GPUs, and its
+                # memory does for its rows what a GPU does.
+                attached = topology.gpus_of(part.device) or topology.gpus
+                served_by, host = [gpus[one.id] for one in attached], part.device
+            else:
+                served_by, host = [gpu], topology.gpus[gpu].host
+            self._gpu_shares[served_by, at] = 1 / len(served_by)
+            self._hosts[hosts[host], at] = 1.0
+            unit = costs[part.table][served_by[0]]
+            kinds = [unit.read(kind) for kind in _KINDS[part.lookup]]
+            if gpu is None:
+                own = equation.host_rates(problem, tables[part.table], host)
+                kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
+            elif split[group_of(shard)]:
+                share = (part.cols[1] - part.cols[0]) / shard.width
+                self._split_lookup_s[at] = share * unit.split_lookup_s
+            reads.append(kinds)
+            kinds_of.append(_KINDS[part.lookup])
+        weight_bytes = np.array([part.weight_bytes for part in parts], dtype=np.float64)
+        row_bytes = np.array([part.row_bytes for part in parts], dtype=np.float64)
+        # By how rows are read, by resource and by rate: constants of all parts at once.
+        rates = np.array(reads, dtype=np.float64).reshape(len(parts), *_RATES_SHAPE)
+        shares = equation.lookup_shares[[[READ_KINDS.index(k) for k in each] for each in kinds_of]]
+        self._in_hbm, self._copied, self._in_place = (
+            [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
+            for kind in np.moveaxis(rates, 0, -1)
+        )
+        self._lookup_in_hbm, _, self._lookup_in_place = (
+            [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
+            for kind in np.moveaxis(rates * shares, 0, -1)
+        )
+
+    def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float]:
+        """Time by phase and GPU, shape (7, gpus); HBM and link by GPU; DRAM by host, and ahead."""
+        c = counts.parts
+        # Each holder of replicated rows updates all that any holder's samples read.
+        touched = np.where(self._replicated, c.update_rows, c.rows)
+        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
+
+        def of(in_hbm: list[PerUnit], in_place: list[PerUnit]) -> list[Float]:
+            return [
+                np.asarray(
+                    unit.seconds(lookups, rows, c.vectors)
+                    + place.seconds(c.in_place_lookups, c.in_place_rows)
+                )
+                for unit, place in zip(in_hbm, in_place, strict=True)
+            ]
+
+        own = of(self._in_hbm, self._in_place)
+        looked_up = of(self._lookup_in_hbm, self._lookup_in_place)
+        own[0] += c.lookups * self._split_lookup_s
+        looked_up[0] += c.lookups * self._split_lookup_s / 2
+        missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
+        both = (c.staged_rows + c.written_back_rows) / 2
+        busier = np.maximum(c.staged_rows, c.written_back_rows)
+        copies = [
+            np.asarray(copied.seconds(missed, moved) - unit.seconds(missed, moved))
+            for copied, unit, moved in zip(
+                self._copied, self._in_hbm, (both, busier, both), strict=True
+            )
+        ]
+        gpus = self._gpu_shares
+        phase_s = np.zeros((7, len(gpus)))
+        lookup_s, all_s = (gpus @ (times[0] + times[1]) for times in (looked_up, own))
+        copy_hbm_s, copy_link_s = gpus @ copies[0], gpus @ copies[1]
+        phase_s[COPIES], phase_s[IN_PLACE] = copy_link_s, gpus @ own[1]
+        # Copies land in HBM before the lookup, and leave it after the update.
+        phase_s[LOOKUP] = lookup_s + copy_hbm_s / 2
+        phase_s[UPDATE] = all_s - lookup_s + copy_hbm_s / 2
+        dram_ahead_s = self._hosts @ copies[2]
+        return (
+            phase_s,
+            gpus @ own[0] + copy_hbm_s,
+            gpus @ own[1] + copy_link_s,
+            self._hosts @ own[2] + dram_ahead_s,
+            dram_ahead_s,
+        )
+
+
+_KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
+    "device": ("device", "device", "device"),
+    "staged": ("device", "staged", "uva"),
+    "cached": ("hit", "miss", "uva"),
+    "uva": ("uva", "uva", "uva"),
+    "host": ("host", "host", "host"),
+}
+"""How rows of a part are read: those in HBM, those that were copied there, and all others."""
+
+_RATES_SHAPE = (3, len(ReadCosts._fields), len(Rates._fields))

@@ -1,0 +1,86 @@
+"""What a search minimises: the step time, and a smooth norm that leads to it."""
+
+from functools import cached_property
+
+import numpy as np
+
+from cost_models.schedule import Schedule
+from solvers.model.knapsack import Float
+
+_NORM = 24
+"""The p of the norm: the slowest GPU counts most, but two slow ones count more than one."""
+
+_LEAST_SHARE = 1e-3
+
+
+class Objective:
+    """Step times of phase times under a schedule.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    chain_weights : float64, shape (chains,)
+        How much each chain counts where one number stands for all phases: not negative, 1
+        together. No plan's step is shorter than the chains' times so weighed, which is why bounds
+        of that number are bounds of the step.
+    """
+
+    def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:
+        self.schedule = schedule
+        self.members = schedule.members
+        self.fixed = schedule.fixed
+        if chain_weights is None:
+            chain_weights = np.eye(len(schedule.chains))[0]
+        self.chain_weights = chain_weights
+
+    @cached_property
+    def weights(self) -> Float:
+        """How much each phase counts, shape (phases,)."""
+        weights: Float = self.chain_weights @ self.members
+        return weights
+
+    @cached_property
+    def is_plain_sum(self) -> bool:
+        """Whether all phases count alike."""
+        return bool((self.weights == 1).all())
+
+    @property
+    def fixed_s(self) -> float:
+        """What no plan changes, chains weighed."""
+        return float(self.chain_weights @ self.fixed)
+
+    def step_time_s(self, slowest: Float) -> Float:
+        """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
+        times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
+        return times
+
+    def norm_s(self, scale_s: Float, powers: Float) -> Float:
+        """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
+        return self.step_time_s(scale_s * powers ** (1 / _NORM))
+
+    def powers(self, phase_s: Float, scale_s: Float) -> Float:
+        """Terms of the norm, which add up over GPUs: those of `phase_s`, shape (..., phases)."""
+        share = np.divide(phase_s, scale_s, out=np.zeros_like(phase_s), where=scale_s > 0)
+        with np.errstate(over="ignore", under="ignore"):
+            square = share * share
+            eighth = square * square
+            eighth = eighth * eighth
+            powers: Float = eighth * eighth * eighth
+        return powers
+
+    def scale_s(self, phase_s: Float) -> Float:
+        """What powers of phase times are taken of, shape (phases,), for shape (GPUs, phases).
+
+        The slowest GPU's seconds; a little where there are none, as a change may bring some.
+        """
+        slowest = phase_s.max(axis=0)
+        scale_s: Float = np.maximum(slowest, _LEAST_SHARE * slowest.sum())
+        return scale_s
+
+    def key_s(self, phase_s: Float) -> float:
+        """The norm of phase times of shape (GPUs, phases): nearly the step time.
+
+        The maxima alone would not tell one slow GPU from several, and see no way out of a tie.
+        """
+        scale_s = self.scale_s(phase_s)
+        return float(self.norm_s(scale_s, self.powers(phase_s, scale_s).sum(axis=0)))
