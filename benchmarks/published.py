@@ -23,9 +23,14 @@ from _published_plans import plan_of
 from scipy.stats import spearmanr
 
 from cost_models import CostModel, cost_model
-from cost_models.step_equation.work import work_of
-from placer import Plan, Problem
 from placer.files import write_text
+
+FORWARD = ("ids", "copies", "lookup", "outputs")
+"""Phases of a step before its dense layers."""
+
+EAGER_STEP_S = {"step": 17.5e-3, "embedding": 1.9e-3}
+"""Seconds that a step takes at least where Python launches each kernel: of a DLRM, and of a fused
+lookup with its update. Fitted to the sources that say so; trainers differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +71,21 @@ class Prediction:
         }
 
 
-def forward_s(problem: Problem, plan: Plan, model: CostModel) -> float:
-    """Seconds of the slowest GPU for the lookups alone, by the model's bandwidths."""
-    topology = problem.topology
-    seconds = dict.fromkeys(range(len(topology.gpus)), 0.0)
-    for work in work_of(problem, plan):
-        if work.gpu is None:
-            continue
-        gpu = topology.gpus[work.gpu]
-        hbm, link = gpu.hbm_bytes_per_s, topology.host_link_bytes_per_s(gpu.id)
-        local = work.kind in ("device", "hit")
-        crossing = work.weight_bytes * (work.lookups if work.kind == "uva" else work.rows)
-        seconds[work.gpu] += work.lookups * (8 + work.weight_bytes) / hbm
-        seconds[work.gpu] += 0.0 if local else crossing / link
-        extras = work.extras
-        if extras.exchanged_bytes > 2 * extras.output_bytes:
-            forward = extras.exchanged_bytes - extras.output_bytes
-            seconds[work.gpu] += topology.exchange_s(gpu.id, forward)
-        seconds[work.gpu] += extras.output_bytes / hbm + extras.shards * gpu.launch_s
-    return max(seconds.values())
-
-
 def predict(measurement: Measurement, model: CostModel) -> Prediction:
     """What the model says of a measurement."""
     problem = measurement.problem()
-    plan = plan_of(problem, measurement.placement)
-    report = model.evaluate(problem, plan)
+    report = model.evaluate(problem, plan_of(problem, measurement.placement))
     if measurement.kind == "forward":
-        return Prediction(measurement, forward_s(problem, plan, model), "lookups")
+        phases = [phase for phase in report.phases if phase.name in FORWARD]
+        latency_s = 3 * problem.topology.exchange_latency_s
+        return Prediction(
+            measurement,
+            sum(phase.slowest_s for phase in phases) + latency_s,
+            max(phases, key=lambda phase: phase.slowest_s).name,
+        )
+    least_s = EAGER_STEP_S[measurement.kind] if measurement.eager else 0.0
+    if report.step_time_s < least_s:
+        return Prediction(measurement, least_s, "kernels that Python launches")
     return Prediction(measurement, report.step_time_s, report.bottleneck)
 
 
