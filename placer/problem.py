@@ -8,7 +8,7 @@ from typing import Any
 
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
-from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork
+from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
@@ -113,7 +113,7 @@ class Problem:
         """What the dense layers take of each GPU; None where layers are not known."""
         if self.dense_network is None:
             return None
-        return self.dense_network.memory(self.batch_size, len(self.topology.gpus))
+        return dense_memory(self.dense_network, self.batch_size, len(self.topology.gpus))
 
     @property
     def global_batch_size(self) -> int:

@@ -1,42 +1,27 @@
-"""The dense part of a model: its products and memory by hand, its time, and what problems do."""
+"""The dense part of a model: products and memory, and what problems and plans do with it."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from dense_cases import DLRM, machine, problem, table
+from torch.profiler import ProfilerActivity, profile
 
-from cost_models.dense import dense_cost, dense_costs, dense_phase_s
-from cost_models.dense.step import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from placer import Plan, Problem, Profile, Topology
-from placer.dense import Dense, DenseLayers, DenseMath, DenseNetwork, MeasuredDense, Product
+from placer import Plan, Problem, Topology
+from placer.dense import (
+    Dense,
+    DenseLayers,
+    DenseNetwork,
+    MeasuredDense,
+    Product,
+    dense_memory,
+)
 from placer.errors import PlacerError, ProblemError
-from placer.profile.cdf import AccessCdf
-from placer.profile.table_profile import TableProfile
 from placer.simulator.replay import ReplayOptions
-from placer.tables import Feature, Table
-from placer.topology.devices import Gpu, Host, Link
+from placer.training.dlrm import Dlrm
 from placer.workloads import named_workload
-from placer.workloads.dense import dense_part, published_dense
-from placer.workloads.published import published
-
-DLRM = DenseLayers(top=(3, 1), bottom=(3, 2), dense_features=2)
-
-
-def table(name: str, dim: int, features: int = 1) -> Table:
-    return Table(name, 10, dim, features=tuple(Feature(f"{name}{n}") for n in range(features)))
-
-
-def machine(gpus: int = 2, *, memory: int = 2**30, link: float = 1e8) -> Topology:
-    """GPUs of round numbers: a byte takes a nanosecond in their memory, a launch none."""
-    devices = tuple(Gpu(f"gpu:{n}", "host:0", memory, 1e9, 0.0) for n in range(gpus))
-    links = [Link(gpu.id, "host:0", "pcie", link) for gpu in devices]
-    return Topology("round", devices, (Host("host:0", 2**30, 1e9),), tuple(links))
-
-
-def problem(layers: Dense | None, topology: Topology) -> Problem:
-    tables = [TableProfile(table(n, 2), AccessCdf.zipf(10, 0.0)) for n in "ab"]
-    return Problem(Profile(tuple(tables)), topology, 4, dense=layers)
-
 
 # Products
 
@@ -127,20 +112,52 @@ def test_a_measured_time_is_a_time(seconds: float) -> None:
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_memory_by_hand(optimizer: str, states: int) -> None:
     network = DenseNetwork.of(replace(DLRM, optimizer=optimizer), [table("a", 2)])
-    memory = network.memory(100, gpus=2)
+    memory = dense_memory(network, 100, gpus=2)
     assert memory.parameter_bytes == memory.gradient_bytes == memory.bucket_bytes == 33 * 4
     assert memory.state_bytes == states * 33 * 4
-    kept = (3 + 2 + 3 + 1) + (4 + 4 + 3)  # Layers' outputs; vectors, products, the top's input.
-    assert memory.activation_bytes == 100 * (12 + 4 * (kept + 2 * 4))
-    assert memory.total_bytes == (4 + states - 1) * 33 * 4 + memory.activation_bytes
-    assert network.memory(100).bucket_bytes == 0  # One GPU sums nothing.
+    # In the interaction's backward pass: outputs of the bottom MLP, two vectors, gradients of the
+    # top's input and of all four products, and those of the vectors as left and right factor.
+    assert memory.activation_bytes == 100 * (12 + 4 * ((3 + 2) + 4 + 3 + 4 + 2 * 4))
+    assert memory.total_bytes == (3 + states) * 33 * 4 + memory.activation_bytes
+    assert dense_memory(network, 100).bucket_bytes == 0  # One GPU sums nothing.
 
 
 def test_half_precision_halves_activations_and_copies_parameters() -> None:
-    half = DenseNetwork.of(replace(DLRM, math="bfloat16"), [table("a", 2)])
-    assert half.memory(100).activation_bytes == 100 * (12 + 2 * 28)
-    assert half.memory(100).parameter_bytes == 33 * 6
-    assert half.memory(100).gradient_bytes == 33 * 4
+    network = DenseNetwork.of(DLRM, [table("a", 2)])
+    full = dense_memory(network, 100)
+    half = dense_memory(DenseNetwork.of(replace(DLRM, math="bfloat16"), [table("a", 2)]), 100)
+    assert half.activation_bytes - 1200 == (full.activation_bytes - 1200) / 2
+    assert half.parameter_bytes == 33 * 6
+    assert half.gradient_bytes == 33 * 4
+
+
+@pytest.mark.parametrize(
+    ("features", "dim", "bottom", "top"),
+    [
+        (26, 16, (512, 256, 64), (512, 256)),  # Most in the forward pass of the top MLP,
+        (26, 64, (64,), (64, 32)),  # in the backward pass of the interaction,
+        (2, 16, (16,), (64, 512)),  # or in that of the top MLP.
+    ],
+)
+def test_memory_is_what_torch_allocates(
+    features: int, dim: int, bottom: tuple[int, ...], top: tuple[int, ...]
+) -> None:
+    names, samples = [f"f{number}" for number in range(features)], 512
+    model = Dlrm(dict.fromkeys(names, dim), 13, dim=dim, bottom=bottom, top=top)
+    pooled = {name: torch.randn(samples, dim, requires_grad=True) for name in names}
+    numeric, labels = torch.randn(samples, 13), torch.ones(samples)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        logits = model(numeric, pooled)
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+    events = profiled.profiler.kineto_results.events()
+    allocated = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    most = max(itertools.accumulate(size for _, size in allocated))
+    layers = DenseLayers((*top, 1), (*bottom, dim), 13)
+    memory = dense_memory(DenseNetwork.of(layers, [table("t", dim, features)]), samples)
+    given = numeric.nbytes + labels.nbytes
+    # Gradients of parameters are there in part: those of the top MLP, or none.
+    assert memory.activation_bytes - given <= most * 1.03
+    assert most * 0.97 <= memory.activation_bytes + memory.gradient_bytes - given
 
 
 def test_a_problem_takes_the_dense_part_off_each_gpu_once() -> None:
@@ -161,110 +178,6 @@ def test_a_problem_takes_the_dense_part_off_each_gpu_once() -> None:
 def test_a_gpu_without_room_for_the_dense_part_is_named() -> None:
     with pytest.raises(ProblemError, match=r"gpu:0 has 64 B .*dense layers alone take .* bytes\)"):
         problem(DLRM, machine(memory=64))
-
-
-# Time
-
-
-def test_seconds_of_a_step_by_hand() -> None:
-    network = DenseNetwork.of(replace(DLRM, optimizer="adagrad"), [table("a", 2)])
-    topology = machine(2, link=1e15)
-    cost = dense_cost(network, topology, topology.gpus[0], 100, 1e3)  # Arithmetic is all.
-    macs = 100 * (6 + 6 + 9 + 3 + 8)
-    assert cost.forward_s == pytest.approx(2 * macs / 1e3, rel=1e-4)
-    assert cost.backward_s == pytest.approx(2 * (2 * macs - 600) / 1e3, rel=1e-4)
-    assert cost.bottom_s == pytest.approx(2 * 1200 / 1e3, rel=1e-4)
-    assert cost.update_s == pytest.approx(33 * 4 * 5 / 1e9)
-    assert cost.input_s == pytest.approx(100 * 12 / 1e15)
-    assert cost.step_s == pytest.approx(cost.forward_s + cost.backward_s + cost.update_s)
-    fast = dense_cost(network, topology, topology.gpus[0], 100, 1e30)  # Memory is all.
-    products = 100 * (5 + 5 + 6 + 4) + (6 + 6 + 9 + 3)
-    elementwise = 2 * 100 * (3 + 2 + 3 + 1)
-    interaction = 100 * (4 + 4 + 4 + 3)
-    assert fast.forward_s == pytest.approx(4 * (products + elementwise + interaction) / 1e9)
-
-
-def test_every_kernel_is_launched() -> None:
-    network = DenseNetwork.of(DLRM, [table("a", 2)])
-    slow = machine(1)
-    slow = replace(slow, gpus=tuple(replace(gpu, launch_s=1.0) for gpu in slow.gpus))
-    cost = dense_cost(network, slow, slow.gpus[0], 1, 1e30)
-    assert cost.step_s == pytest.approx(4 * 6 + 20, rel=1e-6)
-
-
-def test_gradients_are_summed_beside_the_backward_pass() -> None:
-    # A million parameters in one top layer: known when little of the backward pass is left.
-    wide = DenseLayers((1024, 1), dense_features=1023, interaction="concat")
-    network, topology = DenseNetwork.of(wide, [table("a", 1)]), machine(2, link=1e6)
-    cost = dense_cost(network, topology, topology.gpus[0], 100, 1e9)
-    assert cost.allreduce_s == pytest.approx(4 * network.parameters / 1e6)
-    # The only layer below the top fills the first bucket when the backward pass is over.
-    assert 4 * network.parameters > FIRST_BUCKET_BYTES
-    assert cost.exposed_s == pytest.approx(cost.allreduce_s, rel=0.01)
-    deep = DenseLayers((1024, 1024, 1024, 1), dense_features=1023, interaction="concat")
-    network = DenseNetwork.of(deep, [table("a", 1)])
-    assert BUCKET_BYTES > 3 * 4 * 1024**2
-    hidden = dense_cost(network, topology, topology.gpus[0], 100_000, 1e9)
-    layer_bytes = 4 * 1025 * 1024
-    # The top's last layer shares the first bucket; those of the two others are one, at the end.
-    assert hidden.exposed_s == pytest.approx(2 * layer_bytes / 1e6, rel=0.01)
-    alone = machine(1)
-    assert dense_cost(network, alone, alone.gpus[0], 100, 1e9).allreduce_s == 0.0
-
-
-def test_more_work_never_takes_less_time() -> None:
-    tables, previous = named_workload("criteo-kaggle"), 0.0
-    for batch in (1, 16, 256, 4096):
-        for width in (64, 256, 1024):
-            layers = DenseLayers((width, 1), (width, 16), 13)
-            cost = dense_costs(Problem(tables, Topology.parse("2xa100-40"), batch, dense=layers))[0]
-            assert cost.step_s > previous or width == 64
-            previous = cost.step_s
-
-
-def test_tensor_cores_are_faster_and_unknown_chips_are_named() -> None:
-    tables = named_workload("criteo-kaggle")
-    layers = DenseLayers((512, 256, 1), (512, 16), 13)
-    times = [
-        dense_phase_s(Problem(tables, Topology.parse("2xh100"), dense=replace(layers, math=math)))[
-            0
-        ]
-        for math in ("float32", "tf32", "bfloat16")
-    ]
-    assert times == sorted(times, reverse=True)
-    v100 = Topology.parse("1xv100-16")
-    older = [
-        dense_phase_s(Problem(tables, v100, dense=replace(layers, math=math)))
-        for math in ("float32", "tf32")
-    ]
-    assert older[0] == older[1]
-    with pytest.raises(ProblemError, match="v100-16, which does not multiply in bfloat16; it has"):
-        dense_phase_s(Problem(tables, v100, dense=replace(layers, math="bfloat16")))
-    with pytest.raises(ProblemError, match="nothing is known of the chip of gpu:0: give flops"):
-        dense_phase_s(problem(DLRM, machine()))
-    assert dense_phase_s(problem(replace(DLRM, flops_per_s=1e9), machine()))[0] > 0
-
-
-def test_the_phase_is_what_is_known_of_it() -> None:
-    assert dense_phase_s(problem(None, machine())) == (0.0, 0.0)
-    assert dense_phase_s(problem(MeasuredDense(0.012), machine())) == (0.012, 0.012)
-    known = problem(replace(DLRM, flops_per_s=1e9), machine())
-    assert dense_phase_s(known) == tuple(cost.step_s for cost in dense_costs(known))
-
-
-@pytest.mark.parametrize(
-    ("machine_name", "math", "samples_per_s"),
-    [("1xv100-32", "float32", 672e3), ("1xa100-80", "tf32", 2.88e6)],
-)
-def test_published_steps_are_dense_for_the_most(
-    machine_name: str, math: DenseMath, samples_per_s: float
-) -> None:
-    # NVIDIA DeepLearningExamples, DLRM in PyTorch on one GPU, batch 65,536, dim 128: embeddings of
-    # one lookup each take 2 to 5 ms of these 98 and 23.
-    layers = DenseLayers((1024, 1024, 512, 256, 1), (512, 256, 128), 13, math=math)
-    tables = named_workload("criteo-terabyte").with_tables(dim=128)
-    problem = Problem(tables, Topology.parse(machine_name), 65536, dense=layers)
-    assert dense_phase_s(problem)[0] == pytest.approx(65536 / samples_per_s, rel=0.12)
 
 
 # Problems and plans
@@ -320,80 +233,3 @@ def test_what_follows_a_plan_keeps_its_pipeline() -> None:
     assert ReplayOptions().of_plan(plan).look_ahead is False
     assert ReplayOptions(look_ahead=True).of_plan(plan).look_ahead is True
     assert ReplayOptions().of_plan(replace(plan, pipeline="look-ahead")).look_ahead is True
-
-
-# What a command says
-
-
-def test_texts_name_a_dense_part() -> None:
-    assert dense_part("none") is None
-    assert dense_part("measured:1.5ms") == MeasuredDense(0.0015)
-    assert dense_part("workload", "mlperf-dcnv2") == published_dense("mlperf-dcnv2")
-    half = dense_part("workload:bfloat16", "mlperf-dcnv2")
-    assert half == replace(published_dense("mlperf-dcnv2"), math="bfloat16")
-
-
-@pytest.mark.parametrize(
-    ("text", "workload", "message"),
-    [
-        ("workload", None, "give --workload, or a file"),
-        ("workload", "avazu", "no dense layers were published for 'avazu'; .*mlperf-dcnv2"),
-        ("workload:int4", "criteo-kaggle", "math 'int4' is none of float32"),
-        ("measured:soon", None, "--dense measured:soon: not a duration: 'soon'"),
-        ("512-256-1", None, "is none of none, workload"),
-        ("missing.yaml", None, "cannot read the dense missing.yaml: No such file"),
-    ],
-)
-def test_texts_that_name_none_are_refused(text: str, workload: str | None, message: str) -> None:
-    with pytest.raises(ProblemError, match=message):
-        dense_part(text, workload)
-
-
-FILES = {
-    "dense.yaml": "top: [3, 1]\nbottom: [3, 2]\ndense_features: 2\nmath: tf32\n",
-    "dense.toml": 'top = [3, 1]\nbottom = [3, 2]\ndense_features = 2\nmath = "tf32"\n',
-    "dense.json": '{"top": [3, 1], "bottom": [3, 2], "dense_features": 2, "math": "tf32"}',
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_layers_is_read(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(FILES[name])
-    assert dense_part(str(tmp_path / name)) == replace(DLRM, math="tf32")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("bottom: [4]", "dense.yaml: top: Field required"),
-        ("top: [4, 0]", r"top\[1\]: 0: .*greater than or equal to 1"),
-        ("top: [1]\nwidth: 4", "width: no such field; docs/dense.md lists them"),
-        ("top: [1]\nmath: int8", "math: 'int8'"),
-        ("top: [1]\ncross_rank: 4", "dense.yaml: dense layers: cross_rank 4 goes with cross"),
-        ("top: [1", "dense.yaml is not a dense file"),
-    ],
-)
-def test_a_file_without_layers_is_refused(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "dense.yaml").write_text(text)
-    with pytest.raises(ProblemError, match=message):
-        dense_part(str(tmp_path / "dense.yaml"))
-
-
-def test_published_layers_fit_their_tables() -> None:
-    for name, entry in published().items():
-        if "dense" not in entry:
-            continue
-        tables = [one.table for one in named_workload(name)]
-        network = DenseNetwork.of(published_dense(name), tables)
-        assert network.parameters > 0
-        assert not [one for one in network.products if one.part == "projection"]
-    # As published: Medium takes means of 7 columns, and 25 numeric features.
-    medium = [one.table for one in named_workload("nvidia-medium")]
-    columns = sum(one.dim * len(one.features) for one in medium)
-    network = DenseNetwork.of(published_dense("nvidia-medium"), medium)
-    assert network.products[0].inputs == -(-columns // 7) + 25
-
-
-def test_vectors_have_the_width_of_tables_that_another_one_was_asked_for() -> None:
-    assert published_dense("criteo-terabyte", 128).bottom == (512, 256, 128)
-    assert published_dense("nvidia-tiny", 128) == published_dense("nvidia-tiny")

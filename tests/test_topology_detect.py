@@ -53,6 +53,7 @@ def test_real_gpus_are_measured() -> None:
 
 def test_a_machine_of_what_was_measured() -> None:
     alone = GpuReading("A100", 40 * 2**30, 1.4e12, 25e9, None)
+    assert machine([alone], 100 * 2**30, 80e9).gpus[0].chip == "a100-40"
     topology = Topology(**vars(machine([alone], 100 * 2**30, 80e9)))
     assert topology.gpus[0].memory_bytes == 34 * 2**30
     assert topology.hosts[0].memory_bytes == 90 * 2**30

@@ -182,7 +182,7 @@ def test_missing_file_and_wrong_endings(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="No such file"):
         Topology.load(tmp_path / "nowhere.yaml")
     with pytest.raises(TopologyError, match=r"ends in one of \.yaml"):
-        Topology.load(tmp_path / "machine.json")
+        Topology.load(tmp_path / "machine.txt")
     with pytest.raises(TopologyError, match=r"end the name in \.yaml"):
         Topology.parse("1xt4").save(tmp_path / "machine.toml")
     with pytest.raises(TopologyError, match="is not a topology file"):

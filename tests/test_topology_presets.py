@@ -13,6 +13,7 @@ from placer.topology.presets import (
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
     Rate,
+    chip_called,
     preset,
 )
 
@@ -129,3 +130,19 @@ def test_bad_budget() -> None:
 def test_text_of_another_form_is_no_preset() -> None:
     assert preset("somewhere/else") is None
     assert preset(" 8xH100 ") == preset("8xh100")
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "chip"),
+    [
+        ("NVIDIA H200", 140, "h200"),
+        ("NVIDIA H100 80GB HBM3", 80, "h100"),
+        ("NVIDIA A100-SXM4-40GB", 40, "a100-40"),
+        ("Tesla V100-SXM2-32GB", 32, "v100-32"),
+        ("Tesla T4", 15, "t4"),
+        ("NVIDIA A100-PCIE-40GB", 40, ""),
+        ("NVIDIA GeForce RTX 4090", 24, ""),
+    ],
+)
+def test_chips_are_known_by_what_drivers_call_them(name: str, gib: int, chip: str) -> None:
+    assert chip_called(name, gib * 2**30) == chip

@@ -10,7 +10,8 @@ from placer.dense.layers import (
     Interaction,
     MeasuredDense,
 )
-from placer.dense.network import DenseMemory, DenseNetwork, Product
+from placer.dense.memory import DenseMemory, dense_memory
+from placer.dense.network import DenseNetwork, Product
 
 __all__ = [
     "DENSE_MATH",
@@ -24,4 +25,5 @@ __all__ = [
     "Interaction",
     "MeasuredDense",
     "Product",
+    "dense_memory",
 ]

@@ -1,4 +1,4 @@
-"""Matrix products and memory of a dense part beside given tables."""
+"""Matrix products of a dense part beside given tables."""
 
 import math
 from collections.abc import Iterable
@@ -11,9 +11,8 @@ from placer.tables import Table
 
 Part = Literal["bottom", "projection", "cross", "top"]
 
-_FLOAT_BYTES = 4
+FLOAT_BYTES = 4
 _FLOPS_PER_MAC = 6
-_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 _MATH_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -47,40 +46,6 @@ class Product:
     def macs_per_sample(self) -> int:
         """Multiply-accumulates of the forward pass of one sample."""
         return self.inputs * self.outputs
-
-
-@dataclass(frozen=True, slots=True)
-class DenseMemory:
-    """Bytes of a dense part on each GPU.
-
-    Attributes
-    ----------
-    parameter_bytes, gradient_bytes, state_bytes : int
-        Of the parameters, of their gradients and of their optimizer's state, in float32; half
-        precision has copies of the parameters beside them.
-    bucket_bytes : int
-        Copies of the gradients that are summed over the GPUs; 0 on a single one.
-    activation_bytes : int
-        What the forward pass of a batch keeps for the backward pass, and the gradients of the
-        widest layer.
-    """
-
-    parameter_bytes: int
-    gradient_bytes: int
-    state_bytes: int
-    bucket_bytes: int
-    activation_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All of them at once, as when the backward pass begins."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.state_bytes
-            + self.bucket_bytes
-            + self.activation_bytes
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +132,7 @@ class DenseNetwork:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the parameters, in float32; as many of gradients."""
-        return self.parameters * _FLOAT_BYTES
+        return self.parameters * FLOAT_BYTES
 
     @property
     def value_bytes(self) -> int:
@@ -177,7 +142,7 @@ class DenseNetwork:
     @property
     def input_bytes_per_sample(self) -> int:
         """Dense features and label of one sample, in float32."""
-        return (self.layers.dense_features + 1) * _FLOAT_BYTES
+        return (self.layers.dense_features + 1) * FLOAT_BYTES
 
     @property
     def interaction_columns(self) -> int:
@@ -188,26 +153,6 @@ class DenseNetwork:
         if self.layers.interaction == "cross":
             return (1 + 2 * self.layers.cross_layers) * self.vector_columns
         return self.vector_columns + math.ceil(self.vector_columns / self.layers.concat_stride)
-
-    def memory(self, samples: int, gpus: int = 1) -> DenseMemory:
-        """Memory on each of `gpus` GPUs, for its `samples` samples of a step.
-
-        Each layer keeps its output, which is the input of the next one; the interaction keeps its
-        vectors and products. Two gradients of the widest of them exist at a time.
-        """
-        widest = max(self.vector_columns, *(product.outputs for product in self.products))
-        kept = sum(product.outputs for product in self.products) + self.interaction_columns
-        inputs = samples * self.input_bytes_per_sample
-        weights, copies = self.parameter_bytes, 0
-        if self.value_bytes < _FLOAT_BYTES:
-            copies = self.parameters * self.value_bytes
-        return DenseMemory(
-            weights + copies,
-            weights,
-            weights * _STATES[self.layers.optimizer],
-            weights if gpus > 1 else 0,
-            inputs + samples * (kept + 2 * widest) * self.value_bytes,
-        )
 
 
 def _mlp(widths: tuple[int, ...], part: Part) -> list[Product]:

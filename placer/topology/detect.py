@@ -14,7 +14,7 @@ import numpy as np
 
 from placer.errors import TopologyError
 from placer.topology.devices import Gpu, Host, Link, TopologyFields
-from placer.topology.presets import RESERVED_DRAM_SHARE, RESERVED_HBM_SHARE
+from placer.topology.presets import RESERVED_DRAM_SHARE, RESERVED_HBM_SHARE, chip_called
 from placer.units import format_bytes, parse_bytes
 
 _ROW_BYTES = 512  # 128 float32, the row of MLPerf DLRM
@@ -193,6 +193,7 @@ def machine(
             "host:0",
             int(reading.memory_bytes * (1 - RESERVED_HBM_SHARE)),
             reading.rows_bytes_per_s,
+            chip=chip_called(reading.name, reading.memory_bytes),
         )
         for number, reading in enumerate(readings)
     )

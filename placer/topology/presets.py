@@ -247,6 +247,23 @@ _GRAMMAR = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<count>\d+)x(?P<kind>[a-z][a-z0-9
 _SERVERS = re.compile(rf"(?:(?P<nodes>\d+)x)?(?P<name>{'|'.join(NAMED)})")
 
 
+def chip_called(name: str, memory_bytes: int) -> str:
+    """The name in `GPU_KINDS` of a GPU that a driver calls so, or nothing if it has none.
+
+    Cards for PCIe slots, which are slower, have none.
+
+    Examples
+    --------
+    >>> chip_called("NVIDIA A100-SXM4-80GB", 80 * 2**30)
+    'a100-80'
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    kinds = [kind for kind in GPU_KINDS.values() if kind.name.partition("-")[0] in words]
+    if not kinds or "pcie" in words:
+        return ""
+    return min(kinds, key=lambda kind: abs(kind.memory_bytes - memory_bytes)).name
+
+
 def preset_help() -> str:
     """What `preset` takes, in one line for error messages and ``--help``."""
     return (

@@ -36,7 +36,7 @@ from placer import (
     TableProfile,
     Topology,
 )
-from placer.dense import DenseLayers, DenseNetwork
+from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
 from placer.profile.counts import RowCounts
 from solvers import SOLVERS, solve
@@ -690,7 +690,7 @@ def dense_record() -> list[Any]:
         found.append([
             [[product.inputs, product.outputs] for product in network.products],
             network.macs_per_sample, network.parameter_bytes, network.input_bytes_per_sample,
-            network.memory(512, 8).total_bytes,
+            dense_memory(network, 512, 8).total_bytes,
         ])  # fmt: skip
         for preset in ("8xh100", "2x8xa100-80", "1xt4", "big-basin"):
             topology = Topology.parse(preset)

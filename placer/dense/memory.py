@@ -1,0 +1,117 @@
+"""Memory of a dense part: parameters and what goes with them, and activations at their most."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from placer.dense.network import FLOAT_BYTES, DenseNetwork
+
+_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMemory:
+    """Bytes of a dense part on each GPU.
+
+    Attributes
+    ----------
+    parameter_bytes, gradient_bytes, state_bytes : int
+        Of the parameters, of their gradients and of their optimizer's state, in float32; half
+        precision has copies of the parameters beside them.
+    bucket_bytes : int
+        Copies of the gradients that are summed over the GPUs; 0 on a single one.
+    activation_bytes : int
+        Inputs, activations and their gradients when they take most. Pooled embeddings and their
+        gradients are not among them: buffers of the embeddings have these.
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    state_bytes: int
+    bucket_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them at once."""
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.state_bytes
+            + self.bucket_bytes
+            + self.activation_bytes
+        )
+
+
+def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMemory:
+    """Memory on each of `gpus` GPUs, for its `samples` samples of a step.
+
+    Examples
+    --------
+    >>> from placer.dense import DenseLayers
+    >>> from placer.workloads import named_workload
+    >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)
+    >>> tables = [profile.table for profile in named_workload("criteo-kaggle")]
+    >>> memory = dense_memory(DenseNetwork.of(layers, tables), samples=2048)
+    >>> memory.gradient_bytes, memory.activation_bytes
+    (1903940, 30842880)
+    """
+    weights, copies = network.parameter_bytes, 0
+    if network.value_bytes < FLOAT_BYTES:
+        copies = network.parameters * network.value_bytes
+    inputs_bytes = network.input_bytes_per_sample + peak_values(network) * network.value_bytes
+    return DenseMemory(
+        weights + copies,
+        weights,
+        weights * _STATES[network.layers.optimizer],
+        weights if gpus > 1 else 0,
+        samples * inputs_bytes,
+    )
+
+
+def peak_values(network: DenseNetwork) -> int:
+    """Activations and gradients of one sample that exist at once, at most.
+
+    A layer keeps its input for the backward pass, and its activation the output, which is the
+    next one's input. They exist at most
+
+    * in the forward pass, where a layer of the top MLP has its output before and after the
+      activation, beside what the interaction has not let go of yet;
+    * in the backward pass of such a layer, where its output and the gradient before and after the
+      activation exist, or the gradients of its output and of its input;
+    * or in the backward pass of the interaction.
+
+    As PyTorch runs `placer.training.dlrm.Dlrm`; of ``cross``, as TorchRec's low-rank cross net;
+    of ``concat`` with means, as a pooling that keeps its input.
+    """
+    top = [one for one in network.products if one.part == "top"]
+    bottom = sum(one.outputs for one in network.products if one.part == "bottom")
+    kept, passing, backward = _interaction_values(network, top[0].inputs)
+    base, inputs = bottom + kept, list(accumulate(one.inputs for one in top))
+    hidden = [
+        base + kept_inputs + 2 * one.outputs for kept_inputs, one in zip(inputs, top, strict=True)
+    ]
+    return max(
+        max(hidden) + passing,
+        *(values + one.outputs for values, one in zip(hidden[:-1], top[:-1], strict=True)),
+        *(base + kept_inputs + one.outputs + one.inputs
+          for kept_inputs, one in zip(inputs, top, strict=True)),
+        base + top[0].inputs + backward,
+    )  # fmt: skip
+
+
+def _interaction_values(network: DenseNetwork, top_inputs: int) -> tuple[int, int, int]:
+    """What an interaction keeps, what it has besides in its forward pass, and in its backward."""
+    layers, columns = network.layers, network.vector_columns
+    if layers.interaction == "dot":
+        squares = network.vectors**2
+        pairs = network.vectors * (network.vectors - 1) // 2
+        # Backward: gradients of all products, and of the vectors as left and as right factor.
+        return columns, squares + pairs, squares + 2 * columns
+    if layers.interaction == "cross":
+        # Of each layer its product with the weights and its input; the last result is the top's
+        # input. Backward: gradients of the result, of the product and of the first input.
+        return layers.cross_layers * (2 * columns + layers.cross_rank), 0, 2 * columns
+    if layers.concat_stride == 1:
+        return 0, 0, top_inputs
+    embedded = columns - (layers.bottom[-1] if layers.bottom else layers.dense_features)
+    return embedded, 0, embedded + top_inputs
