@@ -30,7 +30,8 @@ lookup alone, rows on their way to the GPUs that need them included."""
 SOURCE_KEYS = frozenset(
     ("source", "url", "file", "commit", "date", "framework", "assumed", "problems", "rows")
 )
-OPTIONAL_KEYS = frozenset(("dense", "defaults"))
+OPTIONAL_KEYS = frozenset(("dense", "defaults", "judged"))
+"""``judged`` says why constants are not fitted to a source: it only judges them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Measurement:
     batch_size: int
     kind: str
     measured_s: float
+
+    @property
+    def math(self) -> str:
+        """The type in which the dense layers are multiplied."""
+        return str((self.dense or {}).get("math", "float32"))
 
     def problem(self) -> Problem:
         """The problem; its memory is the machine's, all of it."""

@@ -35,13 +35,23 @@ def plan_of(problem: Problem, facts: Facts) -> Plan:
     """The plan of a placement; `facts` are those of `Measurement.placement`."""
     name = facts["placement"]
     if name == "greedy-cost":
-        plan = solve(problem, solver="greedy-cost", cost_model="roofline").plan
-        if plan is None:
-            raise ValueError("greedy-cost finds no placement")
-        return plan
+        return _greedy_cost(problem.sha256, problem)
     tables = tuple(profile.table for profile in problem.profile)
     shards = tuple(PLACEMENTS[name](problem, facts))
     return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
+
+
+_FOUND: dict[str, Plan] = {}
+
+
+def _greedy_cost(sha256: str, problem: Problem) -> Plan:
+    """What the solver finds, once for rows of the same problem."""
+    if sha256 not in _FOUND:
+        plan = solve(problem, solver="greedy-cost", cost_model="roofline").plan
+        if plan is None:
+            raise ValueError("greedy-cost finds no placement")
+        _FOUND[sha256] = plan
+    return _FOUND[sha256]
 
 
 def _devices(problem: Problem) -> tuple[str, ...]:
