@@ -25,6 +25,7 @@ Values = Mapping[str, float]
 FREE: dict[str, float] = {
     "update_share": 0.2,
     "update_bytes": 0.7,
+    "repeat_share": 0.5,
     "probe_bytes": 0.5,
     "copy_share": 0.3,
     "step_s": 1.0,
@@ -40,6 +41,7 @@ Other constants are those of kernels that others have measured alone."""
 BEFORE: dict[str, float] = {
     "update_share": 0.6,
     "update_bytes": 100.0,
+    "repeat_share": 0.3,
     "probe_bytes": 6500.0,
     "copy_share": 0.75,
     "step_s": 0.5e-3,
@@ -116,28 +118,31 @@ def _amounts(constants: RooflineConstants) -> Float:
         (
             1 / c.lookup_share,
             c.lookup_bytes / c.lookup_share,
+            c.repeat_share / c.lookup_share,
             1 / c.update_share,
             c.update_bytes / c.update_share,
             c.probe_bytes,
             1 / c.copy_share,
             1 / c.in_place_share,
+            c.repeat_share / c.in_place_share,
             1 / c.in_place_update_share,
         )
     )
 
 
 def _moved() -> list[RooflineConstants]:
-    """The constants as they are, and for each amount ones that differ in it and no other."""
+    """Constants, as many as there are amounts, that tell them all apart."""
     own = RooflineConstants()
     return [
-        own,
-        replace(own, lookup_share=own.lookup_share / 2, lookup_bytes=own.lookup_bytes / 2),
+        replace(own, lookup_share=own.lookup_share / 2),
         replace(own, lookup_bytes=own.lookup_bytes * 2),
-        replace(own, update_share=own.update_share / 2, update_bytes=own.update_bytes / 2),
+        replace(own, repeat_share=own.repeat_share * 2),
+        replace(own, update_share=own.update_share / 2),
         replace(own, update_bytes=own.update_bytes * 2),
         replace(own, probe_bytes=own.probe_bytes * 2),
         replace(own, copy_share=own.copy_share / 2),
         replace(own, in_place_share=own.in_place_share / 2),
+        replace(own, in_place_share=own.in_place_share / 2, repeat_share=own.repeat_share * 2),
         replace(own, in_place_update_share=own.in_place_update_share / 2),
     ]
 
@@ -146,14 +151,15 @@ def ask(measurement: Measurement) -> Asked:
     """What the model says of a measurement for every amount."""
     problem = measurement.problem()
     plan = plan_of(problem, measurement.placement)
-    own, *moved = _moved()
+    own = RooflineConstants()
     first = Roofline(own).evaluate(problem, plan)
     phases, amounts = np.array(first.phase_s), _amounts(own)
-    by_amount = []
-    for number, constants in enumerate(moved):
-        other = np.array(Roofline(constants).evaluate(problem, plan).phase_s)
-        by_amount.append((other - phases) / (_amounts(constants) - amounts)[number])
-    rates = np.array(by_amount)
+    changes, moved = [], []
+    for constants in _moved():
+        report = Roofline(constants).evaluate(problem, plan)
+        moved.append(np.array(report.phase_s) - phases)
+        changes.append(_amounts(constants) - amounts)
+    rates = np.tensordot(np.linalg.inv(np.array(changes)), np.array(moved), 1)
     dense_s = max(dense_phase_s(problem)) if problem.dense is not None else 0.0
     return Asked(measurement, first, phases - np.tensordot(amounts, rates, 1), rates, dense_s)
 

@@ -9,6 +9,7 @@ uva                all rows on the host, read in place
 cached             all rows on the host behind a cache, of `share` of the distinct rows of `steps`
                    steps, or of `share_of_rows`: the hottest of all tables
 largest-on-host    the host pools the largest tables, so that the others fit in HBM
+split              `share` of each table's ranks in HBM, the rest read in place
 hot-replicated     the hottest rows of all tables on every GPU, the rest read in place
 hot-cached         the same with a cache instead of a split
 hot-partitioned    as many on each GPU, but each row on one; the rest read in place
@@ -175,6 +176,16 @@ def _largest_on_host(problem: Problem, facts: Facts) -> list[Shard]:
     return shards
 
 
+def _ranks_split(problem: Problem, facts: Facts) -> list[Shard]:
+    devices = _devices(problem)
+    return [
+        shard
+        for profile in problem.profile
+        for size in [int(facts["share"] * profile.table.rows)]
+        for shard in _split(profile, size, size, problem, devices)
+    ]
+
+
 def _hot_replicated(problem: Problem, facts: Facts) -> list[Shard]:
     sizes, devices = _hottest(problem.profile, facts["share"]), _devices(problem)
     return [
@@ -265,6 +276,7 @@ PLACEMENTS: dict[str, Callable[[Problem, Facts], list[Shard]]] = {
     "uva": _uva,
     "cached": _cached,
     "largest-on-host": _largest_on_host,
+    "split": _ranks_split,
     "hot-replicated": _hot_replicated,
     "hot-cached": _hot_cached,
     "hot-partitioned": _hot_partitioned,

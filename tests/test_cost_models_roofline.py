@@ -34,7 +34,7 @@ from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 
-PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0))
+PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
 """The model whose kernels reach all of every bandwidth and move nothing besides rows."""
 
 # The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
@@ -83,7 +83,7 @@ def test_rows_in_hbm_by_hand() -> None:
 
 def test_shares_of_bandwidths_and_bytes_besides_rows_by_hand() -> None:
     """Lookups at half of the bandwidth, updates at a fourth, and 10 and 20 bytes of each lookup."""
-    constants = RooflineConstants(0.5, 0.25, 10.0, 20.0, 0.0, 1.0, 1.0, 1.0)
+    constants = RooflineConstants(0.5, 0.25, 10.0, 20.0, 1.0, 0.0, 1.0, 1.0, 1.0)
     report = Roofline(constants).evaluate(
         uniform(), plan_for(uniform(), whole(uniform(), "device"))
     )
@@ -96,9 +96,32 @@ def test_shares_of_bandwidths_and_bytes_besides_rows_by_hand() -> None:
     assert phases["update"] == pytest.approx((update + 3 * OUTPUT) / 1e12 + UPDATE_KERNELS * 1e-6)
 
 
+def test_lookups_that_repeat_a_row_cost_a_part_of_it() -> None:
+    """Each distinct row once, and a fourth of it for each further lookup; from the host alike."""
+    constants = replace(PLAIN.constants, repeat_share=0.25)
+
+    def cost(lookup: Lookup) -> CostReport:
+        plan = plan_for(uniform(), whole(uniform(), lookup))
+        return Roofline(constants).evaluate(uniform(), plan)
+
+    read = UNIQUE * W + 0.25 * (LOOKED_UP - UNIQUE) * W
+    saved = (LOOKED_UP * W - read) / 1e12
+    plain = roofline(uniform(), whole(uniform(), "device"))
+    assert plain.gpus[0].hbm_s - cost("device").gpus[0].hbm_s == pytest.approx(saved)
+    before, after = (
+        next(phase.slowest_s for phase in report.phases if phase.name == "lookup")
+        for report in (plain, cost("device"))
+    )
+    # Four bytes of state are taken for weights here, which the lookup does not read.
+    assert before - after == pytest.approx(saved, rel=0.15)
+    in_place = cost("uva")
+    assert in_place.gpus[0].link_s == pytest.approx((read + UNIQUE * ROW) / 1e10)
+    assert in_place.hosts[0].dram_s == pytest.approx((read + 2 * UNIQUE * ROW) / 1e11)
+
+
 def test_shares_of_the_host_link_by_hand() -> None:
     """Copies at half of it, rows read in place at a fourth, and their update at an eighth."""
-    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 0.0, 0.5, 0.25, 0.125)
+    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.25, 0.125)
 
     def link_s(lookup: Lookup) -> float:
         plan = plan_for(uniform(), whole(uniform(), lookup))
@@ -110,7 +133,7 @@ def test_shares_of_the_host_link_by_hand() -> None:
 
 def test_a_cache_is_probed_for_every_lookup() -> None:
     """Hits and misses alike, ahead of the lookup; a table that is in HBM is not probed."""
-    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1000.0, 1.0, 1.0, 1.0)
+    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 1000.0, 1.0, 1.0, 1.0)
     probed = {
         lookup: Roofline(constants)
         .evaluate(uniform(), plan_for(uniform(), whole(uniform(), lookup)))
