@@ -2,6 +2,7 @@
 
     python benchmarks/published.py [--output FOLDER] [--only SOURCE]
     python benchmarks/published.py --fit
+    python benchmarks/published.py --markdown
 
 Every row of ``published/*.yaml`` becomes a problem and a plan (`_published`, `_published_plans`),
 which `roofline` prices. Printed are, by source and over all rows, the median factor between
@@ -9,7 +10,8 @@ prediction and measurement, whichever is larger over the other, and Spearman's r
 Then constants are fitted to all sources but one and judged on that one, source after source
 (`_published_fit`), and public figures of hardware and kernels are held against placer's
 (`_published_figures`). Rows go to results/published.json, a picture beside it; docs/published.md
-has what follows. ``--fit`` prints the constants of a fit to all sources.
+has what follows. ``--fit`` prints the constants of a fit to all sources, ``--markdown`` the page's
+tables from the results.
 Nothing is measured here: results repeat exactly. Four minutes.
 """
 
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from _machine import RESULTS
+from _markdown import markdown
 from _published import Measurement, sources
 from _published_figures import NEAR, Figure, figures
 from _published_fit import Asked, Values, as_they_are, ask, fit, left_out
@@ -148,6 +151,45 @@ def show_figures(found: Sequence[Figure]) -> None:
               f"{one.error:>+8.0%}{why}")  # fmt: skip
 
 
+def tables(results: Mapping[str, Any]) -> str:
+    """The tables of docs/published.md."""
+
+    def line(title: str, found: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+        own, fitted = found, found["left_out"]
+        orders = ["-" if x["spearman"] is None else f"{x['spearman']:.2f}" for x in (own, fitted)]
+        return (
+            title,
+            str(rows),
+            f"{own['median_factor']:.2f}",
+            orders[0],
+            f"{fitted['median_factor']:.2f}",
+            f"{fitted['p90_factor']:.2f}",
+            orders[1],
+        )
+
+    headers = ("source", "rows", "factor", "Spearman", "left out: factor", "P90", "Spearman")
+    lines = [line(title, one, one["rows"]) for title, one in results["sources"].items()]
+    lines.append(line("**all**", results["all"], results["all"]["rows"]))
+    figure_lines = [
+        (
+            f"[{one['what']}]({one['url']})",
+            f"{one['value']:.4g} {one['unit']}".strip(),
+            f"{one['placer']:.4g}",
+            f"{one['error']:+.0%}",
+            one["reason"] if abs(one["error"]) > NEAR else "",
+        )
+        for one in results["figures"]
+    ]
+    near = sum(abs(one["error"]) <= NEAR for one in results["figures"])
+    return "\n\n".join(
+        (
+            markdown(headers, lines),
+            f"{near} of {len(figure_lines)} within {NEAR:.0%}",
+            markdown(("figure", "public", "placer", "error", "why"), figure_lines),
+        )
+    )
+
+
 def main() -> None:
     """Predict all rows, fit, print, plot and write."""
     parser = argparse.ArgumentParser(
@@ -156,7 +198,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--only", default="", help="rows of sources whose title has these words")
     parser.add_argument("--fit", action="store_true", help="print constants fitted to all sources")
+    parser.add_argument("--markdown", action="store_true", help="print tables of the results")
     options = parser.parse_args()
+    if options.markdown:
+        print(tables(json.loads((options.output / "published.json").read_text())))
+        return
     found = [source for source in sources() if options.only.lower() in source.title.lower()]
     if not found:
         parser.error(f"--only {options.only!r}: no source is called so")

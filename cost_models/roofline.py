@@ -64,9 +64,9 @@ class RooflineConstants:
     update_share : float
         The same for sorting lookups, gathering gradients and updating rows; fitted.
     lookup_bytes : float
-        Bytes that a lookup costs besides its id and its row. Rows of 128 columns take 4.65 times
-        those of 16 (torchrec 2365), and TorchRec's estimators charge rows of less than 128 and of
-        less than 64 columns 1.15 and 1.75 times their bytes: all of it is 60 bytes a row.
+        Bytes that a lookup costs besides its id and its row, so that rows of 128 columns take 4.65
+        times those of 16 (torchrec 2365) and not 8 times. TorchRec's own estimators charge rows of
+        less than 64 columns 1.75 times their bytes.
     update_bytes : float
         The same of the update, besides the sort; fitted.
     repeat_share : float
@@ -96,7 +96,7 @@ class RooflineConstants:
 
     lookup_share: float = 0.80
     update_share: float = 0.64
-    lookup_bytes: float = 60.0
+    lookup_bytes: float = 35.0
     update_bytes: float = 95.0
     repeat_share: float = 0.20
     probe_bytes: float = 6100.0
