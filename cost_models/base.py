@@ -86,6 +86,8 @@ class CostReport:
         How the phases of a step follow one another.
     phase_s : tuple of tuple of float
         Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
+    dense_s : float or None
+        What dense layers take of the first chain; None where the step is embeddings alone.
 
     Examples
     --------
@@ -104,6 +106,7 @@ class CostReport:
     relative_error: float | None = None
     schedule: Schedule = ONE_PHASE
     phase_s: tuple[tuple[float, ...], ...] = ()
+    dense_s: float | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -140,6 +143,12 @@ class CostReport:
         )
 
     @property
+    def has_dense_phase(self) -> bool:
+        """Whether the longest chain is the first one, which dense layers are part of."""
+        chains_s = self.schedule.chain_times_s(self.phase_times_s)
+        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
+
+    @property
     def bottleneck(self) -> str:
         """The device that the step waits for most, and what that device does then."""
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
@@ -147,6 +156,8 @@ class CostReport:
             return f"{busiest.device} dram"
         if self.phase_s:
             longest = max(self.phases, key=lambda phase: phase.slowest_s)
+            if self.has_dense_phase and (self.dense_s or 0.0) > longest.slowest_s:
+                return "dense layers"
             return f"{longest.slowest} {longest.name}"
         slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
         parts = {

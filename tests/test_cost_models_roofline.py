@@ -25,8 +25,8 @@ from cost_models.step_equation.exchanged_bytes import ID_BYTES, LENGTH_BYTES
 from placer import AccessCdf, Problem, Shard
 from placer.dense import DenseLayers
 from placer.plan.buffers import (
-    INDEX_BYTES_PER_LOOKUP,
     STEPS_IN_FLIGHT,
+    index_buffer_bytes,
     staged_rows,
     with_buffers,
 )
@@ -57,7 +57,7 @@ IN_FLIGHT = 4 * (1 - (3 / 4) ** 32)
 LAUNCHED = (1 + UPDATE_KERNELS) * 1e-6
 """Kernels of an arena: all rows of a GPU are in one here."""
 
-INDEX = 2 * LOOKED_UP * INDEX_BYTES_PER_LOOKUP
+INDEX = index_buffer_bytes(LOOKED_UP, 16)
 ENTRY = ROW + ROW_CACHE_ENTRY_BYTES
 """A row in HBM with what says which row it is."""
 
@@ -378,7 +378,7 @@ def test_buffers_hold_the_rows_that_are_staged(
     expected = min(rows - cold, float(staged_rows(cdf.unique(in_flight, cold))))
     assert expected - 1 - 1e-6 <= found.staging_rows <= expected + 1e-6
     entries = found.staging_rows * (table.bytes_per_row(16) + ROW_CACHE_ENTRY_BYTES)
-    index = in_flight * INDEX_BYTES_PER_LOOKUP * (1 - float(cdf.share(start)))
+    index = index_buffer_bytes(in_flight / STEPS_IN_FLIGHT, 16) * (1 - float(cdf.share(start)))
     assert found.buffer_bytes >= entries + index - 1e-6
     plan = plan_for(problem_of(profile), found)
     assert [v for v in violations(plan) if v.rule != "coverage"] == []

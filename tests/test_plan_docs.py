@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from placer import Plan
 from placer.files import sha256_file
-from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
+from placer.plan.buffers import STEPS_IN_FLIGHT, index_buffer_bytes
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.schema import json_schema
 from placer.plan.verify import verify
@@ -42,7 +42,8 @@ def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
 
 def test_its_figures_are_those_that_plans_are_made_with() -> None:
     assert STEPS_IN_FLIGHT == 2
-    assert f"{INDEX_BYTES_PER_LOOKUP} bytes for each lookup of two steps" in TEXT
+    assert f"{index_buffer_bytes(1, 64):.0f} bytes for each lookup of a step" in TEXT
+    assert f"{index_buffer_bytes(1, 128):.0f} for rows of 128 columns" in TEXT
     assert f"(weights + state of a row + {ROW_CACHE_ENTRY_BYTES})" in TEXT
     assert f"with their state and {ROW_CACHE_ENTRY_BYTES} bytes of bookkeeping each" in TEXT
     costs = (REPOSITORY / "docs" / "cost-model.md").read_text(encoding="utf-8")

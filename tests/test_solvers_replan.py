@@ -20,7 +20,7 @@ from cost_models import Roofline, ShardingOption
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
-from placer.plan.buffers import INDEX_BYTES_PER_LOOKUP, STEPS_IN_FLIGHT
+from placer.plan.buffers import index_buffer_bytes
 from placer.plan.diff import diff
 from placer.plan.order import Ranks
 from placer.plan.verify import violations
@@ -39,7 +39,7 @@ from solvers.report.replan import replan_report
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
 
-INDEX_BYTES = STEPS_IN_FLIGHT * INDEX_BYTES_PER_LOOKUP
+INDEX_BYTES = int(index_buffer_bytes(1, 1))
 HBM = (50 << 10) + 160 * INDEX_BYTES
 """Of each of four GPUs that share 640 lookups."""
 
@@ -217,7 +217,9 @@ def test_refilling_moves_little_of_a_table_that_is_option_by_rows() -> None:
 
 def test_a_gpu_that_is_gone() -> None:
     problem, old = before()
-    left = replace(problem.topology, gpus=problem.topology.gpus[:3],
+    # Those that are left get more lookups each, and room for their buffers.
+    gpus = tuple(replace(g, memory_bytes=HBM + (16 << 10)) for g in problem.topology.gpus[:3])
+    left = replace(problem.topology, gpus=gpus,
                    links=tuple(k for k in problem.topology.links if k.a != "gpu:3"))  # fmt: skip
     now = replace(problem, topology=left, batch_size=10)
     found = replan(now, MODEL, old, LIMITS)

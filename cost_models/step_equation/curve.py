@@ -115,7 +115,7 @@ def replica_curve(
     phase_s += Extras(1.0, 0.0, 1.0, **exchange).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
-    hbm_bytes += index_buffer_bytes(lookups)
+    hbm_bytes += index_buffer_bytes(lookups, spec.dim)
     if profile.counts is not None and replicated_rows < spec.rows:
         hbm_bytes += row_map_bytes(spec)
     return CostCurve(
@@ -183,7 +183,7 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     first, last = shard.columns(spec.dim)
     all_lookups = float(lookups[-1])
     fixed = exchange_buffer_bytes(spec, samples, all_lookups, last - first)
-    buffers = np.full(hot.size, fixed + index_buffer_bytes(all_lookups))
+    buffers = np.full(hot.size, fixed + index_buffer_bytes(all_lookups, last - first))
     if cold in ("staged", "cached"):
         step_lookups = samples * spec.lookups_per_sample
         in_flight = rows_in_flight(profile, shard.rows(spec.rows), step_lookups, hot)

@@ -21,13 +21,24 @@ Float = npt.NDArray[np.float64]
 STEPS_IN_FLIGHT = 2
 """The step that trains, and the next one, whose rows are on their way."""
 
-INDEX_BYTES_PER_LOOKUP = 60
-"""Integers of one lookup in flight, on the GPU that serves it, whatever the tier of its row.
+INDEX_BYTES_HELD_PER_LOOKUP = 16
+"""Integers of one lookup from when its step is prepared to the step's end, whatever its row's tier.
 
-40 are held from when a step is prepared to its end: the id (int64), its slot, its place and that of
-its run, sort key and order (int64), the number and the start of its run of equal slots (int32
-where not said). The rest come and go, most while rows are staged, which needs 12 more than where
-none are. Measured by tests/executor/test_executor_memory.py, on a CPU."""
+Its place, its position in the order of rows, the start of its run of equal rows and that run's
+place, all int32, on the GPU that serves it. Measured by tests/executor/test_executor_memory.py."""
+
+INDEX_BYTES_PASSING_PER_LOOKUP = 24
+"""Bytes of one lookup that come and go while its step is prepared or its rows are updated.
+
+20 while lookups are sorted on a GPU beyond the 16 that are held then: slots, their order as int64
+twice, and the room that CUB's radix sort of pairs takes (keys and values once more:
+`sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and cub::DeviceRadixSort). The bag of
+each lookup, 4, while rows are updated: both can meet, for preparing has a stream of its own. On a
+CPU they do not, and it is 13, and 28 where all rows are staged: measured by
+tests/executor/test_executor_memory.py."""
+
+SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
+"""Sums of the parts of rows that are read often: two rows of float32 for 128 lookups."""
 
 
 _FLOAT32_BYTES = 4
@@ -51,12 +62,26 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     return bags + (lookups * unpooled / total if total else 0.0)
 
 
-def index_buffer_bytes(lookups: float) -> float:
+def index_buffer_bytes(lookups: float, width: int) -> float:
     """Bytes of the integers of all steps in flight, for a server of `lookups` of each.
 
     Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
+
+    Parameters
+    ----------
+    lookups : float
+        Of one step.
+    width : int
+        Columns of the rows that they read.
+
+    Examples
+    --------
+    >>> index_buffer_bytes(1000, width=64)
+    60000.0
     """
-    return lookups * STEPS_IN_FLIGHT * INDEX_BYTES_PER_LOOKUP
+    # The bags in order of rows take the place of the sums that follow.
+    passing = INDEX_BYTES_PASSING_PER_LOOKUP + max(4.0, width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
+    return lookups * (STEPS_IN_FLIGHT * INDEX_BYTES_HELD_PER_LOOKUP + passing)
 
 
 def staged_rows(unique_rows: Float | float) -> Float:
@@ -129,7 +154,7 @@ def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_b
     all_lookups = samples * table.lookups_per_sample
     lookups = all_lookups * slice_lookup_share(profile, shard.rows)
     size = exchange_buffer_bytes(table, samples if returns_bags else 0, lookups, width)
-    size += index_buffer_bytes(lookups)
+    size += index_buffer_bytes(lookups, width)
     staging_rows = 0
     if shard.lookup in ("staged", "cached"):
         _, cold = cache_slices(shard)

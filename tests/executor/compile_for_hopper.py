@@ -122,7 +122,7 @@ def compile_all(kernels: Compiler) -> None:
         places, gradients = indices(lookups, kind), torch.empty(40, width, device=META)
         kernels.pool(weights, places, indices(41), None, torch.empty(40, width, device=META))
         kernels.weight_gradients(weights, places, places, gradients, scales)
-        reads = RowReads(find_runs(indices(lookups)), places, places, None, gradients)
+        reads = RowReads(find_runs(indices(lookups))[0], places, places, None, gradients)
         kernels.squares(replace(reads, scales=scales), scales)
         for optimizer in optimizers:
             update(kernels, optimizer, weights, reads, scales)

@@ -12,7 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.plan.buffers import with_buffers
+from placer.executor.lookups.batch_reads import tensors_of
+from placer.executor.lookups.row_runs import CHUNK
+from placer.plan.buffers import (
+    INDEX_BYTES_HELD_PER_LOOKUP,
+    INDEX_BYTES_PASSING_PER_LOOKUP,
+    SUM_BYTES_PER_LOOKUP_AND_COLUMN,
+    with_buffers,
+)
 from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
 from placer.plan.shard import Lookup, Shard
@@ -121,3 +128,38 @@ def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -
     planned = device_memory(plan)
     assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.02)
     assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lookup", "rows", "passing"),
+    [("device", 4_000, 13.0), ("staged", 4_000, 13.0), ("staged", 512_000, 28.0)],
+)
+def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> None:
+    """Tables that are small beside what is read of them, and one whose rows are read once."""
+    lookups, row_entries = 128_000, min(rows, 128_000) if lookup == "staged" else 0
+    memory = "dram" if lookup == "staged" else "hbm"
+    shard = Shard("t", (0, rows, 1), (0, 4), ("gpu:0",), memory, lookup, 0, row_entries)
+    table = Table("t", rows, 4, features=(Feature("t", lookups / 64),))
+    plan = replace(plan_with("uva", ROWS), tables=(table,), shards=(shard,), row_order={})
+    model = PlacedEmbeddings(replace(plan, hot_ids={}), backend="tiered")
+    generator = torch.Generator().manual_seed(0)
+
+    def batch() -> BagBatch:
+        ids = torch.randint(rows, (lookups,), generator=generator)
+        offsets = torch.arange(0, lookups + 1, lookups // 64)
+        return BagBatch.from_features({"t": (ids, offsets, None)}, ["t"])
+
+    first, second = batch(), batch()
+    prepared = [model.prefetch(first)]
+    peak = peak_bytes(lambda: prepared.append(model.prefetch(second)))
+    arrays = {id(tensor): tensor.nbytes for tensor in tensors_of(prepared[1])}
+    held = sum(size for size in arrays.values() if size > 1_000)
+    assert held / lookups == pytest.approx(INDEX_BYTES_HELD_PER_LOOKUP, rel=0.01)
+    # An entry of the row cache takes 31 bytes in passing, which plans charge to its row.
+    most = (peak - held - 31 * row_entries) / lookups
+    assert passing - 3 < most <= passing <= INDEX_BYTES_PASSING_PER_LOOKUP + 4
+
+
+def test_sums_of_long_runs_take_two_rows_for_each_chunk() -> None:
+    assert 2 * torch.float32.itemsize / CHUNK == SUM_BYTES_PER_LOOKUP_AND_COLUMN

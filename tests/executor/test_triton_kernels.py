@@ -50,10 +50,10 @@ def reads_of(
     slots: Tensor, gradients: Tensor, sources: Tensor, scales: Tensor | None = None
 ) -> RowReads:
     """What an update gets for a step's lookups, where a row's place is its slot."""
-    runs = find_runs(slots)
+    runs, ordered = find_runs(slots)
     # Beyond the number of runs the places mean nothing; here they would be found out.
-    places = torch.full_like(runs.slots, 10**6)
-    places[: int(runs.count)] = runs.slots[runs.starts[: int(runs.count)].long()]
+    places = torch.full_like(slots, 10**6)
+    places[: int(runs.count)] = ordered.slots[runs.starts[: int(runs.count)]]
     ordered = None if scales is None else scales[runs.order]
     return RowReads(runs, places, sources[runs.order], ordered, gradients)
 
@@ -63,10 +63,13 @@ def row_gradients(reads: RowReads, rows: int) -> tuple[Tensor, Tensor]:
     lookups = reads.gradients.double()[reads.sources.long()]
     if reads.scales is not None:
         lookups *= reads.scales.double()[:, None]
+    count = int(reads.runs.count)
+    lengths = reads.runs.starts[: count + 1].diff()
+    slots = reads.places[:count].repeat_interleave(lengths).long()
     sums = torch.zeros(rows + 1, lookups.shape[1], dtype=torch.float64)
-    sums.index_add_(0, reads.runs.slots.long() + 1, lookups)  # Slot −1 is nobody's.
+    sums.index_add_(0, slots + 1, lookups)  # Slot −1 is nobody's.
     touched = torch.zeros(rows + 1, dtype=torch.bool)
-    touched[reads.runs.slots.long() + 1] = True
+    touched[slots + 1] = True
     return sums[1:], touched[1:]
 
 

@@ -25,7 +25,7 @@ class SliceReads:
     step : ArenaStep
     lookups : slice
         Of the arena's step.
-    sources : int64
+    sources : int32
         The row of `gradients` of each lookup.
     gradients : float32, shape (bags of the arena, width)
     weights : float32 or None

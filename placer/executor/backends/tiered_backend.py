@@ -15,16 +15,15 @@ from torch import Tensor
 from placer.executor.backends.base import Backend, SlicedUpdate, SliceReads
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.staging import Staging, places_of, tiered_rows
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable, TierKernels
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, Segment
-from placer.executor.lookups.row_runs import Runs, find_runs
+from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
 from placer.executor.memory.access import Access, Ticket, Window
 from placer.executor.memory.arena import Arena, tiered_arena
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
@@ -56,7 +55,7 @@ class TieredBackend(Backend):
         self._window = Window()
         self._faults = Faults(device)
         self._tables: dict[tuple[tuple[int, ...], ...], SegmentTable] = {}
-        self._edges: dict[ArenaSpec, Tensor] = {}
+        self._staging = Staging(kernels, self._window, device)
 
     def allocate(self, spec: ArenaSpec) -> Arena:
         return tiered_arena(spec, self._device, self._policy)
@@ -78,16 +77,19 @@ class TieredBackend(Backend):
             ]
             self._faults.watch(fault, batch, features)
         ticket = self._window.open()
-        return tuple(
-            ArenaStep(read, slot, self._access(index, arena, read, slot, ticket, training))
-            for index, (arena, read, slot) in enumerate(zip(arenas, reads, slots, strict=True))
-        )
+        steps = []
+        for index, (arena, read) in enumerate(zip(arenas, reads, strict=True)):
+            # Kept by update alone, where rows have several column slices.
+            kept = slots[index] if arena.spec.key.splits_rows else slots[index].new_empty(0)
+            access = self._access(index, arena, read, slots, ticket, training)
+            steps.append(ArenaStep(read, kept, access))
+        return tuple(steps)
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
         access = access_of(step)
         if step.reads.bags:
-            rows = _tiered(arena.weights)
+            rows = tiered_rows(arena.weights)
             scales = None if weights is None else weights.detach().contiguous()
             self._kernels.pool(rows, access.places, step.reads.offsets, scales, out)
         if access.host is not None:
@@ -105,17 +107,17 @@ class TieredBackend(Backend):
         access = access_of(step)
         runs, run_places = access.runs, access.run_places
         assert runs is not None and run_places is not None, "the step was prepared for training"  # noqa: PT018
-        scales = None if weights is None else weights.detach()[runs.order]
-        sources = step.reads.sources().to(torch.int32)[runs.order]
+        scales = None if weights is None else weights.detach().index_select(0, runs.order)
+        sources = step.reads.sources().index_select(0, runs.order)
         row_reads = RowReads(runs, run_places, sources, scales, gradients)
-        state = None if arena.state is None else _tiered(arena.state)
-        self._kernels.update(_tiered(arena.weights), state, row_reads, rule)
+        state = None if arena.state is None else tiered_rows(arena.state)
+        self._kernels.update(tiered_rows(arena.weights), state, row_reads, rule)
         if access.host is not None:
             self._host.update(arena, access.host, gradients, weights, rule)
 
     def sliced_update(self, column_slices: Sequence[Sequence[SliceReads]]) -> SlicedUpdate:
-        runs = self._sort(torch.cat([reads.slots for reads in column_slices[0]]))
-        first = _first_of(runs)
+        runs, _ = self._sort(torch.cat([reads.slots for reads in column_slices[0]]))
+        first = runs.order.index_select(0, runs.firsts)
         squares = torch.zeros(runs.lookups, device=self._device)
         reads: list[tuple[Arena, RowReads, Rule]] = []
         for columns in column_slices:
@@ -125,7 +127,7 @@ class TieredBackend(Backend):
             if columns[0].weights is not None:
                 scales = torch.cat([part.weights for part in columns if part.weights is not None])
                 scales = scales.detach()[runs.order]
-            places = places[runs.order[first]]
+            places = places.index_select(0, first)
             row_reads = RowReads(runs, places, sources, scales, columns[0].gradients)
             reads.append((columns[0].arena, row_reads, columns[0].rule))
             part_squares = torch.zeros_like(squares)
@@ -137,7 +139,7 @@ class TieredBackend(Backend):
         out = torch.empty(step.reads.lookups, device=self._device)
         access = access_of(step)
         sources = step.reads.sources()
-        rows = _tiered(arena.weights)
+        rows = tiered_rows(arena.weights)
         self._kernels.weight_gradients(rows, access.places, sources, gradients, out)
         if access.host is not None:
             out.add_(self._host.weight_gradients(arena, access.host, gradients))
@@ -180,7 +182,7 @@ class TieredBackend(Backend):
             del self._tables[next(iter(self._tables))]
         return table
 
-    def _sort(self, slots: Tensor) -> Runs:
+    def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
         with phase("sort"):
             return find_runs(slots)
 
@@ -189,76 +191,29 @@ class TieredBackend(Backend):
         index: int,
         arena: Arena,
         reads: ArenaReads,
-        slots: Tensor,
+        all_slots: list[Tensor],
         ticket: Ticket,
         training: bool,
     ) -> Access:
-        """Find where the rows of an arena's lookups are, and copy staged and cached ones to HBM."""
-        spec, row_cache = arena.spec, arena.row_cache
-        self.counts.add(slots, spec)
-        host = None
+        """Find where the rows of an arena's lookups are, and copy staged and cached ones to HBM.
+
+        `all_slots` are by arena.
+        """
+        spec = arena.spec
+        self.counts.add(all_slots[index], spec)
+        host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
-            host = self._host.reads(slots, reads.offsets)
-        runs = run_places = None
-        if (training and not spec.key.splits_rows) or row_cache is not None:
-            runs = self._sort(slots)
-            run_slots = runs.slots[_first_of(runs)]
-            run_places = _places(spec, row_cache, run_slots)
-        if row_cache is None or runs is None or run_places is None or not reads.lookups:
-            return Access(ticket, _places(spec, row_cache, slots), runs, run_places, host)
-        with phase("stage"):
-            run_places = self._stage(index, arena, row_cache, runs, run_places, ticket, training)
-        places = torch.empty_like(run_places)
-        places[runs.order] = run_places[runs.run]
-        return Access(ticket, places, runs, run_places, host)
-
-    def _stage(
-        self,
-        index: int,
-        arena: Arena,
-        row_cache: RowCache,
-        runs: Runs,
-        run_places: Tensor,
-        ticket: Ticket,
-        training: bool,
-    ) -> Tensor:
-        """Give staged and cached rows entries of the row cache; the place of each run."""
-        home, stop = arena.spec.home, arena.spec.cache_shares[-1].part.stop
-        kind, lookups = runs.slots.dtype, runs.lookups
-        # Runs are in the order of slots, so the pooled ones are neighbours.
-        edges = torch.searchsorted(runs.slots, self._edges_of(arena.spec).to(kind))
-        first, last = torch.where(
-            edges < lookups, runs.run[edges.clamp(max=lookups - 1)], runs.count
-        ).unbind()
-        most = min(lookups, stop - home)
-        index_of = first + torch.arange(most, device=self._device)
-        valid = index_of < last
-        index_of.clamp_(max=lookups - 1)
-        starts = runs.starts[index_of]
-        own = runs.slots[starts.clamp(max=lookups - 1)]
-        slots = torch.where(valid, own, torch.iinfo(kind).max)
-        counts = torch.where(valid, runs.starts[index_of + 1] - starts, 0)
-        del starts, own, index_of
-        barred = self._window.in_place(index, slots, ticket)
-        resolution = row_cache.resolve(slots, counts, ticket.number, self._window.oldest, barred)
-        ticket.resolved[index] = (slots, resolution.entries)
-        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
-            self._kernels.exchange(_matrices(arena), resolution.moves)
-        if training:
-            row_cache.mark_dirty(resolution.entries)
-        # Runs that are not pooled all write behind the end.
-        index_of = first + torch.arange(most, device=self._device)
-        target = torch.where(valid & (resolution.entries >= 0), index_of, lookups)
-        places = torch.nn.functional.pad(run_places, (0, 1))
-        return places.scatter_(0, target, (resolution.entries + home).to(places.dtype))[:lookups]
-
-    def _edges_of(self, spec: ArenaSpec) -> Tensor:
-        """First pooled slot and the end of them, on the device."""
-        edges = self._edges.get(spec)
-        if edges is None:
-            edges = torch.tensor([spec.home, spec.cache_shares[-1].part.stop], device=self._device)
-            self._edges[spec] = edges
-        return edges
+            host = self._host.reads(all_slots[index], reads.offsets)
+        if arena.row_cache is not None and reads.lookups:
+            runs, places, run_places = self._staging.stage(
+                index, arena, all_slots, ticket, training
+            )
+            return Access(ticket, places, runs, run_places, host)
+        if training and not spec.key.splits_rows:
+            runs, ordered = self._sort(all_slots[index])
+            run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))
+            del ordered
+        return Access(ticket, places_of(spec, 0, all_slots[index]), runs, run_places, host)
 
 
 @dataclass(slots=True, eq=False)
@@ -272,34 +227,11 @@ class _SlicedUpdate:
     def apply(self, mean_squares: Tensor) -> None:
         """Update the rows of all column slices."""
         for arena, reads, rule in self.column_slices:
-            state = None if arena.state is None else _tiered(arena.state)
-            self.kernels.update(_tiered(arena.weights), state, reads, rule, mean_squares)
+            state = None if arena.state is None else tiered_rows(arena.state)
+            self.kernels.update(tiered_rows(arena.weights), state, reads, rule, mean_squares)
 
 
 def access_of(step: ArenaStep) -> Access:
     """Where `prepare` located the rows of an arena's step."""
     assert step.access is not None, "steps of this backend have it"
     return step.access
-
-
-def _tiered(rows: object) -> TieredRows:
-    assert isinstance(rows, TieredRows), "arenas of this backend are in tiers"
-    return rows
-
-
-def _matrices(arena: Arena) -> list[TieredRows]:
-    return [_tiered(rows) for rows in (arena.weights, arena.state) if rows is not None]
-
-
-def _first_of(runs: Runs) -> Tensor:
-    """Sorted position of each run's first lookup, shape (lookups,); beyond the runs, any."""
-    return runs.starts[: runs.lookups].clamp(max=max(runs.lookups - 1, 0)).long()
-
-
-def _places(spec: ArenaSpec, row_cache: RowCache | None, slots: Tensor) -> Tensor:
-    """Places of slots whose rows are not in the row cache; −1 for those that the host pools."""
-    entries = 0 if row_cache is None else row_cache.entries
-    places = torch.where(slots < spec.home, slots, slots + entries)
-    if spec.host_start == spec.rows:
-        return places
-    return torch.where(slots < spec.host_start, places, -1)

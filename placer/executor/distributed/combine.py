@@ -8,7 +8,7 @@ from torch import Tensor
 from placer.executor.distributed.placement.channels import Channels
 from placer.executor.distributed.placement.table_routes import TableRoutes
 from placer.executor.distributed.sharded_batch import Route, ShardedBatch
-from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
+from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 
 
@@ -37,12 +37,11 @@ def combine(
             rows, channel.target.width
         )
         pooled[channel.feature, channel.columns] = channel.pooled
-    bounds = feature_bounds(step.batch, features)
     results = {}
     for index, feature in enumerate(features):
         table = maps.get(feature.table)
         if table is None:  # It has no rows, so all bags are empty.
-            rows = 0 if feature.pooling == "none" else step.batch.batch_size
+            rows = 0 if feature.pooling == "none" else step.bags.batch_size
             column_slices = [flat.new_zeros((rows, dims[feature.table])) + flat[:0].sum()]
         else:
             column_slices = [
@@ -51,15 +50,15 @@ def combine(
                     pooled[index, number],
                     [came[index, number, place] for place in range(len(columns.targets))],
                     step.routes[index][number],
-                    _offsets(step, index),
+                    step.bags.offsets_of(index),
                 )
                 for number, columns in enumerate(table.column_slices)
             ]
         whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
         if feature.pooling == "mean":
-            whole = mean_from_sum(whole, _offsets(step, index))
+            whole = mean_from_sum(whole, step.bags.offsets_of(index))
         elif feature.pooling == "none" and step.kept is not None:
-            (start, stop), (first, last) = step.bounds[index], bounds[index]
+            (start, stop), (first, last) = step.bounds[index], step.bags.spans[index]
             places = step.kept[first:last] - start
             whole = whole.new_zeros((stop - start, whole.shape[1])).index_put((places,), whole)
         results[feature.name] = whole
@@ -80,12 +79,8 @@ def _column_slice(
         return total
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
     if route.order is not None:
-        back = torch.empty_like(route.order)
-        back[route.order] = torch.arange(route.order.numel(), device=back.device)
+        order = route.order.long()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device=back.device)
         rows = rows[back]
     return rows if feature.pooling == "none" else segment_max(rows, offsets - offsets[0])
-
-
-def _offsets(step: ShardedBatch, index: int) -> Tensor:
-    size = step.batch.batch_size
-    return step.batch.offsets[index * size : (index + 1) * size + 1]

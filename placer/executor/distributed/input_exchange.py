@@ -15,6 +15,7 @@ from placer.executor.distributed.sharded_batch import Route, ShardedBatch, UnitS
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
+    bags_of,
     check_ids,
     feature_bounds,
     without_padding,
@@ -92,6 +93,8 @@ class InputExchange:
                         target, rows = table.route(ids, columns)
                         count = len(columns.targets)
                         route, parts = _spread(target, rows, count, bag_lengths, start)
+                        if feature.pooling in ("sum", "mean"):
+                            route = Route(None, route.counts)
                     known = seen[id(columns.router)] = route, parts
                 feature_routes.append(known[0])
                 lookups.update({(index, number, place): own for place, own in enumerate(known[1])})
@@ -142,7 +145,7 @@ class InputExchange:
             for (_, channel), own in zip(channels.sent, lookups, strict=True)
         )
         return ShardedBatch(
-            batch,
+            bags_of(batch, self.features),
             bounds,
             kept,
             samples,
@@ -193,7 +196,8 @@ class InputExchange:
         """What came for one unit, channel by channel instead of rank by rank."""
         bags, reads, bounds = self._unit_spans(unit, samples, counts)
         size = sum(samples[source] for source in unit.sources)
-        bag_lengths = lengths[spans(bags.starts, bags.sizes, self.device)].long()
+        of_bags = spans(bags.starts, bags.sizes, self.device)
+        bag_lengths = lengths.index_select(0, of_bags).long()
         places = [place for _, place in unit.entries]
         if unit.replicated:  # Features by which replicas are updated have empty bags here.
             own = bag_lengths.view(len(unit.channels), size)
@@ -202,17 +206,17 @@ class InputExchange:
             bag_lengths = torch.cat(parts)
         whole = reads.starts == _starts(reads.sizes) and bounds[-1] == rows.numel()
         index = None if whole else spans(reads.starts, reads.sizes, self.device)
-        own_rows = rows if index is None else rows[index]
+        own_rows = rows if index is None else rows.index_select(0, index)
         own_weights = None
         if weights is not None:
-            own_weights = weights if index is None else weights[index]
+            own_weights = weights if index is None else weights.index_select(0, index)
             own_weights = own_weights.clone().requires_grad_(wanted and not unit.replicated)
         offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
         ends = [0]
         for place in places:
             ends.append(ends[-1] if place < 0 else bounds[place + 1])
         batch = BagBatch(own_rows, offsets, size, own_weights, tuple(ends) if size else None)
-        return UnitStep(batch, None, index, tuple(bounds))
+        return UnitStep(batch, own_weights, None, index if wanted else None, tuple(bounds))
 
     def _unit_spans(
         self, unit: Unit, samples: Sequence[int], counts: Sequence[Sequence[int]]
@@ -261,7 +265,7 @@ class _ChannelLookups:
     def select(self, values: Tensor) -> Tensor:
         """Values of these lookups out of the batch's."""
         own = values[self.start : self.stop]
-        return own if self.order is None else own[self.order]
+        return own if self.order is None else own.index_select(0, self.order)
 
     def positions(self, device: torch.device) -> Tensor:
         """Their positions in the batch."""
@@ -285,8 +289,8 @@ def _spread(
     """A feature's lookups by target, each target's in the order of the batch."""
     total, size = rows.numel(), lengths.numel()
     kind = torch.uint8 if count < 256 else torch.int32
-    order = torch.sort(target.to(kind), stable=True).indices
-    rows = rows[order]
+    order = torch.sort(target.to(kind), stable=True).indices.int()
+    rows = rows.index_select(0, order)
     bags = torch.arange(size, device=rows.device).repeat_interleave(lengths, output_size=total)
     by_bag = torch.bincount(target * size + bags, minlength=count * size).view(count, size)
     counts = by_bag.sum(1).tolist()

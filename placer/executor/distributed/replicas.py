@@ -68,7 +68,7 @@ class ReplicaUpdates:
             rows.append(self._lookups(unit_step, number)[0])
         with torch.no_grad():
             read = self.module(self._update_batch(rows))
-        result = torch.zeros(unit_step.batch.ids.numel(), device=unit_step.batch.ids.device)
+        result = torch.zeros(unit_step.bounds[-1], device=self.module.device)
         for number, target in enumerate(self.unit.targets):
             _, sources, places = self._lookups(unit_step, number)
             joined = self._joined(gradients, number)
@@ -87,7 +87,8 @@ class ReplicaUpdates:
 
     def _lookups(self, unit_step: UnitStep, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of a target's lookups, the gradient of each among its channels', and places."""
-        batch, device = unit_step.batch, unit_step.batch.ids.device
+        batch, device = unit_step.batch, self.module.device
+        assert batch is not None, "replicas' updates read its ids"
         rows, sources, places, first = [batch.ids[:0]], [batch.ids[:0]], [batch.ids[:0]], 0
         lengths = batch.offsets.diff()
         for place in self._channels(number):
@@ -114,7 +115,7 @@ class ReplicaUpdates:
         if not rows.numel():
             return rows, joined.new_zeros((0, self.unit.targets[number].width))
         order, distinct, starts = runs(rows)
-        weights = unit_step.batch.weights
+        weights = unit_step.weights
         if weights is not None:
             weights = weights.detach()[places][order]
         return distinct, row_sums(joined, sources[order], weights, starts)

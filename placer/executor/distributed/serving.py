@@ -123,7 +123,7 @@ class Served:
         for index, (unit, unit_step) in enumerate(
             zip(self.channels.units, step.units, strict=True)
         ):
-            weights = unit_step.batch.weights
+            weights = unit_step.weights
             if unit.replicated or not outputs[index]:
                 continue
             entered = True
@@ -149,7 +149,7 @@ class Served:
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
         sent, received = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, received)
-        result = torch.zeros(step.batch.ids.numel(), device=self.device)
+        result = torch.zeros(step.bags.lookups, device=self.device)
         # Each lookup comes back once a column slice; in the order of the batch, sums are always
         # alike.
         order = torch.sort(step.lookups, stable=True).indices

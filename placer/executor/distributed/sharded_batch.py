@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import PreparedBatch
+from placer.executor.lookups.batch_reads import Bags, PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,17 +16,22 @@ class UnitStep:
 
     Attributes
     ----------
-    batch : BagBatch
-        Of all its sources' samples, channel by channel.
+    batch : BagBatch or None
+        Of all its sources' samples, channel by channel; None where its ids were needed only to
+        look for rows ahead.
+    weights : float32, shape (lookups,), or None
+        Of the batch's lookups.
     prepared : PreparedBatch or None
         The same, where its rows were looked for ahead.
-    source : int64, shape (lookups,), or None
-        Position of each lookup among those that came here; None where they stand as they came.
+    source : int32, shape (lookups,), or None
+        Position of each lookup among those that came here; None where they stand as they came, or
+        nobody wants gradients of weights.
     bounds : tuple of int
         Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
     """
 
-    batch: BagBatch
+    batch: BagBatch | None
+    weights: Tensor | None
     prepared: PreparedBatch | None
     source: Tensor | None
     bounds: tuple[int, ...]
@@ -38,8 +43,8 @@ class Route:
 
     Attributes
     ----------
-    order : int64, shape (lookups,), or None
-        The feature's lookups by target; None where there is one.
+    order : int32, shape (lookups,), or None
+        The feature's lookups by target; None where there is one, or where targets send sums.
     counts : tuple of int
         Lookups of each target.
     """
@@ -56,8 +61,8 @@ class ShardedBatch:
 
     Attributes
     ----------
-    batch : BagBatch
-        This rank's own samples, without padded lookups.
+    bags : Bags
+        Of this rank's own samples, without padded lookups.
     bounds : tuple of (start, stop)
         Each feature's lookups in the batch that was passed in.
     kept : int64, or None
@@ -79,7 +84,7 @@ class ShardedBatch:
     units : tuple of UnitStep
     """
 
-    batch: BagBatch
+    bags: Bags
     bounds: tuple[tuple[int, int], ...]
     kept: Tensor | None
     samples: tuple[int, ...]
@@ -98,11 +103,20 @@ class ShardedBatch:
 
 
 def spans(starts: Sequence[int], sizes: Sequence[int], device: torch.device) -> Tensor:
-    """``starts[i], starts[i] + 1, …`` for `sizes[i]` numbers, one i after the other; int64."""
-    first = torch.tensor(starts, dtype=torch.int64)
-    size = torch.tensor(sizes, dtype=torch.int64)
-    shift = first - (size.cumsum(0) - size)
-    total = sum(sizes)
-    shift, size = shift.to(device), size.to(device)
-    repeated = shift.repeat_interleave(size, output_size=total)
-    return repeated + torch.arange(total, device=device)
+    """``starts[i], starts[i] + 1, …`` for `sizes[i]` numbers, one i after the other; int32.
+
+    Counted up by one, and by a jump where a span starts: no other array is as long.
+
+    Examples
+    --------
+    >>> spans([5, 0], [2, 3], torch.device("cpu")).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    first = torch.tensor([0, *starts], dtype=torch.int64)
+    size = torch.tensor([0, *sizes], dtype=torch.int64)
+    jumps = (first[1:] - (first + size)[:-1]).int().to(device)
+    places = size.cumsum(0)[:-1].to(device)
+    counted = torch.ones(sum(sizes) + 1, dtype=torch.int32, device=device)
+    counted[:1] = 0
+    counted.index_add_(0, places, jumps)
+    return counted.cumsum_(0)[:-1]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.row_cache import RowCacheStats
+from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
@@ -141,10 +142,14 @@ class ShardedEmbeddings(Embeddings):
             step = self._inputs.arrived(batch)
         else:
             step = self._inputs.now(batch, training=True)
-        units = []
-        for module, unit in zip(self._held, step.units, strict=True):
+        units: list[UnitStep] = []
+        held = zip(self._parts.inputs.channels.units, self._held, step.units, strict=True)
+        for placed, module, unit in held:
+            assert unit.batch is not None, "it has just come"
             prepared = module.prefetch(unit.batch)
-            units.append(UnitStep(unit.batch, prepared, unit.source, unit.bounds))
+            # Updates of replicas read the ids once more.
+            kept = unit.batch if placed.replicated else None
+            units.append(replace(unit, batch=kept, prepared=prepared))
         return step.with_units(tuple(units))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -162,7 +167,7 @@ class ShardedEmbeddings(Embeddings):
         step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
-            anchor, step.batch.weights, step, self._parts.served, training
+            anchor, step.bags.weights, step, self._parts.served, training
         )
         inputs = self._parts.inputs
         dims = {table.name: table.dim for table in self.plan.tables}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache, RowCacheStats
+from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache_stats import RowCacheStats
 
 
 @dataclass(frozen=True, slots=True)

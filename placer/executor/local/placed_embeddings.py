@@ -21,7 +21,7 @@ from placer.executor.lookups.batch_reads import (
     FeatureRead,
     PreparedBatch,
     arena_reads,
-    feature_span,
+    bags_of,
     tensors_of,
     without_padding,
 )
@@ -205,6 +205,9 @@ class PlacedEmbeddings(Embeddings):
             return self._prepare(batch, training=True)
         # Work queued so far has to come first: updates, and writing the batch.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        for tensor in tensors_of(batch):  # They are not kept, and must be there until read.
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True)
             self._ready.append(recorded())
@@ -238,7 +241,7 @@ class PlacedEmbeddings(Embeddings):
                 tensor.record_stream(stream)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
-            anchor, batch.batch.weights, batch.steps, self._runtime
+            anchor, batch.bags.weights, batch.steps, self._runtime
         )
         if not training:
             self._runtime.backend.finish(batch.steps)
@@ -319,9 +322,10 @@ class PlacedEmbeddings(Embeddings):
         """Check a batch and find its rows, on the current stream."""
         batch, bounds, kept = without_padding(batch, self.features, self.device)
         runtime = self._runtime
-        reads = arena_reads(batch, self.features, self._layout)
+        bags = bags_of(batch, self.features)
+        reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
-        return PreparedBatch(batch, bounds, kept, steps)
+        return PreparedBatch(bags, bounds, kept, steps)
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -333,17 +337,16 @@ def _indexed(device: torch.device) -> torch.device:
 
 def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:
     """A feature's output from the fused sums of its bags, or from its single lookups."""
-    batch, kept = prepared.batch, prepared.kept
+    bags, kept = prepared.bags, prepared.kept
     if feature.pooling == "sum":
         return whole
     if feature.pooling == "none":
         if kept is None or feature.padding_idx is None:
             return whole
-        (start, stop), (first, last) = prepared.bounds[index], feature_span(batch, index)
+        (start, stop), (first, last) = prepared.bounds[index], bags.spans[index]
         result = whole.new_zeros((stop - start, whole.shape[1]))
         return result.index_put((kept[first:last] - start,), whole)
-    size = batch.batch_size
-    offsets = batch.offsets[index * size : (index + 1) * size + 1]
+    offsets = bags.offsets_of(index)
     if feature.pooling == "mean":
         return mean_from_sum(whole, offsets)
     return segment_max(whole, offsets - offsets[0])

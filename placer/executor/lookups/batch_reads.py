@@ -78,9 +78,14 @@ class ArenaReads:
         return self.offsets.numel() - 1
 
     def sources(self) -> Tensor:
-        """The bag of each lookup, int64."""
-        bags = torch.arange(self.bags, device=self.offsets.device)
-        return bags.repeat_interleave(self.offsets.diff(), output_size=self.lookups)
+        """The bag of each lookup, int32.
+
+        Counted up where bags start: a repetition of the bags would need int64 indices.
+        """
+        sources = torch.zeros(self.lookups + 1, dtype=torch.int32, device=self.offsets.device)
+        starts = self.offsets[1:]
+        sources.index_add_(0, starts, torch.ones_like(starts, dtype=torch.int32))
+        return sources.cumsum_(0)[: self.lookups]
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Values of the batch's lookups in the order of this arena's lookups."""
@@ -103,7 +108,8 @@ class ArenaStep:
     ----------
     reads : ArenaReads
     slots : int32 or int64, shape (lookups,)
-        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``.
+        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``. Empty where `access` says all
+        that is needed of them.
     access : Access or None
         Where these rows are, in backends whose tiers have memory of their own.
     """
@@ -114,6 +120,34 @@ class ArenaStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """What is left to know of a batch once its ids have been read.
+
+    Attributes
+    ----------
+    batch_size : int
+    offsets : int64, shape (features · batch_size + 1,)
+    weights : float32, shape (lookups,), or None
+    spans : tuple of (start, stop)
+        Each feature's lookups.
+    """
+
+    batch_size: int
+    offsets: Tensor
+    weights: Tensor | None
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def lookups(self) -> int:
+        """Number of lookups."""
+        return self.spans[-1][1] if self.spans else 0
+
+    def offsets_of(self, feature: int) -> Tensor:
+        """Offsets of one feature's bags, and the end of the last: shape (batch_size + 1,)."""
+        return self.offsets[feature * self.batch_size : (feature + 1) * self.batch_size + 1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
     """A batch whose rows are located; staged ones are on their way to HBM.
 
@@ -121,7 +155,7 @@ class PreparedBatch:
 
     Attributes
     ----------
-    batch : BagBatch
+    bags : Bags
         On the computing device, without padded lookups.
     bounds : tuple of (start, stop)
         Each feature's lookups in the batch that was passed in.
@@ -132,7 +166,7 @@ class PreparedBatch:
         When all this is there, if it was made on a stream of its own.
     """
 
-    batch: BagBatch
+    bags: Bags
     bounds: tuple[tuple[int, int], ...]
     kept: Tensor | None
     steps: tuple[ArenaStep, ...]
@@ -230,13 +264,10 @@ def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tu
     return tuple(pairwise(starts))
 
 
-def feature_span(batch: BagBatch, index: int) -> tuple[int, int]:
-    """Start and stop of one feature's lookups."""
-    starts = batch.bounds
-    if starts is not None:
-        return starts[index], starts[index + 1]
-    size = batch.batch_size
-    return int(batch.offsets[index * size]), int(batch.offsets[(index + 1) * size])
+def bags_of(batch: BagBatch, features: Sequence[FeatureRead]) -> Bags:
+    """What a batch's bags are, apart from their ids."""
+    spans = feature_bounds(batch, features)
+    return Bags(batch.batch_size, batch.offsets, batch.weights, spans)
 
 
 def tensors_of(prepared: object) -> Iterator[Tensor]:
@@ -272,30 +303,28 @@ def check_ids(ids: Tensor, feature: FeatureRead) -> None:
 
 
 def arena_reads(
-    batch: BagBatch, features: Sequence[FeatureRead], layout: Layout
+    bags: Bags, features: Sequence[FeatureRead], layout: Layout
 ) -> tuple[ArenaReads, ...]:
     """What a checked batch reads, arena by arena."""
-    size = batch.batch_size
+    size = bags.batch_size
     segments: list[list[Segment]] = [[] for _ in layout.arenas]
-    for index, (feature, (start, stop)) in enumerate(
-        zip(features, feature_bounds(batch, features), strict=True)
-    ):
+    for index, (feature, (start, stop)) in enumerate(zip(features, bags.spans, strict=True)):
         for columns in layout.column_slices[feature.table]:
             before = segments[columns.arena]
             first, first_bag = (before[-1].lookups[1], before[-1].bags[1]) if before else (0, 0)
-            bags = size if feature.pooling in ("sum", "mean") else stop - start
+            vectors = size if feature.pooling in ("sum", "mean") else stop - start
             before.append(
                 Segment(
                     index,
                     columns,
                     (start, stop),
                     (first, first + stop - start),
-                    (first_bag, first_bag + bags),
+                    (first_bag, first_bag + vectors),
                 )
             )
     return tuple(
         ArenaReads(
-            _offsets(batch, features, parts),
+            _offsets(bags, features, parts),
             parts[-1].lookups[1] if parts else 0,
             tuple(parts),
         )
@@ -303,21 +332,19 @@ def arena_reads(
     )
 
 
-def _offsets(
-    batch: BagBatch, features: Sequence[FeatureRead], segments: Sequence[Segment]
-) -> Tensor:
+def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Segment]) -> Tensor:
     """Offsets of an arena's bags."""
-    size = batch.batch_size
+    size = bags.batch_size
     pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
     if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):
-        return batch.offsets
-    device = batch.ids.device
+        return bags.offsets
+    device = bags.offsets.device
     parts = []
     for segment, is_pooled in zip(segments, pooled, strict=True):
         first, last = segment.lookups
         if is_pooled:
             start = segment.feature * size
-            parts.append(batch.offsets[start : start + size] + (first - segment.batch[0]))
+            parts.append(bags.offsets[start : start + size] + (first - segment.batch[0]))
         else:
             parts.append(torch.arange(first, last, device=device))
     total = segments[-1].lookups[1] if segments else 0

@@ -21,76 +21,99 @@ more memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Lookups sorted by slot, and the runs of equal slots among them.
+    """Which lookups make up each run, by sorted position: 8 bytes a lookup.
 
     Attributes
     ----------
-    slots : shape (lookups,)
-        Sorted; a run of −1 may lead, which is nobody's.
-    order : int64, shape (lookups,)
+    order : int32, shape (lookups,)
         Which lookup stands at each sorted position. Equal slots keep the batch's order.
     starts : int32, shape (lookups + 1,)
         Sorted position where each run starts; the run after the last starts at the end.
         Beyond that the values mean nothing.
-    run : int32, shape (lookups,)
-        The run that each sorted position belongs to.
     count : int32, shape (1,)
         Number of runs, on the device.
     covering : int32, shape (blocks,)
-        Start of the run that holds position ``b · CHUNK``, for each block b of `CHUNK` positions.
-    long_starts : int32, shape (blocks,)
-        Start of the long run that begins in each block, at most one; −1 where none does.
+        The run that holds position ``b · CHUNK``, for each block b of `CHUNK` positions.
+    long_runs : int32, shape (blocks,)
+        The long run that begins in each block, at most one; −1 where none does.
     """
 
-    slots: Tensor
     order: Tensor
     starts: Tensor
-    run: Tensor
     count: Tensor
     covering: Tensor
-    long_starts: Tensor
+    long_runs: Tensor
 
     @property
     def lookups(self) -> int:
         """Number of lookups."""
-        return self.slots.numel()
+        return self.order.numel()
 
     @property
     def blocks(self) -> int:
         """Number of blocks of `CHUNK` sorted positions."""
         return self.covering.numel()
 
+    @property
+    def firsts(self) -> Tensor:
+        """Sorted position of each run's first lookup, int32, shape (lookups,); beyond them, any."""
+        return self.starts[: self.lookups].clamp(max=max(self.lookups - 1, 0))
 
-def find_runs(slots: Tensor) -> Runs:
-    """Sort a step's slots, shape (lookups,), and find the runs."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedSlots:
+    """The slots of a step in their order, needed only until its rows are located.
+
+    Attributes
+    ----------
+    slots : shape (lookups,)
+        Sorted; a run of −1 may lead, which is nobody's.
+    run : int32, shape (lookups,)
+        The run that each sorted position belongs to.
+    """
+
+    slots: Tensor
+    run: Tensor
+
+
+def find_runs(slots: Tensor) -> tuple[Runs, SortedSlots]:
+    """Sort a step's slots, shape (lookups,), and find the runs.
+
+    Arrays of the lookups are as narrow as they can be and are let go of as soon as they can be,
+    for a batch's index buffers are mostly these.
+    """
     ordered, order = torch.sort(slots, stable=True)
+    order = order.int()
     lookups, device = slots.numel(), slots.device
+    if not lookups:
+        none = torch.zeros(1, dtype=torch.int32, device=device)
+        return Runs(order, none, none, order, order), SortedSlots(ordered, order)
     first = torch.ones(lookups, dtype=torch.bool, device=device)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
-    run = torch.cumsum(first, 0, dtype=torch.int32) - 1
+    run = first.int()
+    run.cumsum_(0).sub_(1)
+    count = run[-1:] + 1
+    # Each run's start is added at the run's place, and a zero at each other position's own: so no
+    # place is written more than twice, and indices need not be int64, as a scatter's would be.
     position = torch.arange(lookups, dtype=torch.int32, device=device)
-    # Positions that start no run are all written behind the end, where nobody looks.
-    starts = torch.full((lookups + 2,), lookups, dtype=torch.int32, device=device)
-    target = torch.where(first, run.long(), lookups + 1)
-    starts.scatter_(0, target, position)
-    count = run[-1:] + 1 if lookups else torch.zeros(1, dtype=torch.int32, device=device)
-
-    blocks = -(-lookups // CHUNK)
-    started = torch.where(first, position, -1)
-    # The run goes on CHUNK positions later: it is long.
-    goes_on = torch.zeros(lookups, dtype=torch.bool, device=device)
-    if lookups > CHUNK:
-        goes_on[:-CHUNK] = ordered[CHUNK:] == ordered[:-CHUNK]
-    long_starts = _block_max(torch.where(goes_on, started, -1), blocks)
-    last_started = _block_max(started, blocks)
-    before = torch.cummax(last_started, 0).values if blocks else last_started
-    block_starts = position[::CHUNK]
-    earlier = torch.cat([block_starts[:1], before[:-1]])
-    covering = torch.where(first[::CHUNK], block_starts, earlier)
-    return Runs(ordered, order, starts[: lookups + 1], run, count, covering, long_starts)
+    target = torch.where(first, run, position)
+    position.mul_(first)
+    del first
+    starts = torch.zeros(lookups + 1, dtype=torch.int32, device=device)
+    starts.index_add_(0, target, position)
+    del target, position
+    starts.index_add_(0, count, torch.full_like(count, lookups))
+    covering = run[::CHUNK].clone()
+    runs = Runs(order, starts, count, covering, _long_runs(starts, covering))
+    return runs, SortedSlots(ordered, run)
 
 
-def _block_max(values: Tensor, blocks: int) -> Tensor:
-    """Largest value of each block of `CHUNK` positions, at least −1."""
-    padded = torch.nn.functional.pad(values, (0, blocks * CHUNK - values.numel()), value=-1)
-    return padded.view(blocks, CHUNK).amax(1)
+def _long_runs(starts: Tensor, covering: Tensor) -> Tensor:
+    """The long run that begins in each block, or −1: it holds the next block's first position."""
+    last = torch.full_like(covering[:1], -1)  # No block comes after it, so no long run begins.
+    following = torch.cat([covering[1:], last])
+    begin = starts.index_select(0, following.clamp(min=0))
+    length = starts.index_select(0, following + 1) - begin
+    block = torch.arange(covering.numel(), dtype=torch.int32, device=covering.device)
+    here = (begin >= block * CHUNK) & (length > CHUNK) & (following >= 0)
+    return torch.where(here, following, -1)

@@ -8,6 +8,31 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.row_runs import Runs
+from placer.executor.memory.row_cache import RowCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolved:
+    """The staged and cached rows of a step: some of its runs, one after the other.
+
+    Attributes
+    ----------
+    run_places : int32 or int64, shape (lookups,)
+        The place of each run.
+    first, last : int32, shape ()
+        The runs ``first..last`` are of staged and cached rows.
+    most : int
+        How many they can be.
+    """
+
+    run_places: Tensor
+    first: Tensor
+    last: Tensor
+    most: int
+
+    def runs(self) -> Tensor:
+        """Numbers of so many runs from the first on, int32; shape (most,)."""
+        return torch.arange(self.most, dtype=torch.int32, device=self.first.device) + self.first
 
 
 class Ticket:
@@ -19,9 +44,8 @@ class Ticket:
     ----------
     number : int
         Steps are counted in the order in which their rows are located.
-    resolved : dict of arena index to (slots, entries)
-        Its staged and cached rows: sorted slots, and the row cache's entry of each, −1
-        where it is read in place.
+    resolved : dict of arena index to Resolved
+        Its staged and cached rows.
     """
 
     __slots__ = ("__weakref__", "number", "open", "resolved")
@@ -29,7 +53,7 @@ class Ticket:
     def __init__(self, number: int) -> None:
         self.number = number
         self.open = True
-        self.resolved: dict[int, tuple[Tensor, Tensor]] = {}
+        self.resolved: dict[int, Resolved] = {}
 
     def close(self) -> None:
         """The step's rows may move."""
@@ -62,23 +86,41 @@ class Window:
         """Number of the oldest open step."""
         return min((ticket.number for ticket in self), default=self._count)
 
-    def in_place(self, arena: int, slots: Tensor, before: Ticket) -> Tensor | None:
+    def in_place(
+        self, arena: int, slots: Tensor, before: Ticket, row_cache: RowCache, home: int
+    ) -> Tensor | None:
         """Which slots an earlier open step reads in place; None where there is no such step.
 
         They have to stay there: that step will update the row in host memory, and a copy made
-        before would be old.
+        before would be old. `home` is the arena's number of slots in HBM.
         """
         in_place: Tensor | None = None
         for ticket in self:
             if ticket is before or arena not in ticket.resolved:
                 continue
-            theirs, entries = ticket.resolved[arena]
-            if not theirs.numel():
+            theirs = ticket.resolved[arena]
+            if not theirs.most:
                 continue
-            place = torch.searchsorted(theirs, slots).clamp_(max=theirs.numel() - 1)
-            here = (theirs[place] == slots) & (entries[place] < 0)
+            here = _read_in_place(theirs, slots, row_cache, home)
             in_place = here if in_place is None else in_place | here
         return in_place
+
+
+def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: int) -> Tensor:
+    """Which of the slots a step reads in place; its slots follow from its places."""
+    runs = theirs.runs()
+    valid = runs < theirs.last
+    places = theirs.run_places.index_select(0, runs.clamp_(max=theirs.run_places.numel() - 1))
+    del runs
+    boundary = home + row_cache.entries
+    moved = valid & (places < boundary)
+    held = row_cache.slots_at((places - home).clamp_(0, row_cache.entries)).to(slots.dtype)
+    own = torch.where(moved, held, (places - row_cache.entries).to(slots.dtype))
+    own = torch.where(valid, own, torch.iinfo(slots.dtype).max)
+    del held
+    place = torch.searchsorted(own, slots, out_int32=True).clamp_(max=theirs.most - 1)
+    here = own.index_select(0, place) == slots
+    return here & (valid & ~moved).index_select(0, place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
+from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.names import Policy
 
 SENTINEL = torch.iinfo(torch.int64).max
@@ -69,9 +70,9 @@ class Moves:
     ----------
     entries : int32, shape (most,)
         The entry of each move; −1 behind the last. No entry comes twice.
-    incoming : int64, shape (most,)
+    incoming : int32 or int64, shape (most,)
         Slot of the row to read into it.
-    outgoing : int64, shape (most,)
+    outgoing : int32 or int64, shape (most,)
         Slot of the row to write back from it first; −1 where there was none or it is unchanged.
     count : int32, shape (1,)
         How many moves there are.
@@ -96,51 +97,6 @@ class Resolution:
 
     entries: Tensor
     moves: Moves
-
-
-@dataclass(frozen=True, slots=True)
-class RowCacheStats:
-    """Lookups of a row cache since its counters were last reset.
-
-    Attributes
-    ----------
-    lookups, hit_lookups : int
-        Lookups of staged and cached rows, and those whose row had an entry before the step.
-    rows, hit_rows : int
-        The same with each row counted once a step.
-    in_place_rows : int
-        Rows that got no entry.
-    written_back_rows : int
-        Evicted rows that had been updated.
-    """
-
-    lookups: int = 0
-    hit_lookups: int = 0
-    rows: int = 0
-    hit_rows: int = 0
-    in_place_rows: int = 0
-    written_back_rows: int = 0
-
-    def __add__(self, other: "RowCacheStats") -> "RowCacheStats":
-        """Both row caches' together."""
-        return RowCacheStats(
-            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
-        )
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of lookups that hit; None where there were none."""
-        return self.hit_lookups / self.lookups if self.lookups else None
-
-    @property
-    def row_hit_rate(self) -> float | None:
-        """Share of the steps' distinct rows that hit; None where there were none."""
-        return self.hit_rows / self.rows if self.rows else None
-
-    @property
-    def in_place_share(self) -> float | None:
-        """Share of the steps' distinct rows that got no entry; None where there were none."""
-        return self.in_place_rows / self.rows if self.rows else None
 
 
 class RowCache:
@@ -217,9 +173,11 @@ class RowCache:
         # The last slot of the directory is the largest of all: no position is behind the end.
         if slots.dtype != self._kind:
             slots = slots.long().clamp(max=self._vacant).to(self._kind)
-        position = torch.searchsorted(self._sorted_slots, slots, out_int32=True)
-        entries = self._sorted_entries[position]
-        return torch.where(self._sorted_slots[position] == slots, entries, -1)
+        flat = slots.flatten()
+        position = torch.searchsorted(self._sorted_slots, flat, out_int32=True)
+        missing = self._sorted_slots.index_select(0, position) != flat
+        entries = self._sorted_entries.index_select(0, position)
+        return entries.masked_fill_(missing, -1).view(slots.shape)
 
     def resolve(
         self,
@@ -264,13 +222,19 @@ class RowCache:
         self._count_in_place(miss, admitted)
         del miss, wanted
         turn = torch.where(admitted, turn, self.entries)
-        moves = self._admit(slots, counts, turn, order, admitted.sum(), ticket)
+        moves = self._admit(slots, counts, turn, order, admitted.count_nonzero(), ticket)
+        entries = torch.where(admitted, order.index_select(0, turn), entries)
+        del turn, admitted, order
         self._sort()
-        return Resolution(torch.where(admitted, order.int()[turn], entries), moves)
+        return Resolution(entries, moves)
 
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that rows in entries are newer than their originals; −1 is nobody."""
         self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries).long(), True)
+
+    def slots_at(self, entries: Tensor) -> Tensor:
+        """The slot that each entry holds; the largest there is where it holds none."""
+        return self._slots.index_select(0, entries)
 
     def stats(self) -> RowCacheStats:
         """Counts so far. Waits for the device."""
@@ -323,24 +287,20 @@ class RowCache:
         ticket: int,
     ) -> Moves:
         """Copy the row of each turn below `number` into the entry of that place in the order."""
-        # A step may ask for more rows than there are entries: what follows is by turn.
-        most = min(slots.numel(), self.entries)
-        row_of = torch.zeros(most + 1, dtype=torch.int32, device=slots.device)
-        rows = torch.arange(slots.numel(), dtype=torch.int32, device=slots.device)
-        row_of.scatter_(0, turn.clamp(max=most).long(), rows)
-        del rows
-        row_of, victims = row_of[:most], order[:most]
-        here = torch.arange(most, device=slots.device) < number
-        incoming = torch.where(here, slots[row_of], -1).long()
-        leaves = here & self._dirty[victims]
+        most = min(slots.numel(), self.entries)  # What follows is by turn.
+        row_of = _rows_by_turn(turn, most)
+        victims = order[:most]
+        here = torch.arange(most, dtype=torch.int32, device=slots.device) < number
+        incoming = slots.index_select(0, row_of).masked_fill_(~here, -1)
+        leaves = here & self._dirty.index_select(0, victims)
         moves = Moves(
-            entries=torch.where(here, victims, -1).int(),
+            entries=torch.where(here, victims, -1),
             incoming=incoming,
-            outgoing=torch.where(leaves, self._slots[victims], -1).long(),
+            outgoing=self._slots.index_select(0, victims).masked_fill_(~leaves, -1),
             count=number.int().reshape(1),
         )
-        entered = torch.where(here, victims, self.entries)
-        priority = counts[row_of].float()
+        entered = torch.where(here, victims, self.entries).long()
+        priority = counts.index_select(0, row_of).float()
         if self.policy == "rank":
             priority = self._rank_priority(incoming)
         self._priority.scatter_(0, entered, priority)
@@ -348,7 +308,7 @@ class RowCache:
         self._dirty.scatter_(0, entered, False)
         held = torch.where(here, incoming, self._vacant).to(self._kind)
         self._slots.scatter_(0, entered, held)
-        self._counters[_WRITTEN_BACK] += leaves.sum()
+        self._counters[_WRITTEN_BACK] += leaves.count_nonzero()
         return moves
 
     def _evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
@@ -364,7 +324,7 @@ class RowCache:
         key = torch.where(self._last_used < oldest_open, key, _PROTECTED)
         key = torch.where(self._slots == self._vacant, _FREE, key)
         key[self.entries :].fill_(_PROTECTED)
-        return torch.sort(key, stable=True).indices, (key < _PROTECTED).sum()
+        return torch.sort(key, stable=True).indices.int(), (key < _PROTECTED).count_nonzero()
 
     def _sort(self) -> None:
         """Rebuild the directory, in the same memory: captured graphs go on reading it."""
@@ -376,11 +336,28 @@ class RowCache:
         """Count lookups and rows that were read, and those that had an entry."""
         hit = entries >= 0
         lookups, missed = (counts * hit).sum(), (counts * miss).sum()
-        rows = hit.sum()
-        self._counters[:4] += torch.stack([lookups + missed, lookups, rows + miss.sum(), rows])
+        rows, misses = hit.count_nonzero(), miss.count_nonzero()
+        self._counters[:4] += torch.stack([lookups + missed, lookups, rows + misses, rows])
 
     def _count_in_place(self, miss: Tensor, admitted: Tensor) -> None:
-        self._counters[_IN_PLACE] += (miss & ~admitted).sum()
+        self._counters[_IN_PLACE] += (miss & ~admitted).count_nonzero()
+
+
+def _rows_by_turn(turn: Tensor, most: int) -> Tensor:
+    """The row of each turn below `most`, int32; rows of other turns are left out.
+
+    Added to zeros, for which indices need not be int64. The others add zeros, each at a place of
+    its own as far as there are any.
+    """
+    if not most:
+        return torch.zeros(0, dtype=torch.int32, device=turn.device)
+    row = torch.arange(turn.numel(), dtype=torch.int32, device=turn.device)
+    here = turn < most
+    place = row.remainder(most)
+    torch.where(here, turn, place, out=place)
+    return torch.zeros(most, dtype=torch.int32, device=turn.device).index_add_(
+        0, place, row.masked_fill_(~here, 0)
+    )
 
 
 def _check(parts: Sequence[CacheRange], home: int) -> None:

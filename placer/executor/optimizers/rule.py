@@ -73,7 +73,7 @@ def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts:
     Parameters
     ----------
     gradients : float32, shape (bags, width)
-    sources : int64, shape (lookups,)
+    sources : int32 or int64, shape (lookups,)
         The bag that each lookup went to, sorted by slot.
     weights : float32, shape (lookups,), or None
     starts : int64, shape (runs,)
@@ -84,7 +84,7 @@ def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts:
     float32, shape (runs, width)
     """
     return torch.nn.functional.embedding_bag(
-        sources, gradients, starts, mode="sum", per_sample_weights=weights
+        sources, gradients, starts.to(sources.dtype), mode="sum", per_sample_weights=weights
     )
 
 

@@ -248,13 +248,13 @@ class TritonKernels:
         partials = torch.empty((2 * runs.blocks, width), device=self._device)
         self._run(
             self._update.sum_chunks, self._shared(-(-2 * runs.blocks // tile), warps),
-            partials, runs.starts, runs.run, runs.covering, runs.long_starts, runs.blocks,
+            partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=launch.chunk_unroll,
         )  # fmt: skip
         chunks = launch.tile_rows(launch.sum_elements, block)
         self._run(
             self._update.update_long_runs, self._shared(runs.blocks, launch.sum_warps),
-            *matrices, runs.starts, runs.run, runs.long_starts, runs.blocks,
+            *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=launch.scan, num_warps=launch.sum_warps,
         )  # fmt: skip

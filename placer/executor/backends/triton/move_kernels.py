@@ -29,8 +29,8 @@ def exchange(
         index = first + tl.arange(0, ROWS)
         here = index < number
         entry = tl.load(entries + index, mask=here, other=0).to(tl.int64)
-        new = tl.load(incoming + index, mask=here, other=0)
-        old = tl.load(outgoing + index, mask=here, other=-1)
+        new = tl.load(incoming + index, mask=here, other=0).to(tl.int64)
+        old = tl.load(outgoing + index, mask=here, other=-1).to(tl.int64)
         leaves = old >= 0
         in_pool = (hbm + (home + entry) * WORDS)[:, None]
         target = (dram + (old - home) * WORDS)[:, None]

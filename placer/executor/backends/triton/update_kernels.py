@@ -14,7 +14,7 @@ import triton.language as tl
 
 from placer.executor.backends.triton.lookup_kernels import row_address
 
-_NO_START = tl.constexpr(2147483647)
+_NO_RUN = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -256,9 +256,8 @@ def update_runs(
 def sum_chunks(
     partials,
     starts,
-    run_of,
     covering,
-    long_starts,
+    long_runs,
     blocks,
     places,
     sources,
@@ -282,14 +281,15 @@ def sum_chunks(
         first_chunk = item >= blocks
         block = tl.where(first_chunk, item - blocks, item)
         here = block < blocks
-        begin = tl.load(long_starts + block, mask=here & first_chunk, other=-1)
+        run = tl.load(long_runs + block, mask=here & first_chunk, other=-1)
         cover = tl.load(covering + block, mask=here & (item < blocks), other=-1)
+        run = tl.where(first_chunk, run, cover)
+        begin = tl.load(starts + run, mask=run >= 0, other=-1)
         block_start = block * CHUNK
         # Of a run that covers `block_start` and began before it, the first chunk from there on.
-        further = tl.where((cover >= 0) & (cover < block_start), block_start + cover % CHUNK, -1)
+        further = tl.where((run >= 0) & (begin < block_start), block_start + begin % CHUNK, -1)
         start = tl.where(first_chunk, begin, further)
         exists = start >= 0
-        run = tl.load(run_of + tl.where(first_chunk, begin, cover), mask=exists, other=0)
         stop = tl.load(starts + run + 1, mask=exists, other=0)
         place = tl.load(places + run, mask=exists, other=-1)
         length = tl.minimum(stop - start, CHUNK)
@@ -309,8 +309,7 @@ def update_long_runs(
     state_dram,
     boundary,
     starts,
-    run_of,
-    long_starts,
+    long_runs,
     blocks,
     places,
     partials,
@@ -340,10 +339,10 @@ def update_long_runs(
     seen = 0
     while program + seen * tl.num_programs(0) < blocks:
         candidate = program + (seen + tl.arange(0, SCAN)) * tl.num_programs(0)
-        begins = tl.load(long_starts + candidate, mask=candidate < blocks, other=-1)
-        begin = tl.min(tl.where(begins >= 0, begins, _NO_START), 0)
-        while begin < _NO_START:
-            run = tl.load(run_of + begin)
+        found = tl.load(long_runs + candidate, mask=candidate < blocks, other=-1)
+        run = tl.min(tl.where(found >= 0, found, _NO_RUN), 0)
+        while run < _NO_RUN:
+            begin = tl.load(starts + run)
             chunks = (tl.load(starts + run + 1) - begin + CHUNK - 1) // CHUNK
             place = tl.zeros((1,), tl.int64) + tl.load(places + run).to(tl.int64)
             chunks = tl.where(tl.max(place, 0) >= 0, chunks, 0)
@@ -369,5 +368,5 @@ def update_long_runs(
                     mean_squares, rate, updates, eps, gain1, gain2,
                     WIDTH, BLOCK, OPTIMIZER, STOCHASTIC,
                 )  # fmt: skip
-            begin = tl.min(tl.where(begins > begin, begins, _NO_START), 0)
+            run = tl.min(tl.where(found > run, found, _NO_RUN), 0)
         seen += SCAN
