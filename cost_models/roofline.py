@@ -95,16 +95,16 @@ class RooflineConstants:
     """
 
     lookup_share: float = 0.80
-    update_share: float = 0.64
+    update_share: float = 0.63
     lookup_bytes: float = 35.0
     update_bytes: float = 95.0
-    repeat_share: float = 0.20
-    probe_bytes: float = 6100.0
+    repeat_share: float = 0.24
+    probe_bytes: float = 6200.0
     copy_share: float = 0.75
     in_place_share: float = 0.64
     in_place_update_share: float = 0.76
     step_s: float = 0.36e-3
-    exchange_step_s: float = 1.03e-3
+    exchange_step_s: float = 1.02e-3
     relative_error: float = 0.27
 
     @property

@@ -254,7 +254,7 @@ def test_the_pooled_bound_is_below_the_best_plan(
         if np.isfinite(case.best_s):
             ratios.append(bound_s / case.best_s)
     # Two GPUs cannot share three tables evenly, so that the bound is loose here; not idle.
-    assert np.median(ratios) > 0.6
+    assert np.median(ratios) > 0.5
 
 
 def test_what_is_called_impossible_is(kind: str, solved: list[Solved]) -> None:
