@@ -1,6 +1,6 @@
 """What a cost model is asked and what it answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -305,9 +305,9 @@ class CostCurve:
         Memory on the GPU and on its host; without `split_hbm_bytes`.
     split_s, split_hbm_bytes : float
         What is added between none and all rows in HBM: one more shard, a row map.
-    phase_s : float64, shape (phases, m)
-        `gpu_s` by the phases of the model's schedule; by default one phase.
-    split_phase_s : float64, shape (phases,)
+    gpu_s_of_phases : float64, shape (phases, m), optional
+        `gpu_s` by the phases of the model's schedule; by default there is one phase.
+    split_s_of_phases : float64, shape (phases,), optional
         `split_s` by phase.
     """
 
@@ -318,13 +318,20 @@ class CostCurve:
     dram_bytes: Float
     split_s: float
     split_hbm_bytes: float
-    phase_s: Float = field(default_factory=lambda: np.empty((0, 0)))
-    split_phase_s: Float = field(default_factory=lambda: np.empty(0))
+    gpu_s_of_phases: Float | None = None
+    split_s_of_phases: Float | None = None
 
-    def __post_init__(self) -> None:
-        if not self.phase_s.size:
-            object.__setattr__(self, "phase_s", self.gpu_s[None])
-            object.__setattr__(self, "split_phase_s", np.array([self.split_s]))
+    @property
+    def phase_s(self) -> Float:
+        """`gpu_s` by phase, shape (phases, m)."""
+        return self.gpu_s[None] if self.gpu_s_of_phases is None else self.gpu_s_of_phases
+
+    @property
+    def split_phase_s(self) -> Float:
+        """`split_s` by phase, shape (phases,)."""
+        if self.split_s_of_phases is None:
+            return np.array([self.split_s])
+        return self.split_s_of_phases
 
 
 @runtime_checkable

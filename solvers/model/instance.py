@@ -360,9 +360,9 @@ def at_share(curve: CostCurve, share: float) -> CostCurve:
         dram_bytes=at(curve.dram_bytes),
         split_s=0.0,
         split_hbm_bytes=0.0,
-        phase_s=np.array([at(phase) for phase in curve.phase_s])
+        gpu_s_of_phases=np.array([at(phase) for phase in curve.phase_s])
         + (curve.split_phase_s[:, None] if inside else 0.0),
-        split_phase_s=np.zeros_like(curve.split_phase_s),
+        split_s_of_phases=np.zeros_like(curve.split_phase_s),
     )
 
 

@@ -11,6 +11,7 @@ _NORM = 24
 """The p of the norm: the slowest GPU counts most, but two slow ones count more than one."""
 
 _LEAST_SHARE = 1e-3
+_LEAST_WEIGHT = 1e-4
 
 
 class Objective:
@@ -29,9 +30,14 @@ class Objective:
         self.schedule = schedule
         self.members = schedule.members
         self.fixed = schedule.fixed
+        chains = len(schedule.chains)
         if chain_weights is None:
-            chain_weights = np.eye(len(schedule.chains))[0]
-        self.chain_weights = chain_weights
+            chain_weights = np.eye(chains)[0]
+        # Of two plans as fast, the one with less to do in any chain.
+        little = np.full(chains, _LEAST_WEIGHT)
+        self.chain_weights = (
+            (1 - little.sum()) * chain_weights + little if chains > 1 else little**0
+        )
 
     @cached_property
     def weights(self) -> Float:
