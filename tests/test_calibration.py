@@ -365,8 +365,8 @@ def test_reports_say_how_sure_a_calibrated_time_is() -> None:
     case = next(random_cases(4, 1))
     report = Calibrated(calibration()).evaluate(case.problem(), case.plan())
     assert report.relative_error == 0.12
-    published = Roofline().evaluate(case.problem(), case.plan())
-    assert published.relative_error == Roofline().relative_error != report.relative_error
+    # Nobody has published what emulated GPUs do.
+    assert Roofline().evaluate(case.problem(), case.plan()).relative_error is None
 
 
 @pytest.mark.slow

@@ -171,6 +171,13 @@ def test_trainers_add_to_steps_with_dense_layers() -> None:
     assert Roofline(constants).schedule(single).fixed_s[0] == pytest.approx(1.0, rel=1e-3)
 
 
+def test_the_error_is_known_of_machines_that_others_have_measured() -> None:
+    report = roofline(uniform(), whole(uniform(), "device"))
+    assert report.relative_error == RooflineConstants().relative_error
+    emulated = replace(uniform(), topology=replace(machine(1), emulated=True))
+    assert roofline(emulated, whole(emulated, "device")).relative_error is None
+
+
 def test_staged_rows_by_hand() -> None:
     report = roofline(uniform(), whole(uniform(), "staged"))
     (gpu,), (host,) = report.gpus, report.hosts
