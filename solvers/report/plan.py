@@ -176,7 +176,10 @@ def _headline(
         line = f"step time {format_seconds(facts['step_time_s'])}"
         if facts["relative_error"] is not None:
             line += f" ± {form.share(facts['relative_error'])}"
-        line += f" ({facts['cost_model']})"
+        model = facts["cost_model"]
+        if model == "roofline" and facts["relative_error"] is not None:
+            model += ", no measurement of your machine: placer calibrate"
+        line += f" ({model})"
         if cost is not None:
             line += f", {_dense_words(cost)}"
             waits = f", waits for {cost.bottleneck}" if end is None else ""
