@@ -355,6 +355,8 @@ class CostModel(Protocol):
     def sharding_overhead_s(self, problem: Problem) -> float | None:
         """Least GPU seconds that dividing a table adds, or None where dividing may save time.
 
+        Seconds of the schedule's main chain, which is its first.
+
         At any price of a byte of HBM, the shards of an option together, each on the kind of GPU
         that is best for it, cost at least this more than the one shard of the option that has
         the same replicas and the same `cold` but neither row nor column slices: seconds plus

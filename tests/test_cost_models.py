@@ -181,8 +181,10 @@ class CostModelContract:
         plan = case.plan(model)
         assert violations(plan) == []
         report = model.evaluate(problem, plan)
-        gpu_s, dram_s, hbm_bytes, dram_bytes, unsure = (defaultdict[str, float](float)
-                                                        for _ in range(5))  # fmt: skip
+        dram_s, hbm_bytes, dram_bytes, unsure = (defaultdict[str, float](float)
+                                                 for _ in range(4))  # fmt: skip
+        phase_s = np.zeros((len(instance.objective.schedule.phases), len(gpus)))
+        served: list[list[TableShard]] = [[] for _ in gpus]
         parts = [(p.shard, p.gpu, p.hot_rows) for p in case.placements]
         parts += [
             (shard, gpu, shard.option.replicated_rows) for shard in case.replicas for gpu in gpus
@@ -190,7 +192,9 @@ class CostModelContract:
         for shard, number, hot in parts:
             gpu, curve = topology.gpus[number], instance.curve(shard, number)
             split = is_split(curve, hot)
-            gpu_s[gpu.id] += at(curve, curve.gpu_s, hot) + split * curve.split_s
+            phase_s[:, number] += [at(curve, of, hot) for of in curve.phase_s]
+            phase_s[:, number] += curve.split_phase_s if split else 0.0
+            served[number].append(shard)
             dram_s[gpu.host] += at(curve, curve.dram_s, hot)
             used = at(curve, curve.hbm_bytes, hot) + split * curve.split_hbm_bytes
             hbm_bytes[gpu.id] += used
@@ -203,8 +207,10 @@ class CostModelContract:
                 unsure[gpu.id] += float(staging_buffer_bytes(spec, spec.rows, spec.dim))
             if shard.option.shard_count > 1:
                 unsure[gpu.id] += row_map_bytes(spec)
+        for number in gpus:
+            phase_s[:, number] += len(instance.arenas(served[number])) * instance.launches_s[number]
+        assert report.phase_times_s == pytest.approx(phase_s, rel=1e-9, abs=1e-18)
         for cost in report.gpus:
-            assert cost.total_s == pytest.approx(gpu_s[cost.device], rel=1e-9, abs=1e-18)
             total = report.memory[cost.device].total_bytes
             counted = hbm_bytes[cost.device]
             assert counted - 1e-3 <= total <= counted + unsure[cost.device]
@@ -290,10 +296,10 @@ class CostModelContract:
     def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
         """At any price of HBM, and each piece on the kind of GPU that is best for it."""
         problem, model = self.problem(data), self.model
-        extra_s = model.sharding_overhead_s(problem)
+        instance = Instance(problem, model)
+        extra_s = instance.sharding_overhead_s
         if extra_s is None:
             return
-        instance = Instance(problem, model)
         table = data.draw(st.integers(0, instance.tables - 1))
         option = self.option(data, problem, table)
         shards = instance.shards(table, option)
@@ -492,7 +498,7 @@ class CostModelContract:
             serves = cost.device in devices
             assert (cost.launch_s > 0) == (serves and self.launches)
             assert (report.memory[cost.device].buffer_bytes == 1000) == (serves and buffered)
-        assert report.step_time_s >= max(cost.total_s for cost in report.gpus) * (1 - 1e-9)
+        assert report.step_time_s >= max(report.gpu_s) * (1 - 1e-9)
         assert 0 <= report.hbm_lookup_share <= 1 + 1e-12
         assert 0 < report.balance <= 1
         if lookup == "device":

@@ -16,7 +16,7 @@ def impossible(instance: Instance) -> Termination | None:
     smaller, whole tables stand for all sharding options.
     """
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
-    whole_is_least = instance.cost_model.sharding_overhead_s(instance.problem) is not None
+    whole_is_least = instance.sharding_overhead_s is not None
     needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:

@@ -127,7 +127,7 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
     prices, dram_s = _prices_near_full_hbm(instance)
     dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    extra_s = None if few else instance.cost_model.sharding_overhead_s(instance.problem)
+    extra_s = None if few else instance.sharding_overhead_s
     whole = _Whole(instance, prices)
     if extra_s is None:
         works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
@@ -357,7 +357,7 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
         return np.array([0.0]), 0.0
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     dram_s = 0.0
-    comparable = instance.cost_model.sharding_overhead_s(instance.problem) is not None and not any(
+    comparable = instance.sharding_overhead_s is not None and not any(
         option.cold == "cached" and option.shard_count > 1
         for table in range(instance.tables)
         for option in instance.options_of(table)

@@ -83,7 +83,7 @@ class Space:
         there is too much. `least_s` is a step time that no plan beats; of a `large` instance
         whole tables stand for sharding options, if one price holds for all GPUs.
         """
-        extra_s = instance.cost_model.sharding_overhead_s(instance.problem)
+        extra_s = instance.sharding_overhead_s
         whole = large and len(groups.gpus) == 1
         choices_of_tables: list[list[TableChoice]] = []
         points = 0

@@ -143,8 +143,7 @@ class DeviceGroups:
 def is_large(instance: Instance) -> bool:
     """Whether whole tables had better stand for all their sharding options, and can."""
     return (
-        instance.tables * instance.gpus > _ALL_OPTIONS
-        and instance.cost_model.sharding_overhead_s(instance.problem) is not None
+        instance.tables * instance.gpus > _ALL_OPTIONS and instance.sharding_overhead_s is not None
     )
 
 

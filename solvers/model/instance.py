@@ -240,6 +240,12 @@ class Instance:
         gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
         return replace(curve, gpu_s=gpu_s, split_s=split_s)
 
+    @cached_property
+    def sharding_overhead_s(self) -> float | None:
+        """`CostModel.sharding_overhead_s`, weighed: it is of phases of the main chain."""
+        extra_s = self.cost_model.sharding_overhead_s(self.problem)
+        return None if extra_s is None else extra_s * float(self.objective.chain_weights[0])
+
     def arenas(self, shards: Iterable[TableShard]) -> set[tuple[object, ...]]:
         """Element types, widths and optimizers of shards: each is an arena on its GPU."""
         return {self.arena_of(shard) for shard in shards}
