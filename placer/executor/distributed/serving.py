@@ -194,10 +194,12 @@ class Serve(torch.autograd.Function):
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
         sent, received = served.sent_sizes(step), served.served_sizes(step)
-        if served.gradient_scale != 1:
-            gradient = gradient * served.gradient_scale
         flat = served.comm.exchange("gradients", gradient, sent, received)
-        weight_gradients = served.update(ctx.outputs, served.from_sources(flat, step), step)
+        if served.gradient_scale != 1:
+            flat *= served.gradient_scale  # Not before, for it is autograd's that is sent.
+        by_channel = served.from_sources(flat, step)
+        del flat
+        weight_gradients = served.update(ctx.outputs, by_channel, step)
         ctx.outputs = None
         if not ctx.needs_input_grad[1]:
             weight_gradients = None
