@@ -15,7 +15,8 @@ import gc
 import json
 import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ from placer.executor import BagBatch, look_ahead, make_embeddings
 from placer.executor.backends.triton import launches
 from placer.executor.distributed import inputs_ahead
 from placer.executor.memory import host_memory
+from placer.executor.memory.tiers import TieredRows
 from placer.files import write_text
 from placer.plan.buffers import with_buffers
 from placer.plan.peak_memory import peak_memory
@@ -103,7 +105,7 @@ class Model:
 
 
 MODELS = (
-    Model("lookups", 4, 500, 16, 100, 64, (32,), (32,), 500),
+    Model("lookups", 4, 500, 16, 50, 64, (32,), (32,), 500),
     Model("dense", 4, 2_000, 32, 1, 192, (256, 128), (512, 256), 2_000),
     Model("staged", 4, 8_000, 32, 8, 64, (64,), (64, 32), 1_000),
 )
@@ -136,6 +138,40 @@ def _collect_after_kernels() -> None:
     launches.TritonKernels._run = collecting  # type: ignore[method-assign]
 
 
+def held_bytes(trainer: Trainer, data: Sequence[Any], world: int) -> int:
+    """Bytes of all tensors between two steps, but those of the batches and of the host's rows."""
+    gc.collect()
+    sizes = {}
+    others: set[int] = set()
+    for value in gc.get_objects():
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(value, TieredRows):
+            others.add(value.dram.untyped_storage().data_ptr())
+    given = [(batch.ids, batch.offsets, *more) for batch, *more in data]
+    others |= {tensor.untyped_storage().data_ptr() for all in given for tensor in all}
+    parameters = list(trainer.model.parameters())
+    for one in parameters:
+        if one.grad is not None:
+            sizes[one.grad.untyped_storage().data_ptr()] = one.grad.untyped_storage().nbytes()
+    # Buckets of DistributedDataParallel are as large as the parameters, and no tensors of Python.
+    buckets = sum(one.nbytes for one in parameters) if world > 1 else 0
+    return buckets + sum(size for place, size in sizes.items() if place not in others)
+
+
+def _wait_for_gloo() -> None:
+    """A collective's tensors end in this thread, where the profiler sees it."""
+    exchange = dist.all_to_all_single
+
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        done = exchange(*arguments, **options)
+        time.sleep(0.02)
+        return done
+
+    dist.all_to_all_single = waiting
+
+
 def most_bytes(rank: int, world: int, model: Model) -> tuple[int, list[Any]]:
     """What PyTorch's allocator had given out on this rank when it was most during a step."""
     plan = model.plan(world)
@@ -144,12 +180,15 @@ def most_bytes(rank: int, world: int, model: Model) -> tuple[int, list[Any]]:
     inputs_ahead.ThreadPoolExecutor = _AtOnce  # type: ignore[misc,assignment]
     host_memory.HUGE_PAGE_BYTES = 1  # So that no row of the host's is PyTorch's.
     _collect_after_kernels()
+    _wait_for_gloo()
     with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as recorded:
         embeddings = make_embeddings(plan, optimizer="rowwise_adagrad", backend="triton")
         trainer = Trainer(embeddings, plan, 13, config, world=world)
         samples = model.batch_size * world
         steps = look_ahead(data, embeddings)
         trainer.step(*next(steps), samples)
+        # What gloo's threads let go of is not seen to end: begin with what there is.
+        begun = held_bytes(trainer, data, world)
         with record_function(WINDOW):
             for step in steps:
                 trainer.step(*step, samples)
@@ -159,7 +198,8 @@ def most_bytes(rank: int, world: int, model: Model) -> tuple[int, list[Any]]:
         key=lambda event: event.start_ns(),
     )
     start = next(event.start_ns() for event in events if event.name() == WINDOW)
-    size = most = 0
+    before = [e.nbytes() for e in events if e.name() == "[memory]" and e.start_ns() < start]
+    size, most = begun - sum(before), 0
     trace = []
     for event in events:
         if event.name() == "[memory]":

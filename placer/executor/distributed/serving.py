@@ -118,7 +118,8 @@ class Served:
         step: ShardedBatch,
     ) -> Tensor | None:
         """Update all rows; the gradients of the weights of our own lookups."""
-        weight_gradients = torch.zeros(sum(step.served_lookups), device=self.device)
+        wanted = sum(step.served_lookups) if step.weight_gradients else 0
+        weight_gradients = torch.zeros(wanted, device=self.device)
         entered = False
         for index, (unit, unit_step) in enumerate(
             zip(self.channels.units, step.units, strict=True)
