@@ -65,6 +65,7 @@ format: setup
 bench: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
 	-$(BIN)/python benchmarks/planners.py
+	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
 

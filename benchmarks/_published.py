@@ -15,7 +15,10 @@ from typing import Any
 import yaml
 
 from placer import Feature, Problem, Profile, Table, TableProfile, Topology
+from placer.dense import DenseLayers
+from placer.plan.fields import Pipeline
 from placer.profile.zipf import zipf_cdf
+from placer.topology.presets import RESERVED_HBM_SHARE
 from placer.workloads import named_workload
 
 FOLDER = Path(__file__).with_name("published")
@@ -27,7 +30,8 @@ lookup alone, rows on their way to the GPUs that need them included."""
 SOURCE_KEYS = frozenset(
     ("source", "url", "file", "commit", "date", "framework", "assumed", "problems", "rows")
 )
-OPTIONAL_KEYS = frozenset(("dense", "defaults"))
+OPTIONAL_KEYS = frozenset(("dense", "defaults", "judged"))
+"""``judged`` says why constants are not fitted to a source: it only judges them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,10 @@ class Measurement:
         What the source's file says of the problem.
     dense : mapping or None
         What it says of the dense layers: fields of `placer.dense.DenseLayers`.
+    pipeline : str
+        Of the trainer, as `placer.Problem` has it.
+    eager : bool
+        Whether Python launches every kernel in every step, as opposed to graphs of them.
     placement : mapping
         ``placement`` and its own keys.
     batch_size : int
@@ -59,14 +67,36 @@ class Measurement:
     machine: str
     tables: Mapping[str, Any]
     dense: Mapping[str, Any] | None
+    pipeline: Pipeline
+    eager: bool
     placement: Mapping[str, Any]
     batch_size: int
     kind: str
     measured_s: float
 
+    @property
+    def math(self) -> str:
+        """The type in which the dense layers are multiplied."""
+        return str((self.dense or {}).get("math", "float32"))
+
     def problem(self) -> Problem:
-        """The problem; its memory is the machine's."""
-        return Problem(_profile(self.tables), self.topology(), self.batch_size)
+        """The problem; its memory is the machine's, all of it."""
+        layers = None
+        if self.dense is not None:
+            sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in self.dense.items()}
+            layers = DenseLayers(**sizes)
+        topology = self.topology()
+        whole = tuple(
+            replace(gpu, memory_bytes=int(gpu.memory_bytes / (1 - RESERVED_HBM_SHARE)))
+            for gpu in topology.gpus
+        )
+        return Problem(
+            _profile(self.tables),
+            replace(topology, gpus=whole),
+            self.batch_size,
+            pipeline=self.pipeline,
+            dense=layers,
+        )
 
     def topology(self) -> Topology:
         """The machine."""
@@ -128,6 +158,8 @@ def _row(
         machine,
         problems[row.pop("problem")],
         None if layers is None else dense[layers],
+        row.pop("pipeline", "serial"),
+        row.pop("eager", False),
         {},
         batch,
         kind,

@@ -9,6 +9,7 @@ uva                all rows on the host, read in place
 cached             all rows on the host behind a cache, of `share` of the distinct rows of `steps`
                    steps, or of `share_of_rows`: the hottest of all tables
 largest-on-host    the host pools the largest tables, so that the others fit in HBM
+split              `share` of each table's ranks in HBM, the rest read in place
 hot-replicated     the hottest rows of all tables on every GPU, the rest read in place
 hot-cached         the same with a cache instead of a split
 hot-partitioned    as many on each GPU, but each row on one; the rest read in place
@@ -35,13 +36,23 @@ def plan_of(problem: Problem, facts: Facts) -> Plan:
     """The plan of a placement; `facts` are those of `Measurement.placement`."""
     name = facts["placement"]
     if name == "greedy-cost":
-        plan = solve(problem, solver="greedy-cost", cost_model="roofline").plan
-        if plan is None:
-            raise ValueError("greedy-cost finds no placement")
-        return plan
+        return _greedy_cost(problem.sha256, problem)
     tables = tuple(profile.table for profile in problem.profile)
     shards = tuple(PLACEMENTS[name](problem, facts))
     return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
+
+
+_FOUND: dict[str, Plan] = {}
+
+
+def _greedy_cost(sha256: str, problem: Problem) -> Plan:
+    """What the solver finds, once for rows of the same problem."""
+    if sha256 not in _FOUND:
+        plan = solve(problem, solver="greedy-cost", cost_model="roofline").plan
+        if plan is None:
+            raise ValueError("greedy-cost finds no placement")
+        _FOUND[sha256] = plan
+    return _FOUND[sha256]
 
 
 def _devices(problem: Problem) -> tuple[str, ...]:
@@ -97,12 +108,12 @@ def _column_wise(problem: Problem, facts: Facts) -> list[Shard]:
 
 
 def _strided(problem: Problem, table: Table, start: int, stop: int) -> list[Shard]:
-    """Ranks from `start` to `stop`, dealt out to all GPUs."""
+    """Ranks from `start` to `stop`, dealt out to all GPUs; each table begins with another one."""
     devices = _devices(problem)
+    first = problem.profile.table_names.index(table.name)
     return [
-        _hbm(table, (start + number, stop, len(devices)), device)
-        for number, device in enumerate(devices)
-        if start + number < stop
+        _hbm(table, (start + number, stop, len(devices)), devices[(first + number) % len(devices)])
+        for number in range(min(len(devices), stop - start))
     ]
 
 
@@ -163,6 +174,16 @@ def _largest_on_host(problem: Problem, facts: Facts) -> list[Shard]:
         shards.append(Shard(table.name, rows, cols, (gpu.id,), memory, lookup))  # type: ignore[arg-type]
         left -= 0 if fits else table.total_bytes
     return shards
+
+
+def _ranks_split(problem: Problem, facts: Facts) -> list[Shard]:
+    devices = _devices(problem)
+    return [
+        shard
+        for profile in problem.profile
+        for size in [int(facts["share"] * profile.table.rows)]
+        for shard in _split(profile, size, size, problem, devices)
+    ]
 
 
 def _hot_replicated(problem: Problem, facts: Facts) -> list[Shard]:
@@ -255,6 +276,7 @@ PLACEMENTS: dict[str, Callable[[Problem, Facts], list[Shard]]] = {
     "uva": _uva,
     "cached": _cached,
     "largest-on-host": _largest_on_host,
+    "split": _ranks_split,
     "hot-replicated": _hot_replicated,
     "hot-cached": _hot_cached,
     "hot-partitioned": _hot_partitioned,

@@ -26,7 +26,7 @@ from cost_models.sweep import MODELS, Platform, Setting, platform, sweep
 from placer.files import write_text
 
 BATCHES = (200, 1600, 8192)
-GPU_SHARES = (0.4, 0.6, 0.8)
+GPU_SHARES = (0.55, 0.75, 0.95)
 DRAM_SHARES = (0.5, 0.7, 0.9)
 SKEWS = (0.6, 1.05, 1.2)
 CPU_SERVERS = (2, 3, 4, 6, 8, 10, 12, 16, 24, 32)

@@ -1,6 +1,6 @@
 """What a cost model is asked and what it answers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -86,6 +86,8 @@ class CostReport:
         How the phases of a step follow one another.
     phase_s : tuple of tuple of float
         Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
+    dense_s : float or None
+        What dense layers take of the first chain; None where the step is embeddings alone.
 
     Examples
     --------
@@ -104,6 +106,7 @@ class CostReport:
     relative_error: float | None = None
     schedule: Schedule = ONE_PHASE
     phase_s: tuple[tuple[float, ...], ...] = ()
+    dense_s: float | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -140,6 +143,12 @@ class CostReport:
         )
 
     @property
+    def has_dense_phase(self) -> bool:
+        """Whether the longest chain is the first one, which dense layers are part of."""
+        chains_s = self.schedule.chain_times_s(self.phase_times_s)
+        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
+
+    @property
     def bottleneck(self) -> str:
         """The device that the step waits for most, and what that device does then."""
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
@@ -147,6 +156,8 @@ class CostReport:
             return f"{busiest.device} dram"
         if self.phase_s:
             longest = max(self.phases, key=lambda phase: phase.slowest_s)
+            if self.has_dense_phase and (self.dense_s or 0.0) > longest.slowest_s:
+                return "dense layers"
             return f"{longest.slowest} {longest.name}"
         slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
         parts = {
@@ -294,9 +305,9 @@ class CostCurve:
         Memory on the GPU and on its host; without `split_hbm_bytes`.
     split_s, split_hbm_bytes : float
         What is added between none and all rows in HBM: one more shard, a row map.
-    phase_s : float64, shape (phases, m)
-        `gpu_s` by the phases of the model's schedule; by default one phase.
-    split_phase_s : float64, shape (phases,)
+    gpu_s_of_phases : float64, shape (phases, m), optional
+        `gpu_s` by the phases of the model's schedule; by default there is one phase.
+    split_s_of_phases : float64, shape (phases,), optional
         `split_s` by phase.
     """
 
@@ -307,13 +318,20 @@ class CostCurve:
     dram_bytes: Float
     split_s: float
     split_hbm_bytes: float
-    phase_s: Float = field(default_factory=lambda: np.empty((0, 0)))
-    split_phase_s: Float = field(default_factory=lambda: np.empty(0))
+    gpu_s_of_phases: Float | None = None
+    split_s_of_phases: Float | None = None
 
-    def __post_init__(self) -> None:
-        if not self.phase_s.size:
-            object.__setattr__(self, "phase_s", self.gpu_s[None])
-            object.__setattr__(self, "split_phase_s", np.array([self.split_s]))
+    @property
+    def phase_s(self) -> Float:
+        """`gpu_s` by phase, shape (phases, m)."""
+        return self.gpu_s[None] if self.gpu_s_of_phases is None else self.gpu_s_of_phases
+
+    @property
+    def split_phase_s(self) -> Float:
+        """`split_s` by phase, shape (phases,)."""
+        if self.split_s_of_phases is None:
+            return np.array([self.split_s])
+        return self.split_s_of_phases
 
 
 @runtime_checkable

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.dense import dense_phase_s
 from cost_models.part_times import PartTimer
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
@@ -153,6 +154,7 @@ class StepTimer:
             pipeline: equation.schedule(replace(problem, pipeline=pipeline))
             for pipeline in PIPELINES
         }
+        self.dense_s = None if plan.dense is None else max(dense_phase_s(problem))
         tables = _table_numbers(problem, plan)
         costs = [
             [equation.unit_costs(problem, table, gpu) for gpu in range(self._gpus)]

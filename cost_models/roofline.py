@@ -3,11 +3,12 @@
 With L lookups of a step in a shard, U distinct rows among them, rows of w bytes of weights
 and s bytes of optimizer state, and V output vectors:
 
-* rows in HBM: the forward pass reads L·w, the backward pass gathers a gradient of w bytes
-  for each lookup, sorts the lookups by row, and reads and writes U·(w + s);
+* rows in HBM: the forward pass reads U·w, and for lookups that repeat a row of the step
+  `RooflineConstants.repeat_share` of (L − U)·w; the backward pass gathers a gradient of w bytes for
+  each lookup, sorts the lookups by row, and reads and writes U·(w + s);
 * staged rows: U·(w + s) over the link each way at once, twice the same bytes of host
   memory, and in HBM the copies land and leave besides the work of rows in HBM;
-* rows read in place (uva): L·w + U·(w + s) over the link and in host memory;
+* rows read in place (uva): what the lookup reads, and U·(w + s), over the link and in host memory;
 * rows pooled by the host: V·w over the link each way, and in host memory what rows in HBM
   cost there;
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
@@ -16,20 +17,27 @@ and s bytes of optimizer state, and V output vectors:
 * a constant for each kernel that is launched: one for every arena's lookup, and
   `UPDATE_KERNELS` for its update.
 
+Lookups reach `RooflineConstants.lookup_share` of the memory's bandwidth, and updates
+`RooflineConstants.update_share`. Each costs some bytes besides its row: narrow rows are dear.
+
 These bytes over the topology's bandwidths are the constants of the step equation
 (`cost_models.step_equation.equation`), of which RecShard (doi:10.1145/3503222.3507777), TorchRec's
 estimators and HugeCTR's planner are special cases.
 """
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from cost_models.base import Float
+from cost_models.base import CostReport, Float
+from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import LOOKUP, UPDATE, with_lanes
-from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.phases import LOOKUP, UPDATE, lookup_shares, with_lanes
+from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
+from placer.dense import DenseLayers
+from placer.plan.plan import Plan
 from placer.problem import Problem
 
 SORT_BYTES_PER_LOOKUP = 112
@@ -39,6 +47,75 @@ it, 96, and a histogram pass with its ids, 16."""
 UPDATE_KERNELS = 10
 """Kernels of an arena's update: four passes of a radix sort and its histogram, run lengths and
 their sums, and updates of short and of long runs. A count of what FBGEMM launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineConstants:
+    """What kernels reach of bandwidths, and what they move besides rows.
+
+    docs/published.md has the figures; ``fitted`` means to the measurements that are listed there,
+    and ``python benchmarks/published.py --fit`` fits them again.
+
+    Attributes
+    ----------
+    lookup_share : float
+        Of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups take 63 to 71% of an H100's
+        peak, Triton's 81% (torchrec 4757, 4688); of the 90% in presets, about 0.80.
+    update_share : float
+        The same for sorting lookups, gathering gradients and updating rows; fitted.
+    lookup_bytes : float
+        Bytes that a lookup costs besides its id and its row, so that rows of 128 columns take 4.65
+        times those of 16 (torchrec 2365) and not 8 times. TorchRec's own estimators charge rows of
+        less than 64 columns 1.75 times their bytes.
+    update_bytes : float
+        The same of the update, besides the sort; fitted.
+    repeat_share : float
+        Of a row's bytes, what a lookup costs that repeats a row of the step, as the GPU's L2 cache
+        serves most of it, from HBM or from the host alike: 0.17 and 0.18 in FBGEMM's lookups of
+        1.05 million ids with 434,000 distinct rows (recsys-examples); fitted.
+    probe_bytes : float
+        What looking an id up in a cache costs, in bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100
+        and 8 on V100 (HPS in UGache's logs), which all are about as many bytes.
+    copy_share : float
+        Of the host link's bandwidth, for copies while others go the other way: 0.44 to 0.75 on
+        PCIe 4.0 (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
+    in_place_share : float
+        The same for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth 24),
+        16 of 25 on A100 (HierarchicalKV).
+    in_place_update_share : float
+        The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s
+        each way on H100 (recsys-examples, managed memory, SGD and Adam alike).
+    step_s : float
+        What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
+        fitted. Where Python launches each kernel it is more: up to 18 ms a step.
+    exchange_step_s : float
+        More of it where there are several GPUs; fitted.
+    relative_error : float
+        Median error of steps of sources that these constants were not fitted to.
+    """
+
+    lookup_share: float = 0.80
+    update_share: float = 0.63
+    lookup_bytes: float = 35.0
+    update_bytes: float = 95.0
+    repeat_share: float = 0.24
+    probe_bytes: float = 6200.0
+    copy_share: float = 0.75
+    in_place_share: float = 0.64
+    in_place_update_share: float = 0.76
+    step_s: float = 0.36e-3
+    exchange_step_s: float = 1.02e-3
+    relative_error: float = 0.27
+
+    @property
+    def looked_up(self) -> float:
+        """Bytes of a lookup besides its row, at the bandwidth of `Gpu.hbm_bytes_per_s`."""
+        return (ID_BYTES + self.lookup_bytes) / self.lookup_share
+
+    @property
+    def sorted(self) -> float:
+        """The same of its part of the update."""
+        return (SORT_BYTES_PER_LOOKUP + self.update_bytes) / self.update_share
 
 
 class Roofline(StepEquation):
@@ -58,16 +135,47 @@ class Roofline(StepEquation):
 
     name = "roofline"
 
+    def __init__(self, constants: RooflineConstants | None = None) -> None:
+        self.constants = constants or RooflineConstants()
+        self._shares = _lookup_shares(self.constants)
+
+    @property
+    def relative_error(self) -> float | None:
+        """Median error of published steps that constants were not fitted to."""
+        return self.constants.relative_error
+
+    @property
+    def lookup_shares(self) -> Float:
+        """Of lookups and updates at their own bandwidths. See `StepEquation.lookup_shares`."""
+        return self._shares
+
+    def schedule(self, problem: Problem) -> Schedule:
+        """With what trainers add to a step. See `CostModel.schedule`."""
+        schedule = super().schedule(problem)
+        if not isinstance(problem.dense, DenseLayers):
+            return schedule
+        added_s = self.constants.step_s
+        added_s += self.constants.exchange_step_s * (len(problem.topology.gpus) > 1)
+        main_s, *others_s = schedule.fixed_s
+        return replace(schedule, fixed_s=(main_s + added_s, *others_s))
+
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """Unit costs, which are the same for all tables. See `StepEquation.unit_costs`."""
-        topology = problem.topology
+        """Unit costs, alike for tables with the same optimizer. See `StepEquation.unit_costs`."""
+        topology, spec = problem.topology, problem.profile.tables[table].table
         device = topology.gpus[gpu]
         return _costs(
             device.hbm_bytes_per_s,
             topology.host_link_bytes_per_s(device.id),
             topology.hosts_by_id[device.host].dram_bytes_per_s,
             topology.exchange_s(device.id, 1.0),
+            spec.weight_bytes_per_row() / spec.bytes_per_row(),
+            self.constants,
         )
+
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        """See `CostModel.evaluate`. Nobody has published what emulated GPUs do."""
+        report = super().evaluate(problem, plan)
+        return replace(report, relative_error=None) if problem.topology.emulated else report
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Launches of an arena's kernels. See `CostModel.launches`."""
@@ -78,7 +186,7 @@ class Roofline(StepEquation):
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
-        return _in_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
+        return _in_host_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
         """Nothing, as what shards return and sort is never less. See `CostModel`.
@@ -100,8 +208,18 @@ class Roofline(StepEquation):
         return 0.0
 
 
-def _in_memory(byte_s: float) -> Rates:
-    """Rows looked up and updated in a memory that takes `byte_s` a byte."""
+def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> Rates:
+    """Rows looked up and updated in a GPU's memory that takes `byte_s` a byte."""
+    once, update = (1 - constants.repeat_share) / constants.lookup_share, constants.update_share
+    return Rates(
+        lookup_s=(constants.looked_up + constants.sorted) * byte_s,
+        lookup_byte_s=(constants.repeat_share / constants.lookup_share + 1 / update) * byte_s,
+        row_byte_s=(once * weights + 2 / update) * byte_s,
+    )
+
+
+def _in_host_memory(byte_s: float) -> Rates:
+    """The same in a host's memory, which its presets' share is for."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -109,35 +227,68 @@ def _in_memory(byte_s: float) -> Rates:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _costs(
     hbm_bytes_per_s: float,
     link_bytes_per_s: float,
     dram_bytes_per_s: float,
     exchange_byte_s: float,
+    weights: float,
+    constants: RooflineConstants,
 ) -> UnitCosts:
+    """`weights` is the part of a row's bytes that are not the optimizer's state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
-    device = ReadCosts(_in_memory(hbm))
+    in_hbm = _in_memory(hbm, weights, constants)
+    repeat, once = constants.repeat_share, (1 - constants.repeat_share) * weights
+    device = ReadCosts(in_hbm)
     staged = ReadCosts(
-        _in_memory(hbm) + Rates(row_byte_s=2 * hbm),
-        Rates(row_byte_s=link),
+        in_hbm + Rates(row_byte_s=2 * hbm),
+        Rates(row_byte_s=link / constants.copy_share),
         Rates(row_byte_s=2 * dram),
     )
     in_place = ReadCosts(
-        Rates(lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * hbm, lookup_byte_s=hbm),
-        Rates(lookup_byte_s=link, row_byte_s=link),
-        Rates(lookup_byte_s=dram, row_byte_s=2 * dram),
+        Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / constants.update_share),
+        Rates(
+            lookup_byte_s=repeat * link / constants.in_place_share,
+            row_byte_s=once * link / constants.in_place_share
+            + link / constants.in_place_update_share,
+        ),
+        Rates(lookup_byte_s=repeat * dram, row_byte_s=(once + 2) * dram),
     )
     # Vectors come for the lookup, and their gradients go back after it.
     vectors = Rates(vector_byte_s=2 * link)
-    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), vectors, _in_memory(dram))
+    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), vectors, _in_host_memory(dram))
+    probe = Rates(lookup_s=constants.probe_bytes * hbm)
     return UnitCosts(
         device=device,
         staged=staged,
         uva=in_place,
         host=by_host,
-        hit=device,
-        miss=staged,
-        output_byte_s=2 * hbm,
+        hit=device._replace(hbm=device.hbm + probe),
+        miss=staged._replace(hbm=staged.hbm + probe),
+        output_byte_s=(1 / constants.lookup_share + 1 / constants.update_share) * hbm,
         exchange_byte_s=exchange_byte_s,
     )
+
+
+def _lookup_shares(constants: RooflineConstants) -> Float:
+    """The part of each constant of `_costs` that is the lookup's; see `StepEquation`."""
+    shares = lookup_shares(ID_BYTES, SORT_BYTES_PER_LOOKUP)
+    looked_up, update = constants.looked_up, constants.sorted
+    reads = constants.repeat_share / constants.lookup_share
+    once = (1 - constants.repeat_share) / constants.lookup_share
+    rows = 2 / constants.update_share
+    # Of a row that hardly has state: with more of it, updates take a larger part than this.
+    read_once = once / (once + rows)
+    in_place = (1 - constants.repeat_share) / constants.in_place_share
+    for number, kind in enumerate(READ_KINDS):
+        probe = constants.probe_bytes if kind in ("hit", "miss") else 0.0
+        shares[number, 0, 0] = (looked_up + probe) / (looked_up + update + probe)
+        if kind == "uva":
+            shares[number, 1, 3] = in_place / (in_place + 1 / constants.in_place_update_share)
+            continue
+        shares[number, 0, 1] = reads / (reads + 1 / constants.update_share)
+        # Copies land before the lookup, and leave after the update.
+        staged = kind in ("staged", "miss")
+        shares[number, 0, 3] = (once + 1) / (once + rows + 2) if staged else read_once
+    return shares

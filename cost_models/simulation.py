@@ -68,6 +68,8 @@ class Simulated:
         Mean seconds a step of each GPU's work, one after the other.
     windows : tuple of Drifted
         Parts of the logs, compared with the first part and with the same part under `other`.
+    dense_s : float or None
+        What dense layers take of each step; None where steps are embeddings alone.
     """
 
     options: ReplayOptions
@@ -77,6 +79,7 @@ class Simulated:
     records: tuple[StepRecord, ...]
     gpu_s: Float
     windows: tuple[Drifted, ...]
+    dense_s: float | None = None
 
     @property
     def step_times(self) -> TimeSummary:
@@ -139,7 +142,7 @@ def simulate(
     options = (options or ReplayOptions()).of_plan(plan)
     equation = step_equation(cost_model)
 
-    def run(one: Plan) -> tuple[Simulator, Replayed, list[Window]]:
+    def run(one: Plan) -> tuple[Simulator, Replayed, list[Window], float | None]:
         simulator = Simulator(one, options)
         timer = StepTimer(simulator.arrangement, equation, profile)
         replays: list[Replayed] = []
@@ -147,9 +150,9 @@ def simulate(
         for name, read in streams:
             replays.append(replayed(simulator, timer, read(), partial(on_step, name)))
             parts += equal_windows(name, replays[-1].records, windows)
-        return simulator, Replayed.joined(replays), parts
+        return simulator, Replayed.joined(replays), parts, timer.dense_s
 
-    simulator, own, parts = run(plan)
+    simulator, own, parts, dense_s = run(plan)
     other_parts = None if other is None else run(other)[2]
     migration_s = None if other is None else migration(diff(plan, other)).seconds
     return Simulated(
@@ -160,4 +163,5 @@ def simulate(
         own.records,
         own.gpu_s,
         drifted(parts, other_parts, migration_s),
+        dense_s,
     )

@@ -71,6 +71,7 @@ gpus:
 - {id: "gpu:[0-1]", host: "host:0", memory: 1GiB, hbm_bandwidth: 200GB/s, launch_s: 1.0e-8}
 links:
 - {a: "gpu:[0-1]", b: "host:0", kind: pcie, bandwidth: 0.1GB/s}
+- {a: "gpu:[0-1]", b: "host:0", kind: nvlink, bandwidth: 10GB/s}
 """
 
 

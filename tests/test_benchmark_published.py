@@ -1,11 +1,16 @@
 """benchmarks/published: files are well-formed, and each row builds its problem and its plan."""
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from cost_models import Roofline
+from cost_models.roofline import RooflineConstants
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -20,6 +25,7 @@ def imported(name: str) -> ModuleType:
 
 
 published, plans, benchmark = map(imported, ("_published", "_published_plans", "published"))
+fits, figures = map(imported, ("_published_fit", "_published_figures"))
 SOURCES = {source.title: source for source in published.sources()}
 
 
@@ -109,13 +115,75 @@ def test_factors_and_ranks_are_those_of_the_rows() -> None:
     source = SOURCES["UGache"]
     times = (1.0, 2.0, 3.0, 4.0)
     rows = [
-        benchmark.Prediction(row, row.measured_s * time, "")
+        benchmark.Prediction(row, row.measured_s * time, row.measured_s, "")
         for row, time in zip(source.rows, times, strict=False)
     ]
     found = benchmark.summary(rows)
     assert found["median_factor"] == pytest.approx(2.5)
-    assert benchmark.Prediction(source.rows[0], source.rows[0].measured_s / 4, "").factor == 4
+    assert benchmark.summary(rows, left_out=True)["median_factor"] == 1
+    (one,) = source.rows[:1]
+    assert benchmark.Prediction(one, one.measured_s / 4, 0.0, "").factor == 4
     measured = [row.measurement.measured_s for row in rows]
     predicted = [row.predicted_s for row in rows]
     concordant = np.argsort(np.argsort(measured)), np.argsort(np.argsort(predicted))
     assert found["spearman"] == pytest.approx(np.corrcoef(*concordant)[0, 1])
+
+
+SMALL = ("hbm-adam", "cache-0.8-sgd", "uvm-sgd-forward", "dlrm-8-amp", "dgx1-8-large-amp")
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[object]:
+    """A few rows of each kind, asked."""
+    rows = [row for source in SOURCES.values() for row in source.rows if row.name in SMALL]
+    return [fits.ask(row) for row in rows]
+
+
+def test_a_fit_weighs_what_the_model_itself_says(asked: list[object]) -> None:
+    """With the constants as they are, and with others, as if the model had been asked again."""
+    own = fits.as_they_are()
+    other = {**own, "copy_share": 0.5, "update_bytes": 200.0, "probe_bytes": 1000.0, "step_s": 1e-3}
+    names = ("copy_share", "update_bytes", "probe_bytes", "step_s")
+    constants = replace(RooflineConstants(), **{name: other[name] for name in names})
+    for row in asked:
+        found = row.measurement
+        problem = found.problem()
+        plan = plans.plan_of(problem, found.placement)
+        for values, model in ((own, Roofline()), (other, Roofline(constants))):
+            report = model.evaluate(problem, plan)
+            expected = report.step_time_s
+            if found.kind == "forward":
+                phases = {phase.name: phase.slowest_s for phase in report.phases}
+                expected = sum(phases[name] for name in fits.FORWARD)
+            assert row.predicted_s(values) == pytest.approx(expected, rel=1e-3), found.name
+
+
+def test_a_fit_finds_constants_that_made_the_times(asked: list[object]) -> None:
+    truth = {**fits.as_they_are(), "update_share": 0.3}
+    rows = [
+        replace(row, measurement=replace(row.measurement, measured_s=row.predicted_s(truth)))
+        for row in asked
+    ]
+    found = fits.fit(rows)
+    assert fits.loss(found, rows) < fits.loss(fits.BEFORE, rows) / 2
+    assert found["update_share"] == pytest.approx(0.3, rel=0.25)
+
+
+def test_figures_are_near_or_have_a_reason() -> None:
+    results = json.loads((BENCHMARKS / "results" / "published.json").read_text())
+    predicted = {(row["source"], row["name"]): row["predicted_ms"] for row in results["rows"]}
+    found = figures.figures(predicted)
+    assert len(found) >= 20
+    for one in found:
+        assert one.explained, (one.facts["what"], one.error)
+        assert one.facts["url"].startswith("https://")
+    assert sum(abs(one.error) <= figures.NEAR for one in found) >= 20
+
+
+def test_the_error_that_commands_print_is_that_of_left_out_sources() -> None:
+    results = json.loads((BENCHMARKS / "results" / "published.json").read_text())
+    factor = results["all"]["left_out"]["median_factor"]
+    assert RooflineConstants().relative_error == pytest.approx(factor - 1, abs=0.015)
+    assert factor <= 1.5
+    own = fits.as_they_are()
+    assert results["constants"] == pytest.approx(own)

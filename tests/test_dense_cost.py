@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from dense_cases import DLRM, machine, problem, table
 
+from cost_models import Roofline
 from cost_models.dense import dense_cost, dense_costs, dense_phase_s
 from cost_models.dense.step import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from placer import Problem, Topology
@@ -117,3 +118,22 @@ def test_published_steps_are_dense_for_the_most(
     tables = named_workload("criteo-terabyte").with_tables(dim=128)
     problem = Problem(tables, Topology.parse(machine_name), 65536, dense=layers)
     assert dense_phase_s(problem)[0] == pytest.approx(65536 / samples_per_s, rel=0.12)
+
+
+def test_inputs_and_sums_are_lanes_of_a_pipeline() -> None:
+    known = problem(replace(DLRM, flops_per_s=1e9), machine())
+    cost = dense_costs(known)[0]
+    schedule = Roofline().schedule(known)
+    assert schedule.phases[-2:] == ("link", "network")
+    assert schedule.fixed_s == (cost.step_s, cost.input_s, cost.input_s, cost.allreduce_s)
+    serial = Roofline().schedule(replace(known, pipeline="serial"))
+    assert serial.fixed_s == (cost.input_s + cost.step_s,)
+    assert Roofline().schedule(problem(None, machine())).fixed_s == (0.0,) * 4
+
+
+def test_every_bucket_is_two_collectives() -> None:
+    topology = machine(2)
+    slow = replace(topology, links=tuple(replace(one, latency_s=0.25) for one in topology.links))
+    network = DenseNetwork.of(DLRM, [table("a", 2)])
+    costs = [dense_cost(network, one, one.gpus[0], 100, 1e30) for one in (topology, slow)]
+    assert costs[1].exposed_s - costs[0].exposed_s == pytest.approx(0.5)

@@ -22,6 +22,7 @@ from cost_models.replay import (
     replayed,
     step_equation,
 )
+from cost_models.roofline import RooflineConstants
 from cost_models.step_equation.phases import COPIES, IDS, LOOKUP, schedule_of
 from placer import Feature, Plan, Problem, Shard, Table
 from placer.data.log import Chunk
@@ -170,7 +171,8 @@ def test_replicas_update_what_all_of_them_read() -> None:
     distinct = np.unique(batch.features["a"].ids).size
     work = counts.parts.lookups * (8 + 112 + 2 * 64) + 2 * distinct * 68
     work += 2 * counts.served.output_bytes[0]
-    times = StepTimer(simulator.arrangement, Roofline(), problem.profile).times(counts)
+    plain = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
+    times = StepTimer(simulator.arrangement, plain, problem.profile).times(counts)
     assert times.hbm_s == pytest.approx(work / 1e12)
     assert counts.parts.update_rows.tolist() == [distinct, distinct]
     assert (counts.parts.rows <= distinct).all()

@@ -33,11 +33,10 @@ from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.linear_program import LpBound, _Program, lp_bound
 from solvers.bounds.linear_program_arrays import Space
 from solvers.bounds.linear_program_devices import DeviceGroups, Prices
-from solvers.bounds.linear_program_tables import within
+from solvers.bounds.linear_program_tables import BYTES, DRAM_BYTES, DRAM_S, GPU_S, within
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, GPU_S
 
 MODEL = Roofline()
 EPS = 1e-6
@@ -138,10 +137,13 @@ def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> Non
         assert found.step_time_s <= best_s * (1 + 1e-9), seed
         if np.isfinite(best_s):
             assert relaxed(problem, best_s).step_time_s <= best_s * (1 + 1e-9), seed
-            pooled_s = lagrangian_bound(Instance(problem, MODEL)).step_time_s
-            ratios.append((found.step_time_s / best_s, pooled_s / best_s))
+            instance = Instance(problem, MODEL)
+            pooled_s = lagrangian_bound(instance).step_time_s
+            bounds = np.array([found.step_time_s, pooled_s]) + instance.fixed_s
+            ratios.append(bounds / best_s)
     closeness, of_pooled = np.median(ratios, axis=0)
-    assert closeness > max(0.8, of_pooled)
+    # Few tables cannot keep all GPUs equally busy in every phase.
+    assert closeness > max(0.7, of_pooled)
 
 
 @pytest.mark.slow
@@ -163,7 +165,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
     topology = problem.topology.with_memory(hbm=resident_buffers(problem) + 45_000_000)
     rule = TableRule(forbid=frozenset({"split", "host", "cached"}))
     constraints = Constraints(tables=(("*", rule),))
-    problem = replace(problem, topology=topology, constraints=constraints)
+    problem = replace(problem, topology=topology, constraints=constraints, pipeline="serial")
     curves_ = [Instance(problem, MODEL).curve(TableShard(table), 0) for table in range(2)]
     assert [curve.hot_rows.size for curve in curves_] == [2, 2]
     # The large table and two small ones in HBM.

@@ -37,14 +37,18 @@ def simulate_report(simulated: "Simulated") -> Report:
         "sum_mean_s": sums.mean_s,
         "sum_p50_s": sums.p50_s,
         "sum_p99_s": sums.p99_s,
+        "dense_s": simulated.dense_s,
     }
+    dense = "steps are embeddings alone"
+    if simulated.dense_s is not None:
+        dense = f"{format_seconds(simulated.dense_s)} of each are dense layers"
     overlap = "beside the step before" if options.look_ahead else "within the step"
     headline = (
         f"{steps:,} steps, {totals.samples:,} samples; HBM served {form.share(share)} of "
         f"{form.count(served.lookups)} lookups",
         f"a step: mean {format_seconds(times.mean_s)}, median {format_seconds(times.p50_s)}, "
         f"p99 {format_seconds(times.p99_s)}, copies {overlap}; without any overlap "
-        f"{format_seconds(sums.mean_s)}",
+        f"{format_seconds(sums.mean_s)}; {dense}",
     )
     devices = _devices(simulated.devices, steps, simulated.gpu_s.tolist())
     sections = [devices, _exchange(totals)]

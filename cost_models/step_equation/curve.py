@@ -87,8 +87,8 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         dram_bytes=in_dram,
         split_s=float(split_phase_s.sum()),
         split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
-        phase_s=with_lanes(phase_s, problem.pipeline),
-        split_phase_s=with_lanes(split_phase_s, problem.pipeline),
+        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline),
+        split_s_of_phases=with_lanes(split_phase_s, problem.pipeline),
     )
 
 
@@ -126,8 +126,8 @@ def replica_curve(
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
-        phase_s=with_lanes(phase_s, problem.pipeline)[:, None],
-        split_phase_s=with_lanes(np.zeros(7), problem.pipeline),
+        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
+        split_s_of_phases=with_lanes(np.zeros(7), problem.pipeline),
     )
 
 

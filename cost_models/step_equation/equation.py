@@ -31,7 +31,7 @@ from cost_models.base import (
     ShardingOption,
     TableShard,
 )
-from cost_models.dense import dense_phase_s
+from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import replica_curve, shard_curve
@@ -101,7 +101,10 @@ class StepEquation(ABC):
 
     def schedule(self, problem: Problem) -> Schedule:
         """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
-        return schedule_of(problem, max(dense_phase_s(problem)))
+        costs = dense_costs(problem)
+        input_s = max((cost.input_s for cost in costs), default=0.0)
+        allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
+        return schedule_of(problem, max(dense_phase_s(problem)), input_s, allreduce_s)
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """None, unless a model has constants for them. See `CostModel.launches`."""
@@ -168,6 +171,7 @@ class StepEquation(ABC):
             self.relative_error,
             schedule,
             tuple(map(tuple, rows_s.tolist())),
+            None if problem.dense is None else max(dense_phase_s(problem)),
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:

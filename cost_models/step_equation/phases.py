@@ -28,21 +28,32 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 """Collectives of phases: lengths of bags and ids; pooled rows; their gradients."""
 
 
-def schedule_of(problem: Problem, dense_s: float) -> Schedule:
+def schedule_of(
+    problem: Problem, dense_s: float, input_s: float = 0.0, allreduce_s: float = 0.0
+) -> Schedule:
     """The schedule of a problem's pipeline.
 
-    `dense_s` is what dense layers add to every step. What collectives take besides their bytes is
-    added to the chain that they are part of.
+    What collectives take besides their bytes is added to the chain that they are part of.
+
+    Parameters
+    ----------
+    problem : Problem
+    dense_s : float
+        What dense layers add to every step.
+    input_s, allreduce_s : float
+        Seconds of the host link for their inputs, ahead of a step, and of the network for their
+        gradients, of which most run beside the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
-    ahead_s = _COLLECTIVES["ids"] * latency_s
+    ahead_s = _COLLECTIVES["ids"] * latency_s + input_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
     if problem.pipeline == "serial":
         chain = (IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE)
         return Schedule(NAMES, (chain,), (ahead_s + main_s,))
     link, network = len(NAMES), len(NAMES) + 1
     chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (link,), (network,))
-    return Schedule((*NAMES, "link", "network"), chains, (main_s, ahead_s, 0.0, 0.0))
+    fixed_s = (main_s, ahead_s, input_s, allreduce_s)
+    return Schedule((*NAMES, "link", "network"), chains, fixed_s)
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:

@@ -33,6 +33,8 @@ def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
         topology=problem.topology,
         shards=tuple(with_buffers(shard) for shard in shards),
         batch_size=problem.batch_size,
+        pipeline=problem.pipeline,
+        dense=problem.dense,
     )
 
 

@@ -75,11 +75,18 @@ class Case:
 
     def problem(self, like: Topology | None = None) -> Problem:
         """The problem that a cost model estimates."""
-        return Problem(self.profile, self.topology(like), self.batch_size)
+        topology = self.topology(like)
+        return Problem(self.profile, topology, self.batch_size, pipeline="serial")
 
     def plan(self, like: Topology | None = None) -> Plan:
         """What is measured."""
-        return Plan(self.tables, self.topology(like), self.shards, batch_size=self.batch_size)
+        return Plan(
+            self.tables,
+            self.topology(like),
+            self.shards,
+            batch_size=self.batch_size,
+            pipeline="serial",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON."""

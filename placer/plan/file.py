@@ -132,8 +132,6 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
     document = {
         "schema_version": SCHEMA_VERSION,
         "batch_size": plan.batch_size,
-        "pipeline": plan.pipeline,
-        "dense": _dense(plan.dense),
         "tables": [asdict(table) | {"features": _features(table)} for table in plan.tables],
         "topology": {
             "name": topology.name,
@@ -171,6 +169,8 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
         "provenance": asdict(plan.provenance),
+        **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
+        **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
     return document
@@ -180,10 +180,10 @@ def _features(table: Table) -> list[dict[str, Any]]:
     return [asdict(feature) for feature in table.features]
 
 
-def _dense(dense: Dense | None) -> dict[str, Any] | None:
+def _dense(dense: Dense) -> dict[str, Any]:
     """A dense part as a plan holds it: what is not as usual."""
     if not isinstance(dense, DenseLayers):
-        return None if dense is None else asdict(dense)
+        return asdict(dense)
     usual = asdict(DenseLayers(dense.top))
     said = {name: value for name, value in asdict(dense).items() if value != usual[name]}
     return said | {"top": list(dense.top), "bottom": list(dense.bottom)}

@@ -42,6 +42,8 @@ class CompareRow:
         At that price and `samples_per_s`.
     binding : str
         What keeps the plan from being faster, in words.
+    dense_s : float or None
+        What dense layers take of the step; None where it is embeddings alone.
     """
 
     hbm_budget_bytes: int
@@ -62,6 +64,7 @@ class CompareRow:
     price_per_hour: float | None = None
     cost_per_billion_samples: float | None = None
     binding: str = ""
+    dense_s: float | None = None
 
 
 def compare(
@@ -166,4 +169,5 @@ def compare_row(
         if price_per_hour is None or samples_per_s is None
         else price_per_hour / 3600 * 1e9 / samples_per_s,
         binding="" if cost is None else end.detail,
+        dense_s=None if cost is None else cost.dense_s,
     )

@@ -86,6 +86,8 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
         row_order={k: v for k, v in old.row_order.items() if k in names},
         hot_ids={k: v for k, v in old.hot_ids.items() if k in names},
         batch_size=problem.batch_size,
+        pipeline=problem.pipeline,
+        dense=problem.dense,
     )
     try:
         plan = _with_buffers(problem, cost_model, plan)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
+from placer.dense import MeasuredDense
+from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.devices import Gpu, Host, LinkKind
 from placer.topology.topology import Topology
@@ -310,7 +312,19 @@ def _changes(problem: Problem) -> list[tuple[str, Problem]]:
     if "network" in kinds and len(machine.hosts) > 1:
         machines.append(("network bandwidth +10%", _with_faster(machine, "network")))
     changed = [(words, replace(problem, topology=other)) for words, other in machines]
-    return [*changed, ("batch size x2", replace(problem, batch_size=2 * problem.batch_size))]
+    return [*changed, *_twice_the_batch(problem)]
+
+
+def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
+    """Nothing where so many samples' dense layers do not fit; measured ones take twice as long."""
+    dense = problem.dense
+    if isinstance(dense, MeasuredDense):
+        dense = MeasuredDense(2 * dense.step_s)
+    try:
+        larger = replace(problem, batch_size=2 * problem.batch_size, dense=dense)
+    except ProblemError:
+        return []
+    return [("batch size x2", larger)]
 
 
 def _with_faster(machine: Topology, kind: LinkKind) -> Topology:

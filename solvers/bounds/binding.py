@@ -10,10 +10,15 @@ from solvers.bounds.lagrangian import LagrangianBound
 from solvers.bounds.linear_program import GroupPrice, LpBound
 from solvers.model.instance import Instance
 
-Resource = Literal["table", "dram time", "dram", "hbm", "link", "communication", "launches", "work"]
+Resource = Literal[
+    "table", "dense", "dram time", "dram", "hbm", "link", "communication", "launches", "work"
+]
 
 _ALL_OF = 0.99
 """What takes more than this share of the step, or of a device's memory, takes all of it."""
+
+_MOST_OF = 0.5
+"""Dense layers that take more than this share of the step bind it."""
 
 _WORTH = 1e-3
 """Memory binds if as much of it again would save more than this share of the step."""
@@ -38,10 +43,10 @@ class Binding:
     Attributes
     ----------
     resource : str
-        ``table``: one table's shard, which no sharding option makes shorter. ``dram time``: the
-        bandwidth of a host's memory. ``dram`` or ``hbm``: too little of it. Otherwise what the
-        slowest GPU spends most of its time on: its ``link`` to the host, ``communication``,
-        ``launches``, or ``work`` in its own memory.
+        ``table``: one table's shard, which no sharding option makes shorter. ``dense``: layers
+        beside the embeddings. ``dram time``: the bandwidth of a host's memory. ``dram`` or
+        ``hbm``: too little of it. Otherwise what the slowest GPU spends most of its time on: its
+        ``link`` to the host, ``communication``, ``launches``, or ``work`` in its own memory.
     words : str
     """
 
@@ -62,7 +67,8 @@ def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostRe
     """
     waits = f"waits for {report.bottleneck}"
     cause = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    cause = cause or _of_memory(instance, bound, report) or _of_work(instance, report)
+    cause = cause or _of_dense(report) or _of_memory(instance, bound, report)
+    cause = cause or _of_work(instance, report)
     return Binding(cause.resource, f"{waits}; {cause.words}")
 
 
@@ -104,6 +110,13 @@ def _of_a_host(bound: LagrangianBound | LpBound, report: CostReport) -> Binding 
         "the step with rows that are not in HBM"
         + (f", and {proven:.0%} of the bound is the same" if proven > _WORTH else ""),
     )
+
+
+def _of_dense(report: CostReport) -> Binding | None:
+    if not report.has_dense_phase or (report.dense_s or 0.0) < _MOST_OF * report.step_time_s:
+        return None
+    share = (report.dense_s or 0.0) / report.step_time_s
+    return Binding("dense", f"they take {share:.0%} of the step, which no placement shortens")
 
 
 def _of_memory(

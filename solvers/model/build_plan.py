@@ -68,6 +68,8 @@ def build_plan(
         row_order={name: RowOrder("profile") for name in hot_ids},
         hot_ids=hot_ids,
         batch_size=problem.batch_size,
+        pipeline=problem.pipeline,
+        dense=problem.dense,
     )
 
 

@@ -128,8 +128,8 @@ class ConstraintRules:
             hbm_bytes=curve.hbm_bytes[kept],
             dram_bytes=curve.dram_bytes[kept],
             split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
-            phase_s=curve.phase_s[:, kept],
-            split_phase_s=curve.split_phase_s + (0.0 if cached else np.inf),
+            gpu_s_of_phases=curve.phase_s[:, kept],
+            split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
         )
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:

@@ -33,6 +33,9 @@ _FINE_RATIO = 1.08
 _FINE_SPAN = 8.0
 """Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
 
+_LEAST_WORTH = 1e-30
+"""Bytes of HBM that are worth so much less than others are worth nothing."""
+
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
@@ -125,6 +128,7 @@ class Instance:
                 low, high = min(low, float(worth.min())), max(high, float(worth.max()))
         if not high:
             return np.array([np.inf, 0.0])
+        low = max(low, high * _LEAST_WORTH)
         steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
         coarse = np.geomspace(high * 2, low / 2, steps)
         taken = np.zeros(steps)
@@ -360,9 +364,9 @@ def at_share(curve: CostCurve, share: float) -> CostCurve:
         dram_bytes=at(curve.dram_bytes),
         split_s=0.0,
         split_hbm_bytes=0.0,
-        phase_s=np.array([at(phase) for phase in curve.phase_s])
+        gpu_s_of_phases=np.array([at(phase) for phase in curve.phase_s])
         + (curve.split_phase_s[:, None] if inside else 0.0),
-        split_phase_s=np.zeros_like(curve.split_phase_s),
+        split_s_of_phases=np.zeros_like(curve.split_phase_s),
     )
 
 

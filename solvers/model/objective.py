@@ -11,6 +11,7 @@ _NORM = 24
 """The p of the norm: the slowest GPU counts most, but two slow ones count more than one."""
 
 _LEAST_SHARE = 1e-3
+_LEAST_WEIGHT = 1e-4
 
 
 class Objective:
@@ -29,9 +30,14 @@ class Objective:
         self.schedule = schedule
         self.members = schedule.members
         self.fixed = schedule.fixed
+        chains = len(schedule.chains)
         if chain_weights is None:
-            chain_weights = np.eye(len(schedule.chains))[0]
-        self.chain_weights = chain_weights
+            chain_weights = np.eye(chains)[0]
+        # Of two plans as fast, the one with less to do in any chain.
+        little = np.full(chains, _LEAST_WEIGHT)
+        self.chain_weights = (
+            (1 - little.sum()) * chain_weights + little if chains > 1 else little**0
+        )
 
     @cached_property
     def weights(self) -> Float:
@@ -51,8 +57,9 @@ class Objective:
 
     def step_time_s(self, slowest: Float) -> Float:
         """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
-        times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
-        return times
+        with np.errstate(invalid="ignore"):  # Infinite seconds of a phase in no part of a chain.
+            times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
+        return np.where(np.isnan(times), np.inf, times)
 
     def norm_s(self, scale_s: Float, powers: Float) -> Float:
         """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""

@@ -43,8 +43,13 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         *([Column("detail", "detail", wraps=True)] if without_plan else []),
     ]
     facts = {"cost_model": next(iter(models))} if len(models) == 1 else {}
+    words = ["steps are embeddings alone", "steps have dense layers"]
+    kinds = {row.dense_s is not None for row in rows if row.step_time_s is not None}
     return Report(
         title,
         (Section("comparison", "Placements", tuple(columns), tuple(values)),),
-        headline=tuple(f"cost model {name}" for name in facts.values()),
+        headline=(
+            *(f"cost model {name}" for name in facts.values()),
+            *(words[known] for known in sorted(kinds)),
+        ),
     )

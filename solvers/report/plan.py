@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cost_models import CostReport
+from placer.dense import DenseLayers
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -135,6 +136,9 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
         "status": solver.status,
         "cost_model": solver.cost_model if cost is None else cost.cost_model,
         "step_time_s": solver.step_time_s if cost is None else cost.step_time_s,
+        "dense_s": None if cost is None else cost.dense_s,
+        "dense_bytes": plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else None,
+        "pipeline": plan.pipeline,
         "relative_error": None if cost is None else cost.relative_error,
         "bound_s": solver.bound_s,
         "gap": gap,
@@ -160,6 +164,10 @@ def _headline(
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
         f"{plan.batch_size:,} samples per GPU and step"
     )
+    if isinstance(plan.dense, DenseLayers):
+        lines.append(
+            f"dense layers take {format_bytes(plan.dense.reserved_bytes)} of each GPU besides"
+        )
     proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
     if facts["gap"] is not None:
         proof += f", within {form.share(facts['gap'])} of the bound"
@@ -168,8 +176,12 @@ def _headline(
         line = f"step time {format_seconds(facts['step_time_s'])}"
         if facts["relative_error"] is not None:
             line += f" ± {form.share(facts['relative_error'])}"
-        line += f" ({facts['cost_model']})"
+        model = facts["cost_model"]
+        if model == "roofline" and facts["relative_error"] is not None:
+            model += ", no measurement of your machine: placer calibrate"
+        line += f" ({model})"
         if cost is not None:
+            line += f", {_dense_words(cost)}"
             waits = f", waits for {cost.bottleneck}" if end is None else ""
             line += (
                 f"{waits}; balance {cost.balance:.2f}; "
@@ -179,6 +191,12 @@ def _headline(
     if end is not None and end.detail:
         lines.append(end.detail)
     return tuple(lines)
+
+
+def _dense_words(cost: CostReport) -> str:
+    if cost.dense_s is None:
+        return "embeddings alone"
+    return f"{format_seconds(cost.dense_s)} of it dense layers"
 
 
 def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
@@ -262,6 +280,10 @@ def _phase_section(cost: CostReport) -> Section:
         }
         for phase in cost.phases
     ]
+    if cost.has_dense_phase:
+        dense = {"name": "dense", "slowest": None, "waits_s": None}
+        last = next(at for at, row in enumerate(rows) if row["name"] == "gradients")
+        rows.insert(last, {**dense, "slowest_s": cost.dense_s, "mean_s": cost.dense_s})
     return Section(
         "phases",
         "Phases of a step, one after the other",

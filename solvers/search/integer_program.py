@@ -52,13 +52,13 @@ _TIME_UNITS = 1_000_000
 
 _PRICE_FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 
-_PHASE_PRICE_SHARES = (0.0, 0.2, 0.5)
+_PHASE_PRICE_SHARES = (0.0, 0.4)
 """Prices of HBM in rows of single phases, as shares of that of all."""
 
 _WEIGHT_PARTS = 64
 """Weights of phases are rounded up to so many parts."""
 
-_REPEATED_S = 2.0
+_REPEATED_S = 0.4
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
 
 _MAX_PLACES = 20_000

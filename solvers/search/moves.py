@@ -298,7 +298,9 @@ class _Without:
             may = free & [instance.may_serve(shard, gpu) for gpu in candidates]
             then = phases_at(open_sums + added, hbm)
             after = objective.powers(then + launches_s, scale_s)
-            keys = objective.norm_s(scale_s, rest + powers.sum(axis=0) - powers + after)
+            with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
+                powers_then = rest + powers.sum(axis=0) - powers + after
+            keys = objective.norm_s(scale_s, powers_then)
             keys = np.where(may & np.isfinite(keys), keys, np.inf)
             at = int(keys.argmin())
             if not np.isfinite(keys[at]):

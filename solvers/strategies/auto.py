@@ -22,6 +22,7 @@ from solvers.strategies._stages import (
     linear_program,
     neighbourhoods,
 )
+from solvers.strategies.flow import FlowParams, flow_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class AutoParams:
 
     Attributes
     ----------
-    greedy_share, annealing_share, program_share, search_share : float
-        Of the first plan, annealing, CP-SAT and iterated local search; neighbourhoods have
-        the rest.
+    greedy_share, flow_share, annealing_share, program_share, search_share : float
+        Of the first plan, flows, annealing, CP-SAT and iterated local search; neighbourhoods
+        have the rest.
     linear_program_share : float
         Of the linear program that lifts the bound.
     common_shares_share : float
@@ -40,12 +41,13 @@ class AutoParams:
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
     annealed_places : int
-        Tables × GPUs up to which there is annealing: beyond, chosen moves find more.
+        Tables × GPUs up to which there are flows and annealing: beyond, chosen moves find more.
     program_places : int
         Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
     """
 
     greedy_share: float = 0.6
+    flow_share: float = 0.15
     linear_program_share: float = 0.1
     annealing_share: float = 0.5
     program_share: float = 0.5
@@ -54,6 +56,7 @@ class AutoParams:
     linear_program_places: int = 20_000
     annealed_places: int = 2000
     program_places: int = 1500
+    flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
     iterated: IteratedParams = field(default_factory=IteratedParams)
     neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
@@ -68,7 +71,7 @@ class Auto(StagedStrategy):
         self.params = params
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """The pipeline: a first plan, a closer bound, annealing, proof, and two long searches."""
+        """The pipeline: first plans, a closer bound, annealing, proof, and two long searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.annealed_places
@@ -76,6 +79,7 @@ class Auto(StagedStrategy):
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
+            Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing), few),
             Stage("exact", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),

@@ -93,7 +93,7 @@ def test_names_and_what_cannot_be_profiled() -> None:
 def test_from_model_to_plan_and_back_into_it() -> None:
     ours, theirs = clicks(), clicks()
     profile = profile_model(ours, BATCHES)
-    topology = Topology.parse("1xh100", hbm=6000)
+    topology = Topology.parse("1xh100", hbm=5000)
     plan = solve(Problem(profile, topology, 1), solver="greedy-cost").plan
     assert plan is not None
     assert {shard.memory for shard in plan.shards} == {"hbm", "dram"}
