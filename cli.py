@@ -445,6 +445,7 @@ def show(
     model: str = MODEL,
     top: int = option(20, "Tables listed of a plan of many.", least=1),
     explained: Text = option(None, "Say what decided its place.", "--explain", metavar="TABLE"),
+    memory: bool = option(False, "Memory of each phase of a training step."),
     constraints_path: File = RULES,
     output: Output = OUTPUT,
 ) -> None:
@@ -464,8 +465,10 @@ def show(
         report.print_report(report.profile_report(placer.Profile.load(path)), output)
         return
     loaded = placer.Plan.load(path)
-    needed_for = None if explained is None else "--explain"
+    needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for)
+    if memory and known is not None:
+        return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
         report.print_report(solver_reports.plan_report(loaded, None, top=top), output)

@@ -18,6 +18,7 @@ from placer.dense import (
     Product,
     dense_memory,
 )
+from placer.dense.memory import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions
 from placer.training.dlrm import Dlrm
@@ -158,6 +159,8 @@ def test_memory_is_what_torch_allocates(
     # Gradients of parameters are there in part: those of the top MLP, or none.
     assert memory.activation_bytes - given <= most * 1.03
     assert most * 0.97 <= memory.activation_bytes + memory.gradient_bytes - given
+    network = DenseNetwork.of(layers, [table("t", dim, features)])
+    assert max(pass_bytes(network, samples)) - given == pytest.approx(most, rel=0.03)
 
 
 def test_a_problem_takes_the_dense_part_off_each_gpu_once() -> None:

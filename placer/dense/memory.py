@@ -99,6 +99,33 @@ def peak_values(network: DenseNetwork) -> int:
     )  # fmt: skip
 
 
+def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
+    """Activations and gradients of parameters that exist at once in each pass, at most.
+
+    In the backward pass the last layers' gradients are there while activations of the first still
+    are.
+
+    Returns
+    -------
+    Bytes of the forward pass, and of the backward pass.
+    """
+    top = [one for one in network.products if one.part == "top"]
+    bottom = sum(one.outputs for one in network.products if one.part == "bottom")
+    kept, passing, backward = _interaction_values(network, top[0].inputs)
+    base, inputs = bottom + kept, list(accumulate(one.inputs for one in top))
+    after = [FLOAT_BYTES * sum(one.parameters for one in top[place:]) for place in range(len(top))]
+    each = network.value_bytes * samples
+    forward, gradients = 0, [(base + top[0].inputs + backward) * each + after[0]]
+    for place, (kept_inputs, one) in enumerate(zip(inputs, top, strict=True)):
+        hidden = base + kept_inputs + 2 * one.outputs
+        forward = max(forward, (hidden + passing) * each)
+        if one is not top[-1]:
+            gradients.append((hidden + one.outputs) * each + after[place + 1])
+        gradients.append((base + kept_inputs + one.outputs + one.inputs) * each + after[place])
+    given = samples * network.input_bytes_per_sample
+    return given + forward, given + max(gradients)
+
+
 def _interaction_values(network: DenseNetwork, top_inputs: int) -> tuple[int, int, int]:
     """What an interaction keeps, what it has besides in its forward pass, and in its backward."""
     layers, columns = network.layers, network.vector_columns

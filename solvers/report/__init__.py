@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from solvers.report.compare import compare_report
     from solvers.report.compare_plot import plot_compare
     from solvers.report.explain import explain_report
+    from solvers.report.memory import memory_report
     from solvers.report.outcome import refusal, verdict
     from solvers.report.plan import plan_report
     from solvers.report.replan import replan_report
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "compare_report",
     "explain_report",
+    "memory_report",
     "plan_report",
     "plot_compare",
     "plot_front",
@@ -31,6 +33,7 @@ __getattr__ = lazy_exports(
         "solvers.report.compare": "compare_report",
         "solvers.report.compare_plot": "plot_compare",
         "solvers.report.explain": "explain_report",
+        "solvers.report.memory": "memory_report",
         "solvers.report.outcome": "refusal verdict",
         "solvers.report.plan": "plan_report",
         "solvers.report.replan": "replan_report",

@@ -118,7 +118,8 @@ class Served:
         step: ShardedBatch,
     ) -> Tensor | None:
         """Update all rows; the gradients of the weights of our own lookups."""
-        weight_gradients = torch.zeros(sum(step.served_lookups), device=self.device)
+        wanted = sum(step.served_lookups) if step.weight_gradients else 0
+        weight_gradients = torch.zeros(wanted, device=self.device)
         entered = False
         for index, (unit, unit_step) in enumerate(
             zip(self.channels.units, step.units, strict=True)
@@ -194,10 +195,12 @@ class Serve(torch.autograd.Function):
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
         sent, received = served.sent_sizes(step), served.served_sizes(step)
-        if served.gradient_scale != 1:
-            gradient = gradient * served.gradient_scale
         flat = served.comm.exchange("gradients", gradient, sent, received)
-        weight_gradients = served.update(ctx.outputs, served.from_sources(flat, step), step)
+        if served.gradient_scale != 1:
+            flat *= served.gradient_scale  # Not before, for it is autograd's that is sent.
+        by_channel = served.from_sources(flat, step)
+        del flat
+        weight_gradients = served.update(ctx.outputs, by_channel, step)
         ctx.outputs = None
         if not ctx.needs_input_grad[1]:
             weight_gradients = None

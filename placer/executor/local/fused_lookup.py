@@ -127,6 +127,7 @@ class FusedLookup(torch.autograd.Function):
             runtime.updates.add_(1)
             _update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
+        ctx.steps = ()  # Whoever keeps an output keeps this node.
         return None, weight_gradients, None, None
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered_backend import TieredBackend
 from placer.executor.embeddings import Embeddings
@@ -239,14 +239,18 @@ class PlacedEmbeddings(Embeddings):
             stream.wait_event(batch.ready)
             for tensor in tensors_of(batch):  # Their memory must not be reused before.
                 tensor.record_stream(stream)
+        steps = tuple(batch.steps)
+        batch.steps.clear()
+        if len(steps) != len(self._runtime.arenas):
+            raise DataError("a batch is prepared for one forward pass: prefetch it once more")
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
-            anchor, batch.bags.weights, batch.steps, self._runtime
+            anchor, batch.bags.weights, steps, self._runtime
         )
         if not training:
-            self._runtime.backend.finish(batch.steps)
+            self._runtime.backend.finish(steps)
         column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self.features]
-        segments = (segment for step in batch.steps for segment in step.reads.segments)
+        segments = (segment for step in steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
             column_slices[segment.feature].append((segment.columns.cols[0], output))
         results = {}
@@ -325,7 +329,7 @@ class PlacedEmbeddings(Embeddings):
         bags = bags_of(batch, self.features)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
-        return PreparedBatch(bags, bounds, kept, steps)
+        return PreparedBatch(bags, bounds, kept, list(steps))
 
 
 def _indexed(device: torch.device) -> torch.device:

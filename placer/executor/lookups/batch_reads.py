@@ -161,7 +161,8 @@ class PreparedBatch:
         Each feature's lookups in the batch that was passed in.
     kept : int64, or None
         Which of these lookups are left; None where none was dropped.
-    steps : tuple of ArenaStep
+    steps : list of ArenaStep
+        The forward pass takes them out, so that who still has the batch then keeps no memory.
     ready : torch.cuda.Event or None
         When all this is there, if it was made on a stream of its own.
     """
@@ -169,7 +170,7 @@ class PreparedBatch:
     bags: Bags
     bounds: tuple[tuple[int, int], ...]
     kept: Tensor | None
-    steps: tuple[ArenaStep, ...]
+    steps: list[ArenaStep]
     ready: "torch.cuda.Event | None" = None
 
 
@@ -277,7 +278,7 @@ def tensors_of(prepared: object) -> Iterator[Tensor]:
         value = waiting.pop()
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple | list):
             waiting.extend(value)
         elif is_dataclass(value):
             waiting.extend(getattr(value, field.name) for field in fields(value))

@@ -1,0 +1,124 @@
+"""`placer show --memory`: what each GPU has at once in each phase of a step."""
+
+from collections.abc import Mapping
+
+from placer.plan.peak_memory import DevicePeak, largest_batch, peak_memory
+from placer.plan.plan import Plan
+from placer.profile.profile import Profile
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section
+from placer.topology.presets import GPU_KINDS
+from placer.units import format_bytes
+from solvers.report.plan import MOST_DEVICES
+
+
+def memory_report(plan: Plan, profile: Profile) -> Report:
+    """The phases of a step on the fullest GPU, each GPU's peak, and the batch that fits.
+
+    A GPU's memory is its card's where the chip is known, else what the plan and its dense part may
+    take.
+    """
+    cards = _cards(plan)
+    peaks = peak_memory(plan, profile, capacity_bytes=cards)
+    worst = min(peaks, key=lambda peak: peak.free_bytes)
+    batch = largest_batch(plan, profile, capacity_bytes=cards)
+    return Report(
+        title=f"Memory of a training step: {len(plan.tables)} tables on {plan.topology.name}",
+        facts={
+            "fits": worst.free_bytes >= 0,
+            "fullest_device": worst.device,
+            "fullest_phase": worst.fullest.name,
+            "peak_bytes": worst.peak_bytes,
+            "capacity_bytes": worst.capacity_bytes,
+            "free_bytes": worst.free_bytes,
+            "batch_size": plan.batch_size,
+            "largest_batch_size": batch,
+        },
+        headline=(
+            verdict(worst),
+            f"largest batch that fits this plan: {batch:,} samples a GPU; it was made for "
+            f"{plan.batch_size:,}",
+        ),
+        sections=(_phase_section(worst), _device_section(peaks)),
+    )
+
+
+def verdict(peak: DevicePeak) -> str:
+    """Whether a step fits, and by how much.
+
+    Examples
+    --------
+    >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
+    >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))
+    'fits, with 3 GiB to spare in phase update of gpu:0'
+    """
+    where = f"in phase {peak.fullest.name} of {peak.device}"
+    if peak.free_bytes >= 0:
+        return f"fits, with {format_bytes(peak.free_bytes)} to spare {where}"
+    return (
+        f"does not fit: {format_bytes(-peak.free_bytes)} ({-peak.free_bytes} bytes) are short "
+        f"{where}; make the batch smaller, or plan with less --hbm"
+    )
+
+
+def _cards(plan: Plan) -> Mapping[str, int]:
+    """Memory of the cards whose chip is known and that can hold what was planned for."""
+    known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
+    return {
+        gpu.id: kind.memory_bytes for gpu, kind in known if kind.memory_bytes >= gpu.memory_bytes
+    }
+
+
+def _phase_section(peak: DevicePeak) -> Section:
+    purposes = sorted({purpose for phase in peak.phases for purpose in phase.parts})
+    largest = {
+        purpose: max(phase.parts.get(purpose, 0) for phase in peak.phases) for purpose in purposes
+    }
+    purposes.sort(key=lambda purpose: -largest[purpose])
+    rows: list[Row] = [
+        {
+            "purpose": purpose,
+            **{_key(phase.name): phase.parts.get(purpose, 0) for phase in peak.phases},
+        }
+        for purpose in purposes
+    ]
+    total = {_key(phase.name): phase.total_bytes for phase in peak.phases}
+    rows.append({"purpose": "total", **total})
+    columns = (Column(_key(phase.name), phase.name, form.size) for phase in peak.phases)
+    return Section(
+        "phases",
+        f"{peak.device} in each phase of a step",
+        (Column("purpose", "purpose"), *columns),
+        tuple(rows),
+    )
+
+
+def _key(phase: str) -> str:
+    return phase.replace(" ", "_") + "_bytes"
+
+
+def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
+    rows: list[Row] = [
+        {
+            "device": peak.device,
+            "phase": peak.fullest.name,
+            "peak_bytes": peak.peak_bytes,
+            "capacity_bytes": peak.capacity_bytes,
+            "free_bytes": peak.free_bytes,
+        }
+        for peak in sorted(peaks, key=lambda peak: peak.free_bytes)
+    ]
+    return Section(
+        "devices",
+        "Peak of each GPU",
+        (
+            Column("device", "device"),
+            Column("phase", "phase"),
+            Column("peak_bytes", "peak", form.size),
+            Column("capacity_bytes", "of", form.size),
+            Column("free_bytes", "to spare", form.size),
+        ),
+        tuple(rows),
+        shown=MOST_DEVICES,
+        order="fullest first",
+    )

@@ -1,0 +1,153 @@
+"""Memory by phase of a step; benchmarks/step_memory.py holds it to what PyTorch allocates."""
+
+from dataclasses import replace
+
+import pytest
+from problem_cases import counted_table, machine
+
+from placer import Plan, Profile, Shard
+from placer.dense import DenseLayers
+from placer.errors import ProblemError
+from placer.plan.buffers import index_buffer_bytes
+from placer.plan.memory import device_memory
+from placer.plan.peak_memory import (
+    COMMUNICATOR_BYTES,
+    COMMUNICATORS,
+    CONTEXT_BYTES,
+    FRAGMENTATION_SHARE,
+    DevicePeak,
+    PhaseMemory,
+    largest_batch,
+    peak_memory,
+)
+from solvers.report.memory import memory_report
+
+ROWS, DIM, LOOKUPS, BATCH = 1000, 16, 5.0, 64
+
+
+def profile() -> Profile:
+    """One table of evenly read rows."""
+    table = counted_table("t", [1] * ROWS, dim=DIM, lookups=LOOKUPS)
+    return Profile((table,), samples=1)
+
+
+def plan(*devices: str, dense: DenseLayers | None = None) -> Plan:
+    """The table, divided by rows where there are several devices."""
+    count = len(devices)
+    shards = tuple(
+        Shard("t", (place, ROWS, count), (0, DIM), (device,), "hbm", "device")
+        for place, device in enumerate(devices)
+    )
+    topology = machine(count, hbm_bytes=1 << 30)
+    tables = (profile()["t"].table,)
+    return Plan(tables, topology, shards, {}, {}, BATCH, dense=dense)
+
+
+def by_name(peak: DevicePeak) -> dict[str, PhaseMemory]:
+    return {phase.name: phase for phase in peak.phases}
+
+
+def test_one_rank_by_hand() -> None:
+    (peak,) = peak_memory(plan("gpu:0"), profile(), device_kind="cpu")
+    phases = by_name(peak)
+    assert list(phases) == ["prepare", "lookup", "forward", "backward", "update"]
+    lookups, output = BATCH * LOOKUPS, BATCH * DIM * 4
+    rows = ROWS * profile()["t"].table.bytes_per_row()
+    in_flight = 2 * (16 * lookups + 8 * BATCH)
+    assert phases["prepare"].total_bytes == rows + in_flight + 13 * lookups
+    assert phases["lookup"].total_bytes == rows + in_flight + output
+    # The gradients, as they came and as the kernels read them.
+    assert phases["update"].total_bytes == rows + in_flight + 2 * output + (4 + 4) * lookups
+    assert peak.peak_bytes == max(phase.total_bytes for phase in phases.values())
+    assert peak.free_bytes == (1 << 30) - peak.peak_bytes
+
+
+def test_a_gpu_has_a_context_and_prepares_beside_the_step() -> None:
+    (peak,) = peak_memory(plan("gpu:0"), profile())
+    parts = by_name(peak)["update"].parts
+    lookups = BATCH * LOOKUPS
+    assert parts["context"] == CONTEXT_BYTES
+    assert "communication" not in parts
+    assert parts["indices"] == 2 * (16 * lookups + 8 * BATCH) + (20 + 8) * lookups
+    passing = sum(parts.values()) - parts["fragmentation"] - CONTEXT_BYTES
+    passing -= parts["weights"] + parts["optimizer state"]
+    assert parts["fragmentation"] == pytest.approx(FRAGMENTATION_SHARE * passing, abs=1)
+    # Plans charge the integers of lookups without the ids, which are copies of the loader's.
+    charged = index_buffer_bytes(lookups, DIM)
+    assert parts["indices"] + parts["sums of rows"] == pytest.approx(
+        charged + 8 * lookups + 16 * BATCH
+    )
+
+
+def test_serial_steps_hold_one_batch() -> None:
+    ahead = plan("gpu:0")
+    (one,) = peak_memory(replace(ahead, pipeline="serial"), profile())
+    (two,) = peak_memory(ahead, profile())
+    lookups = BATCH * LOOKUPS
+    serial, overlapped = (by_name(peak)["lookup"].parts["indices"] for peak in (one, two))
+    assert serial == 16 * lookups + 8 * BATCH
+    assert overlapped == 2 * serial + (20 + 8) * lookups
+
+
+def test_ranks_exchange_outputs_and_gradients() -> None:
+    peaks = peak_memory(plan("gpu:0", "gpu:1"), profile())
+    assert [peak.device for peak in peaks] == ["gpu:0", "gpu:1"]
+    phases = by_name(peaks[0])
+    assert len(phases) == 8
+    # Half of the rows give a sum for each of all samples, and own samples get one from each rank.
+    output = 2 * BATCH * DIM * 4
+    assert phases["lookup"].parts["outputs"] == output
+    assert phases["exchange of outputs"].parts["exchange"] == 2 * output
+    assert phases["lookup"].parts["communication"] == COMMUNICATORS * COMMUNICATOR_BYTES
+
+
+def test_dense_layers_have_their_phase() -> None:
+    layers = DenseLayers((64, 1), (32, DIM), 13, optimizer="adam", reserved_bytes=1000)
+    without, with_layers = (
+        peak_memory(plan("gpu:0", dense=dense), profile())[0] for dense in (None, layers)
+    )
+    more = with_layers.peak_bytes - without.peak_bytes
+    parts = by_name(with_layers)["backward"].parts
+    assert parts["dense state"] == 2 * parts["dense parameters"]
+    assert more > parts["dense parameters"] + parts["dense state"]
+    # What the problem took off the GPU for them is there.
+    assert with_layers.capacity_bytes == without.capacity_bytes + 1000
+
+
+def test_the_largest_batch_fits_and_one_more_sample_does_not() -> None:
+    given = plan("gpu:0", "gpu:1")
+    room = {"gpu:0": 2 << 30, "gpu:1": (1 << 30) + (300 << 20)}
+    most = largest_batch(given, profile(), capacity_bytes=room)
+    for batch, fits in ((most, True), (most + 1, False)):
+        peaks = peak_memory(replace(given, batch_size=batch), profile(), capacity_bytes=room)
+        assert all(peak.free_bytes >= 0 for peak in peaks) == fits
+    assert largest_batch(given, profile(), capacity_bytes={"gpu:0": 0}) == 0
+
+
+def test_what_a_step_has_at_all_times_is_what_plans_charge() -> None:
+    given = plan("gpu:0")
+    charged = device_memory(given)["gpu:0"]
+    (peak,) = peak_memory(given, profile())
+    for phase in peak.phases:
+        assert phase.parts["weights"] == charged.weight_bytes
+        assert phase.parts["optimizer state"] == charged.state_bytes
+
+
+def test_a_profile_of_other_tables_is_refused() -> None:
+    other = Profile((counted_table("u", [1, 1]),), samples=1)
+    with pytest.raises(ProblemError, match=r"the profile lacks tables \['t'\] of the plan"):
+        peak_memory(plan("gpu:0"), other)
+
+
+def test_report_says_whether_it_fits() -> None:
+    report = memory_report(plan("gpu:0"), profile())
+    assert report.headline[0].startswith("fits, with ")
+    assert report.facts["fits"]
+    assert report.facts["largest_batch_size"] >= BATCH
+    tight = plan("gpu:0")
+    gpus = tuple(replace(gpu, memory_bytes=1 << 20) for gpu in tight.topology.gpus)
+    tight = replace(tight, topology=replace(tight.topology, gpus=gpus))
+    report = memory_report(tight, profile())
+    assert "are short in phase" in report.headline[0]
+    assert report.facts["free_bytes"] < 0
+    assert report.facts["largest_batch_size"] == 0
