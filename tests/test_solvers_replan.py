@@ -20,6 +20,7 @@ from cost_models import Roofline, ShardingOption
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
+from placer.pipeline import Pipeline
 from placer.plan.buffers import index_buffer_bytes
 from placer.plan.diff import diff
 from placer.plan.order import Ranks
@@ -66,11 +67,15 @@ def drifted(profile: TableProfile, seed: int) -> TableProfile:
 
 
 @cache
-def before() -> tuple[Problem, Plan]:
-    """Five tables that two hosts' four GPUs do not hold, and a plan."""
+def before(pipeline: Pipeline = "look-ahead") -> tuple[Problem, Plan]:
+    """Five tables that two hosts' four GPUs do not hold, and a plan.
+
+    Copies cost nothing here unless they are within the step, as with ``serial``.
+    """
     tables = [skewed(f"t{n}", rows, n) for n, rows in enumerate((2000, 900, 600, 300, 100))]
     topology = machine(2, 2, hbm_bytes=HBM, launch_s=1e-9)
     problem = problem_of(*tables, topology=topology, batch_size=8)
+    problem = replace(problem, pipeline=pipeline)
     plan = solve(problem, "greedy-cost").plan
     assert plan is not None
     assert any(shard.memory == "dram" for shard in plan.shards)
@@ -171,7 +176,7 @@ def test_small_problems_keep_their_plans(problem: Problem) -> None:
 
 
 def test_drift_is_weighed_over_the_horizon() -> None:
-    problem, old = before()
+    problem, old = before("serial")
     now = later(problem)
     by_horizon = {
         steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps) for steps in (0, 50, 10**9)
@@ -216,7 +221,7 @@ def test_refilling_moves_little_of_a_table_that_is_option_by_rows() -> None:
 
 
 def test_a_gpu_that_is_gone() -> None:
-    problem, old = before()
+    problem, old = before("serial")
     # Those that are left get more lookups each, and room for their buffers.
     gpus = tuple(replace(g, memory_bytes=HBM + (16 << 10)) for g in problem.topology.gpus[:3])
     left = replace(problem.topology, gpus=gpus,
@@ -415,7 +420,7 @@ def test_rows_stay_in_their_slices(case: tuple[np.ndarray, list[int], int, int, 
 
 
 def test_report() -> None:
-    problem, old = before()
+    problem, old = before("serial")
     now = later(problem)
     found = replan(now, MODEL, old, LIMITS, horizon_steps=10**9)
     shown = replan_report(found).to_json()

@@ -77,7 +77,7 @@ class TableExchange:
         world = self._world
         ends = np.array([samples * process // world for process in range(world + 1)])
         own = np.diff(ends)
-        lookups_by_slices: dict[int, list[Int]] = {}
+        lookups_by_slices: dict[tuple[int, bytes], list[Int]] = {}
         sources = np.arange(world)
         for columns in self._column_slices:
             alone = len(columns.parts.targets) == 1 and not columns.parts.targets[0].replicated
@@ -126,7 +126,7 @@ class TableExchange:
     def _lookups(
         self,
         columns: _ServedColumns,
-        known: dict[int, list[Int]],
+        known: dict[tuple[int, bytes], list[Int]],
         bags: Sequence[Bags],
         ends: Int,
         read: TableRead,
@@ -134,7 +134,8 @@ class TableExchange:
         """Lookups of each feature by target and source: int64, shape (targets, processes)."""
         if columns.slices is None:
             return [lookups[None] for lookups in read.by_source]
-        key = id(columns.slices)
+        # Targets may divide the same slices among them in different ways.
+        key = id(columns.slices), columns.target_of.tobytes()
         if key not in known:
             targets = len(columns.parts.targets)
             known[key] = [

@@ -258,12 +258,17 @@ class Instance:
 
     @cached_property
     def fixed_s(self) -> float:
-        """Seconds of any step, chains weighed: what the schedule says, and one arena's launches.
+        """Seconds of any step, chains weighed: what the schedule says, and launches.
 
         A GPU that serves anything serves at least one arena, and one that serves nothing is not
-        the slowest. So the slowest GPU of each phase has one arena's launches besides its work.
+        the slowest. So the slowest GPU of each phase has one arena's launches besides its work. A
+        GPU that is alone serves them all, as it divides no table by columns.
         """
         launches_s = np.min(self.launches_s, axis=0)
+        if self.gpus == 1:
+            tables = (profile.table for profile in self.problem.profile)
+            arenas = {(table.dtype, table.optimizer, table.dim) for table in tables}
+            launches_s = launches_s * len(arenas)
         return self.objective.fixed_s + float(self.objective.weights @ launches_s)
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:

@@ -136,7 +136,8 @@ class _Choices:
     def within(self, longest_s: float, most: int) -> "_Choices":
         """The best few options with no shard longer than a limit, else those with the shortest."""
         least = float(self.longest_s.min())
-        fits = np.flatnonzero(self.longest_s <= max(longest_s, least))
+        # No limit is not a number where the bound is 0.
+        fits = np.flatnonzero(self.longest_s <= np.fmax(longest_s, least))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
         times = self.time_s[order]
         before = np.concatenate(([np.inf], np.minimum.accumulate(times)[:-1]))
