@@ -13,7 +13,8 @@ from _published import Measurement
 from _published_plans import plan_of
 
 from cost_models import Roofline
-from cost_models.base import CostReport, Float
+from cost_models.base import Float
+from cost_models.cost_report import CostReport
 from cost_models.dense import dense_phase_s
 from cost_models.roofline import RooflineConstants
 

@@ -11,15 +11,12 @@ if TYPE_CHECKING:
         Cold,
         CostCurve,
         CostModel,
-        CostReport,
-        GpuCost,
-        HostCost,
-        PhaseCost,
         ShardingOption,
         TableShard,
         shards_of,
     )
     from cost_models.calibrated.model import Calibrated
+    from cost_models.cost_report import CostReport, GpuCost, HostCost, PhaseCost
     from cost_models.registry import (
         COST_MODELS,
         FILE_MODELS,
@@ -65,8 +62,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "cost_models.base": "ANY_SHARE WHOLE_TABLE Cold CostCurve CostModel CostReport GpuCost "
-        "HostCost PhaseCost ShardingOption TableShard shards_of",
+        "cost_models.base": "ANY_SHARE WHOLE_TABLE Cold CostCurve CostModel ShardingOption "
+        "TableShard shards_of",
+        "cost_models.cost_report": "CostReport GpuCost HostCost PhaseCost",
         "cost_models.calibrated.model": "Calibrated",
         "cost_models.registry": "COST_MODELS FILE_MODELS cost_model is_model_name model_names",
         "cost_models.roofline": "Roofline",

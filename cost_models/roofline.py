@@ -30,7 +30,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from cost_models.base import CostReport, Float
+from cost_models.base import Float
+from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES

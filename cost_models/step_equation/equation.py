@@ -21,16 +21,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from cost_models.base import (
-    Cold,
-    CostCurve,
-    CostReport,
-    Float,
-    GpuCost,
-    HostCost,
-    ShardingOption,
-    TableShard,
-)
+from cost_models.base import Cold, CostCurve, Float, ShardingOption, TableShard
+from cost_models.cost_report import CostReport, GpuCost, HostCost
 from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options

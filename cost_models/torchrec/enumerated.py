@@ -17,17 +17,8 @@ import numpy as np
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
-from cost_models.base import (
-    Cold,
-    CostCurve,
-    CostReport,
-    Float,
-    GpuCost,
-    HostCost,
-    ShardingOption,
-    TableShard,
-    shards_of,
-)
+from cost_models.base import Cold, CostCurve, Float, ShardingOption, TableShard, shards_of
+from cost_models.cost_report import CostReport, GpuCost, HostCost
 from cost_models.schedule import ONE_PHASE, Schedule
 from cost_models.torchrec.shards import (
     Part,

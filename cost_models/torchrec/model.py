@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cost_models.base import (
-    CostCurve,
-    CostReport,
-    Float,
-    GpuCost,
-    HostCost,
-    ShardingOption,
-    TableShard,
-    require_match,
-)
+from cost_models.base import CostCurve, Float, ShardingOption, TableShard, require_match
+from cost_models.cost_report import CostReport, GpuCost, HostCost
 from cost_models.schedule import ONE_PHASE, Schedule
 from placer.adapters.torchrec.sharding import (
     KERNELS,

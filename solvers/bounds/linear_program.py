@@ -23,10 +23,9 @@ and rounded, but computed from its prices: for any that are not negative, with
 
 where the least is over everything a table can do, in sharding options whose every shard can finish
 within T (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). L falls as T grows, so no
-plan is faster than the smallest T that is at least L. Prices that are a little off make this bound
-a little weaker but never wrong.
+plan is faster than the smallest T that is at least L. Prices a bit off make it weaker, not wrong.
 
-The relaxation gives away that shards are whole, and that tables have to stay together.
+The relaxation gives away that shards are whole, and tables together.
 """
 
 import time

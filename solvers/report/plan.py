@@ -49,9 +49,7 @@ def plan_report(
     memory = device_memory(plan)
     sections = [_memory_section(plan, memory)]
     if cost is not None:
-        sections += (
-            [_time_section(cost), _phase_section(cost)] if cost.phase_s else [_time_section(cost)]
-        )
+        sections += [_time_section(cost), *([_phase_section(cost)] if cost.phase_s else [])]
     tables, timed = _table_rows(plan, evaluate), evaluate is not None
     if len(tables) > MOST_TABLES:
         sections.append(_kind_section(tables))
@@ -272,13 +270,10 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """Phases that GPUs wait for one another in: the longest chain of them is the step."""
+    """The longest chain of phases."""
+    names = ("name", "slowest", "slowest_s", "mean_s")
     rows: list[Row] = [
-        {
-            **attributes(phase, "name", "slowest", "slowest_s", "mean_s"),
-            "waits_s": phase.slowest_s - phase.mean_s,
-        }
-        for phase in cost.phases
+        {**attributes(one, *names), "waits_s": one.slowest_s - one.mean_s} for one in cost.phases
     ]
     if cost.has_dense_phase:
         dense = {"name": "dense", "slowest": None, "waits_s": None}

@@ -1,0 +1,157 @@
+"""What a cost model answers of a plan: times by device and phase, and memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.schedule import ONE_PHASE, Float, Schedule
+from placer.plan.memory import MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCost:
+    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds.
+
+    Attributes
+    ----------
+    hbm_s : float
+        Reads and writes of its own memory.
+    link_s : float
+        Copies between its host's memory and its own.
+    communication_s : float
+        Exchanges of ids, pooled rows and gradients with other GPUs.
+    launch_s : float
+        Fixed cost of its shards.
+    """
+
+    device: str
+    hbm_s: float
+    link_s: float
+    communication_s: float
+    launch_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All together, as if nothing overlapped and no GPU waited for another."""
+        return self.hbm_s + self.link_s + self.communication_s + self.launch_s
+
+
+@dataclass(frozen=True, slots=True)
+class HostCost:
+    """Time that one host's memory is busy with embeddings in one step, in seconds."""
+
+    device: str
+    dram_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCost:
+    """A phase of a step: the GPU that it waits for, that GPU's seconds, and the mean of all."""
+
+    name: str
+    slowest: str
+    slowest_s: float
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
+
+    Attributes
+    ----------
+    hbm_lookup_share : float
+        Share of all lookups that are served from HBM (device shards, and hits of caches).
+    relative_error : float or None
+        How far step times of the model are off on average, as a share, where that was measured.
+    schedule : Schedule
+        How the phases of a step follow one another.
+    phase_s : tuple of tuple of float
+        Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
+    dense_s : float or None
+        What dense layers take of the first chain; None where the step is embeddings alone.
+
+    Examples
+    --------
+    >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
+    >>> slow = GpuCost("gpu:1", hbm_s=0.001, link_s=0.004, communication_s=0.001, launch_s=0.0)
+    >>> report = CostReport("roofline", (fast, slow), (), {}, hbm_lookup_share=0.9)
+    >>> report.step_time_s, report.bottleneck
+    (0.006, 'gpu:1 link')
+    """
+
+    cost_model: str
+    gpus: tuple[GpuCost, ...]
+    hosts: tuple[HostCost, ...]
+    memory: dict[str, MemoryUse]
+    hbm_lookup_share: float
+    relative_error: float | None = None
+    schedule: Schedule = ONE_PHASE
+    phase_s: tuple[tuple[float, ...], ...] = ()
+    dense_s: float | None = None
+
+    @property
+    def step_time_s(self) -> float:
+        """Time of the longest chain of phases, or of the busiest host's memory if longer."""
+        busiest = max((host.dram_s for host in self.hosts), default=0.0)
+        return max(self.schedule.step_time_s(self.phase_times_s), busiest)
+
+    @property
+    def phase_times_s(self) -> Float:
+        """Seconds of each phase and GPU, shape (phases, GPUs)."""
+        return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
+
+    @property
+    def gpu_s(self) -> Float:
+        """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
+        times = self.phase_times_s
+        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
+        return seconds
+
+    @property
+    def phases(self) -> tuple[PhaseCost, ...]:
+        """The phases of the longest chain, in order, each with the GPU that it waits for."""
+        times = self.phase_times_s
+        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        return tuple(
+            PhaseCost(
+                self.schedule.phases[phase],
+                self.gpus[int(times[phase].argmax())].device,
+                float(times[phase].max()),
+                float(times[phase].mean()),
+            )
+            for phase in self.schedule.chains[longest]
+        )
+
+    @property
+    def has_dense_phase(self) -> bool:
+        """Whether the longest chain is the first one, which dense layers are part of."""
+        chains_s = self.schedule.chain_times_s(self.phase_times_s)
+        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
+
+    @property
+    def bottleneck(self) -> str:
+        """The device that the step waits for most, and what that device does then."""
+        busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
+        if busiest is not None and busiest.dram_s >= self.step_time_s > 0:
+            return f"{busiest.device} dram"
+        if self.phase_s:
+            longest = max(self.phases, key=lambda phase: phase.slowest_s)
+            if self.has_dense_phase and (self.dense_s or 0.0) > longest.slowest_s:
+                return "dense layers"
+            return f"{longest.slowest} {longest.name}"
+        slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
+        parts = {
+            "hbm": slowest.hbm_s,
+            "link": slowest.link_s,
+            "communication": slowest.communication_s,
+            "launches": slowest.launch_s,
+        }
+        return f"{slowest.device} {max(parts, key=lambda part: parts[part])}"
+
+    @property
+    def balance(self) -> float:
+        """Mean over maximum of the GPUs' times, phase by phase: 1 when none waits."""
+        slowest_s = sum(phase.slowest_s for phase in self.phases)
+        return sum(phase.mean_s for phase in self.phases) / slowest_s if slowest_s > 0 else 1.0
