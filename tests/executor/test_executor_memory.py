@@ -111,7 +111,7 @@ def batches(count: int) -> list[BagBatch]:
     ("lookup", "hot"),
     [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],
 )
-def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
+def test_a_step_peaks_within_three_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
     plan = plan_with(lookup, hot)
     model = PlacedEmbeddings(plan, backend="triton")
 
@@ -126,8 +126,8 @@ def test_a_step_peaks_within_two_percent_of_the_plan(lookup: Lookup, hot: int) -
     held = model.memory_use()
     hbm = sum(size for (device, _), size in held.items() if device == "gpu:0")
     planned = device_memory(plan)
-    assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.02)
-    assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.02)
+    assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.03)
+    assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.03)
 
 
 @pytest.mark.slow
