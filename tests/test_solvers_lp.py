@@ -117,11 +117,12 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
         found = lp_bound(instance, lagrangian=pooled, time_limit_s=600)
         assert found is not None
         assert pooled.step_time_s <= found.step_time_s <= step_s * (1 + EPS)
-        ratios.append((found.step_time_s / pooled.step_time_s, found.step_time_s / step_s))
+        bound_s = found.step_time_s + instance.fixed_s
+        ratios.append((found.step_time_s / pooled.step_time_s, bound_s / step_s))
     gain, share = np.array(ratios).T
     # It is there for machines where HBM is not one pool; and it is close to plans.
     assert (gain > 1.02).sum() >= 4
-    assert np.median(share) > 0.85
+    assert np.median(share) > 0.8
 
 
 @pytest.mark.parametrize(
