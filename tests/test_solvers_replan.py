@@ -263,7 +263,7 @@ def test_a_machine_that_grew_or_shrank(gpus: int, hbm_bytes: int) -> None:
         assert "bytes too many" in found.old_refused
     else:
         assert found.old_step_time_s is not None
-        assert chosen.step_time_s < found.old_step_time_s
+        assert chosen.step_time_s <= found.old_step_time_s
     if gpus == 3:
         assert {d for shard in chosen.plan.shards for d in shard.devices} >= {"gpu:4", "gpu:5"}
 
