@@ -306,7 +306,7 @@ class SearchContract(SolverContract):
         "case", mostly_slow(["tight", "unequal gpus", "counts of a log"], "tight")
     )
     def test_equal_steps_give_equal_plans(self, case: str) -> None:
-        one, two = (self.run(PROBLEMS[case](), max_steps=20, gap=GAP) for _ in range(2))
+        one, two = (self.run(PROBLEMS[case](), max_steps=6, gap=GAP) for _ in range(2))
         assert one.termination.limit in (None, "steps"), "choose a problem that ends before"
         assert_same(one, two)
         self.check(PROBLEMS[case](), one)

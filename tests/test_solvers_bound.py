@@ -351,7 +351,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(fewer(30, 5)):
+    for seed in range(fewer(30, 2)):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_options in (0, 2500):
             monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)

@@ -176,7 +176,7 @@ def test_what_a_known_plan_rules_out_makes_the_bound_closer() -> None:
 
 
 @given(problems(hbm_bytes=1 << 13))
-@examples(40)
+@examples(15)
 def test_no_plan_of_odd_tables_beats_the_bound(problem: Problem) -> None:
     step_s = solve(problem, "greedy-cost").step_time_s
     found = relaxed(problem)
@@ -300,6 +300,7 @@ def test_many_kinds_of_pools_become_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.step_time_s <= exact.step_time_s * (1 + EPS)
 
 
+@pytest.mark.slow
 def test_all_prices_give_bounds(solved: list[tuple[Problem, float]]) -> None:
     """Not only those that a linear program finds: its solver is not to be trusted."""
     rng = np.random.default_rng(0)
@@ -330,6 +331,7 @@ def test_tables_that_fit_nowhere_have_an_infinite_bound() -> None:
     assert relaxed(problem, 1.0).step_time_s == 1.0
 
 
+@pytest.mark.slow
 def test_a_broken_program_is_a_backend_error(solved: list[tuple[Problem, float]]) -> None:
     instance = Instance(solved[0][0], MODEL)
     space = Space.of(instance, DeviceGroups.of(instance), 0.0, math.inf, math.inf)
