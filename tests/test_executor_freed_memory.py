@@ -11,7 +11,7 @@ import resource, sys, torch
 from placer.executor import keep_freed_memory
 
 told = keep_freed_memory() if sys.argv[1] == "keep" else False
-for _ in range(3):
+for _ in range(12):  # Small blocks between the first ones keep them apart.
     torch.ones(16 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
