@@ -232,7 +232,7 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
         for name, file in manifest.files.items():
             check_sha256(path / name, file.sha256, MANIFEST, "use an earlier checkpoint")
     tensors: dict[str, dict[str, AnyTensor]] = defaultdict(dict)
-    for full_name, tensor in read_tensors(path).items():
+    for full_name, tensor in read_tensors(path, manifest.files).items():
         group, _, key = full_name.partition(".")
         tensors[group][key] = tensor
     position = Position(manifest.step, manifest.epoch, manifest.samples)
