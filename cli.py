@@ -636,6 +636,7 @@ TRAINING = options_of(
         "cache_policy": "--cache-policy",
         "amp": "--amp",
         "timeout_s": "timeout_s --timeout",
+        "other_data": "--other-data",
     },
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
     backend=(str, option("auto", "The executor's kernels.", kind=_A_BACKEND)),
@@ -681,6 +682,7 @@ def train(
     executor.keep_freed_memory()
     loaded = placer.Plan.load(plan_path)
     opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
+    opened = partial(opened, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
     settings["batch_size"] = settings["batch_size"] or batch_size_per_process(loaded)
     settings["compile"] = "inductor" if settings["compile"] else None
@@ -688,9 +690,7 @@ def train(
     trace = None if trace_path is None else TraceRequest(trace_path, trace_steps or 10)
     resumes = resume and checkpoints is not None and exist(checkpoints)
     if resume and not resumes and speaks:
-        report.print_stderr(
-            f"no checkpoint in {checkpoints} yet: the run starts from its beginning"
-        )
+        report.print_stderr(f"no checkpoint in {checkpoints} yet: the run starts at its beginning")
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
             loaded,
