@@ -193,8 +193,8 @@ class ExactProgram:
                     ends = (curve.hot_rows[0], curve.hot_rows[-1])
                     (whole if costs[-1] in ends else split).append(point)
             self.model.add(sum(here) == used)
-        for chosen in at_gpu.values() if len(shards) > 1 else ():
-            self.model.add_at_most_one(chosen)
+        for every in at_gpu.values() if len(shards) > 1 else ():
+            self.model.add_at_most_one(every)
         if split and len(option.column_widths) > 1:
             self._add_maps(split, whole)
 
