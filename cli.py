@@ -29,7 +29,6 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.data.names import FORMATS, ID_MAPPINGS
-from placer.errors import PlacerError
 from placer.executor.names import BACKENDS
 from placer.knobs import Option, argument, called, choices_of, members, option, options_of
 from placer.pipeline import Pipeline
@@ -112,14 +111,11 @@ class _Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest
 
 
 class _Commands(click.Group):
-    """Errors that placer raises on purpose are one line, not a traceback."""
+    """Errors are one line, not a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
-        try:
+        with report.one_line_errors():
             return super().invoke(context)
-        except PlacerError as error:
-            report.print_stderr(f"placer: {error}", "red")
-            context.exit(1)
 
 
 @click.group(
