@@ -4,13 +4,10 @@ import contextlib
 import errno
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
 from placer.errors import PlacerError
-from placer.report.console import print_stderr
 from placer.report.plain import shortened
 
 
@@ -49,6 +46,9 @@ def one_line_errors() -> Iterator[None]:
 def _unexpected(error: Exception) -> NoReturn:
     if os.environ.get("PLACER_DEBUG"):
         raise error
+    import tempfile
+    import traceback
+
     words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     where = "set PLACER_DEBUG=1 to see where"
     with contextlib.suppress(OSError):
@@ -60,6 +60,8 @@ def _unexpected(error: Exception) -> NoReturn:
 
 
 def _end(message: str) -> NoReturn:
+    from placer.report.console import print_stderr  # Loads slowly, and few commands fail.
+
     print_stderr(f"placer: {shortened(message)}", "red")
     sys.exit(1)
 
