@@ -98,22 +98,20 @@ class CostReport:
 
     @property
     def phase_times_s(self) -> Float:
-        """Seconds of each phase and GPU, shape (phases, GPUs)."""
+        """Seconds of each phase and GPU, shape (phases, GPUs), each as if alone on its lane."""
         return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
 
     @property
     def gpu_s(self) -> Float:
         """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
-        times = self.phase_times_s
-        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        longest, times = self._longest
         seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
         return seconds
 
     @property
     def phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain, in order, each with the GPU that it waits for."""
-        times = self.phase_times_s
-        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        longest, times = self._longest
         return tuple(
             PhaseCost(
                 self.schedule.phases[phase],
@@ -127,8 +125,13 @@ class CostReport:
     @property
     def has_dense_phase(self) -> bool:
         """Whether the longest chain is the first one, which dense layers are part of."""
-        chains_s = self.schedule.chain_times_s(self.phase_times_s)
-        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
+        return self.dense_s is not None and self._longest[0] == 0
+
+    @property
+    def _longest(self) -> tuple[int, Float]:
+        """The number of the longest chain, and phase times with what shared lanes add."""
+        times = self.phase_times_s
+        return int(np.argmax(self.schedule.chain_times_s(times))), self.schedule.prolonged(times)
 
     @property
     def bottleneck(self) -> str:

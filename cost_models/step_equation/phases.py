@@ -4,9 +4,13 @@ Ids go to the GPUs that hold their rows, staged rows are copied, rows are looked
 pooled rows go back; then, after the dense layers, gradients go the same way, and rows are updated.
 All but copies and lookups begin with a collective, for which every GPU waits.
 
-With look-ahead, ids travel and rows are copied beside the step before. A step then takes as long
-as the longest of four chains: what is left of the phases above; ids and copies; and the two lanes
-that both of these use, the host link and the network.
+With look-ahead, rows of the next batch are copied, and ids of the one after it travel, beside a
+step. It then takes as long as the longest of four chains: what is left of the phases above; ids;
+and the two lanes that these and copies use, the host link and the network.
+
+Lookups that read rows in place share the link with copies, and pooled rows the network with ids:
+these phases take longer (`SharedLane`). Updates in place do so too, but end no later than the
+link's whole work, which is a chain.
 """
 
 from typing import NamedTuple
@@ -14,13 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from cost_models.base import Float
-from cost_models.schedule import Schedule
+from cost_models.schedule import Schedule, SharedLane
 from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, Amount, ReadKind, UnitCosts
 from placer.pipeline import Pipeline
 from placer.problem import Problem
 
-IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, IN_PLACE = range(7)
-"""Rows of the arrays here: six phases, and the part of lookups and updates that uses the link."""
+IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
+"""Rows of the arrays here: six phases, and the parts of lookups and updates that use the link."""
+
+ROWS = 8
 
 NAMES = ("ids", "copies", "lookup", "outputs", "gradients", "update")
 
@@ -45,24 +51,25 @@ def schedule_of(
         gradients, of which most run beside the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
-    ahead_s = _COLLECTIVES["ids"] * latency_s + input_s
+    ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
     if problem.pipeline == "serial":
         chain = (IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE)
-        return Schedule(NAMES, (chain,), (ahead_s + main_s,))
-    link, network = len(NAMES), len(NAMES) + 1
-    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (link,), (network,))
-    fixed_s = (main_s, ahead_s, input_s, allreduce_s)
-    return Schedule((*NAMES, "link", "network"), chains, fixed_s)
+        return Schedule(NAMES, (chain,), (ids_s + input_s + main_s,))
+    names = (*NAMES, "link", "network", "reads in place")
+    link, network, in_place = range(len(NAMES), len(names))
+    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS,), (link,), (network,))
+    shared = SharedLane(LOOKUP, in_place, COPIES), SharedLane(OUTPUTS, OUTPUTS, IDS, (LOOKUP,), ids_s)
+    return Schedule(names, chains, (main_s, ids_s, input_s, allreduce_s), shared)
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule of phase times, shape (7, ...)."""
+    """The rows of a pipeline's schedule of phase times, shape (8, ...)."""
     if pipeline == "serial":
-        return phase_s[:IN_PLACE]
-    link_s = phase_s[COPIES] + phase_s[IN_PLACE]
-    network_s = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
-    return np.concatenate((phase_s[:IN_PLACE], link_s[None], network_s[None]))
+        return phase_s[: len(NAMES)]
+    link_s = phase_s[[COPIES, LINK_LOOKUP, LINK_UPDATE]].sum(axis=0)
+    network_s = phase_s[[IDS, OUTPUTS, GRADIENTS]].sum(axis=0)
+    return np.stack((*phase_s[: len(NAMES)], link_s, network_s, phase_s[LINK_LOOKUP]))
 
 
 class Amounts(NamedTuple):
@@ -86,7 +93,7 @@ class Amounts(NamedTuple):
 
 
 def read_phases(costs: UnitCosts, kind: ReadKind, amounts: Amounts, shares: Float) -> Float:
-    """Seconds of a GPU in each phase for reading and updating rows, shape (7, ...).
+    """Seconds of a GPU in each phase for reading and updating rows, shape (8, ...).
 
     Parameters
     ----------
@@ -98,15 +105,15 @@ def read_phases(costs: UnitCosts, kind: ReadKind, amounts: Amounts, shares: Floa
     hbm_share, link_share = shares[number, :2]
     rates = np.stack((hbm * hbm_share, hbm * (1 - hbm_share), link * link_share, link))
     lookup_s, update_s, looked_up_s, link_s = rates @ units.reshape(len(units), -1)
-    phase_s = np.zeros((7, lookup_s.size))
+    phase_s = np.zeros((ROWS, lookup_s.size))
     if kind in ("staged", "miss"):
         phase_s[COPIES] = link_s
     else:
         lookup_s += looked_up_s
         update_s += link_s - looked_up_s
-        phase_s[IN_PLACE] = link_s
+        phase_s[LINK_LOOKUP], phase_s[LINK_UPDATE] = looked_up_s, link_s - looked_up_s
     phase_s[LOOKUP], phase_s[UPDATE] = lookup_s, update_s
-    return phase_s.reshape(7, *units.shape[1:])
+    return phase_s.reshape(ROWS, *units.shape[1:])
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
