@@ -7,6 +7,8 @@ import numpy as np
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
 
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
 class GpuCost:
@@ -52,6 +54,12 @@ class PhaseCost:
     slowest: str
     slowest_s: float
     mean_s: float
+
+    @property
+    def waits_s(self) -> float:
+        """How long a GPU waits for the slowest one, on average; 0 where that is rounding alone."""
+        waits_s = self.slowest_s - self.mean_s
+        return waits_s if waits_s > _ROUNDING * self.slowest_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ from cost_models.step_equation.exchanged_bytes import (
 )
 from cost_models.step_equation.phases import (
     GRADIENTS,
+    HOST,
     IDS,
     LOOKUP,
     OUTPUTS,
     ROWS,
     UPDATE,
-    Amounts,
-    read_phases,
+    read_matrix,
 )
 from cost_models.step_equation.slice_load import slice_load
 from cost_models.step_equation.unit_costs import (
@@ -146,9 +146,10 @@ class Work:
     extras: Extras = NO_EXTRAS
 
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
-        """Time of the GPU in each phase, extras included, shape (8,); see `read_phases`."""
-        amounts = Amounts(self.lookups, self.rows, self.vectors, self.weight_bytes, self.row_bytes)
-        return read_phases(costs, self.kind, amounts, shares) + self.extras.phase_s(costs)
+        """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
+        matrix = read_matrix(costs, self.kind, self.weight_bytes, self.row_bytes, shares)
+        read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
+        return read_s + self.extras.phase_s(costs)
 
     def read_s(self, costs: UnitCosts) -> list[float]:
         """Time of HBM, link and DRAM for reading and updating rows."""

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import CheckpointError
-from placer.files import FileRecord, HiddenFolder
+from placer.file_locks import is_locked
+from placer.files import FileRecord
+from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, NamedTables
@@ -118,6 +120,7 @@ def save(
         files = _of_all_ranks(own, ranks)
         ranks.together(lambda: publish(files))
     finally:
+        hidden.discard()
         if first and folder.is_dir():
             with contextlib.suppress(OSError):
                 _tidy(folder)
@@ -137,7 +140,8 @@ def _of_all_ranks(own: Mapping[str, FileRecord], ranks: Ranks) -> dict[str, File
 def _tidy(folder: Path) -> None:
     """Remove what interrupted writes left, and restore what they had set aside."""
     for partial in folder.glob(".step-*.partial"):
-        shutil.rmtree(partial)
+        if not is_locked(partial):
+            shutil.rmtree(partial)
     for replaced in folder.glob(".step-*.replaced"):
         target = folder / replaced.name[1:].removesuffix(".replaced")
         if target.exists():
@@ -232,7 +236,7 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
         for name, file in manifest.files.items():
             check_sha256(path / name, file.sha256, MANIFEST, "use an earlier checkpoint")
     tensors: dict[str, dict[str, AnyTensor]] = defaultdict(dict)
-    for full_name, tensor in read_tensors(path).items():
+    for full_name, tensor in read_tensors(path, manifest.files).items():
         group, _, key = full_name.partition(".")
         tensors[group][key] = tensor
     position = Position(manifest.step, manifest.epoch, manifest.samples)

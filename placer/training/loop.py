@@ -13,6 +13,7 @@ import torch
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.local.hit_rates import HitRates
+from placer.file_locks import one_run
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.training import checkpoint
@@ -139,8 +140,27 @@ def train(
         if ranks.world > 1:  # From here on a batch is that of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)
             config = replace(config, batch_size=size, device=device)
-        ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume))
-        return _train(ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress)
+        with _own_folder(checkpoints, ranks):
+            ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume))
+            return _train(
+                ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress
+            )
+
+
+@contextlib.contextmanager
+def _own_folder(policy: CheckpointPolicy | None, ranks: Ranks) -> Iterator[None]:
+    """Hold the folder of checkpoints, so that no other run writes into it.
+
+    Raises
+    ------
+    PlacerError
+        On all ranks, if another run holds it.
+    """
+    with contextlib.ExitStack() as held:
+        if policy is not None:
+            folder, first = policy.folder, ranks.rank == 0
+            ranks.together(lambda: held.enter_context(one_run(folder)) if first else None)
+        yield
 
 
 def _train(
