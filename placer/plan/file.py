@@ -179,12 +179,18 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
-        "provenance": asdict(plan.provenance),
+        "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
     return document
+
+
+def _provenance(provenance: Provenance) -> dict[str, Any]:
+    """Where a plan comes from; what earlier versions do not know is left out if it is empty."""
+    fields = asdict(provenance)
+    return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
 def _features(table: Table) -> list[dict[str, Any]]:
