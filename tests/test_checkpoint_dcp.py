@@ -8,6 +8,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -282,7 +283,8 @@ def test_empty_tables_and_large_dense_tensors_are_kept(tmp_path: Path) -> None:
     }
     with small_blocks():
         save_model(tmp_path / "saved", model, given_tensors)
-    chunks = read_metadata(tmp_path / "saved").state_dict_metadata["large"].chunks
+    large = next(one for one in read_metadata(tmp_path / "saved") if one.name == "large")
+    chunks = large.blocks
     assert len(chunks) > 1
     rest = load_model(tmp_path / "saved", model)
     same(rest, given_tensors)
@@ -363,6 +365,11 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
+def unpickled(folder: Path) -> Any:
+    """Metadata as torch reads it, to be altered."""
+    return pickle.loads((folder / ".metadata").read_bytes())
+
+
 def loads(folder: Path) -> None:
     load_model(folder, PlacedEmbeddings(plan_of([two_features()])))
 
@@ -381,7 +388,7 @@ class Evil:
 def test_code_in_the_metadata_is_not_run(saved: Path, hidden: bool) -> None:
     marker = saved.parent / "ran"
     if hidden:  # Within metadata that is otherwise as it should be.
-        metadata = read_metadata(saved)
+        metadata = unpickled(saved)
         metadata.planner_data = Evil(marker)
         content = pickle.dumps(metadata)
     else:
@@ -408,16 +415,16 @@ def test_functions_of_modules_that_metadata_needs_are_refused(saved: Path, name:
 
 
 def test_metadata_cannot_name_files_elsewhere(saved: Path) -> None:
-    metadata = read_metadata(saved)
+    metadata = unpickled(saved)
     for place in metadata.storage_data.values():
         place.relative_path = "../saved/__0_0.distcp"
     (saved / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"\.metadata is damaged.*in \.\./saved"):
+    with pytest.raises(CheckpointError, match=r"\.metadata is damaged.*in .\.\./saved"):
         loads(saved)
 
 
 def test_a_block_that_was_not_saved_is_missed(saved: Path) -> None:
-    metadata = read_metadata(saved)
+    metadata = unpickled(saved)
     del metadata.state_dict_metadata["model.t.weight"].chunks[3]
     (saved / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=r"lacks a part of rows \d+\.\.\d+ of model\.t\.wei"):

@@ -2,20 +2,20 @@
 
 import numpy as np
 
-from cost_models.base import CostCurve, Float, Int, TableShard
+from cost_models.base import CostCurve, Float, TableShard
 from cost_models.step_equation.phases import (
-    IN_PLACE,
+    HOST,
     LOOKUP,
+    NAMES,
+    ROWS,
     UPDATE,
-    Amounts,
-    read_phases,
+    read_matrix,
     with_lanes,
 )
 from cost_models.step_equation.slice_load import (
-    cumulative_load,
-    rows_in_flight,
+    Load,
+    load_of,
     slice_load,
-    with_steps_at_ends,
 )
 from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
 from cost_models.step_equation.work import Extras, exchange_of
@@ -28,9 +28,6 @@ from placer.plan.buffers import (
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
 from placer.problem import Problem
 
-Load = tuple[Int, Float, Float]
-"""Hot rows of a shard, and lookups and distinct rows of a step that fall in them; shapes (m,)."""
-
 
 def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
     """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
@@ -41,18 +38,17 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     profile, option = problem.profile.tables[shard.table], shard.option
     spec, cold = profile.table, option.cold
     step_lookups = problem.global_batch_size * spec.lookups_per_sample
-    load = cumulative_load(profile, shard.rows(spec.rows), step_lookups)
     row_cache_s = costs.row_cache_s if cold in ("staged", "cached") else 0.0
-    if row_cache_s or cold in ("host", "cached"):  # Their costs jump beside none and all.
-        load = with_steps_at_ends(*load)
-    hot, lookups, unique = load
-    rows, all_lookups, all_unique = int(hot[-1]), float(lookups[-1]), float(unique[-1])
-    first, last = shard.columns(spec.dim)
+    # Costs of some jump beside none and all.
+    jumps = bool(row_cache_s) or cold in ("host", "cached")
+    load = load_of(profile, shard.rows(spec.rows), step_lookups, jumps)
+    hot, (all_lookups, all_unique) = load.hot_rows, load.hot[:, -1].tolist()
+    rows, (first, last) = int(hot[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
     phase_s, dram_s = _read_s(problem, shard, costs, shares, load)
     split_s = costs.shard_s + costs.split_s + all_lookups * costs.split_lookup_s
     # A row cache is needed however few rows are staged.
-    if cold == "staged" and rows:
+    if cold == "staged" and rows and row_cache_s:
         phase_s[[LOOKUP, UPDATE], 0] += row_cache_s / 2
         split_s += row_cache_s
     exchange = exchange_of(
@@ -66,8 +62,9 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     )
     extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, **exchange)
     phase_s += extras.phase_s(costs)[:, None]
-    split_phase_s = np.zeros(phase_s.shape[0])
-    split_phase_s[[LOOKUP, UPDATE]] = split_s / 2
+    split_phase_s = np.zeros(ROWS)
+    if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
+        split_phase_s[LOOKUP] = split_phase_s[UPDATE] = split_s / 2
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
@@ -77,11 +74,9 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     in_dram = ((rows - hot) * row_bytes).astype(np.float64)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
-    if cold == "cached":  # A cache and the rows behind it are one shard, and know them by id.
-        split_phase_s *= 0.0
     return CostCurve(
         hot_rows=hot,
-        gpu_s=phase_s[:IN_PLACE].sum(axis=0),
+        gpu_s=phase_s[: len(NAMES)].sum(axis=0),
         dram_s=dram_s,
         hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
         dram_bytes=in_dram,
@@ -111,7 +106,7 @@ def replica_curve(
         all_rows=replicated_rows == spec.rows,
     )
     sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row())
-    phase_s = read_phases(costs, "device", Amounts(lookups, unique, 0.0, *sizes), shares)
+    phase_s = read_matrix(costs, "device", *sizes, shares)[:HOST, :2] @ (lookups, unique)
     phase_s += Extras(1.0, 0.0, 1.0, **exchange).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
@@ -120,50 +115,44 @@ def replica_curve(
         hbm_bytes += row_map_bytes(spec)
     return CostCurve(
         hot_rows=np.array([replicated_rows]),
-        gpu_s=np.array([phase_s[:IN_PLACE].sum()]),
+        gpu_s=np.array([phase_s[: len(NAMES)].sum()]),
         dram_s=np.zeros(1),
         hbm_bytes=np.array([hbm_bytes]),
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
         gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
-        split_s_of_phases=with_lanes(np.zeros(7), problem.pipeline),
+        split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
     )
 
 
 def _read_s(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, load: Load
 ) -> tuple[Float, Float]:
-    """Time for reading and updating rows: of the GPU, (7, m), and of its host's memory, (m,)."""
+    """Time for reading and updating rows: of the GPU, (8, m), and of its host's memory, (m,)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
-    hot, lookups, unique = load
+    hot = load.hot_rows
     first, last = shard.columns(spec.dim)
     sizes = spec.weight_bytes_per_row(last - first), spec.bytes_per_row(last - first)
-    hot_kind: ReadKind = "hit" if cold == "cached" else "device"
-    cold_kind: ReadKind = "miss" if cold == "cached" else cold
-    left = lookups[-1] - lookups, unique[-1] - unique
-    vectors = _host_vectors(problem, shard, left[0]) if cold == "host" else None
-    # With all rows in HBM there is nothing for the host to send; without any row it sends
-    # empty bags.
-    sends = (hot < hot[-1]) | (hot[-1] == 0) if cold == "host" else None
-    cold_amounts = Amounts(*left, 0.0 if vectors is None else vectors, *sizes)
-    cold_s = read_phases(costs, cold_kind, cold_amounts, shares)
-    cold_dram = costs.read(cold_kind).dram.of(*sizes)
-    cold_dram_s = np.asarray(cold_dram.seconds(*left, vectors))
-    if sends is not None:
-        cold_s, cold_dram_s = np.where(sends, cold_s, 0.0), np.where(sends, cold_dram_s, 0.0)
-    phase_s = cold_s + read_phases(costs, hot_kind, Amounts(lookups, unique, 0.0, *sizes), shares)
-    dram_s = cold_dram_s + costs.read(hot_kind).dram.of(*sizes).seconds(lookups, unique)
+
+    def seconds_of(kind: ReadKind) -> Float:
+        return read_matrix(costs, kind, *sizes, shares)
+
+    of_cold = seconds_of("miss" if cold == "cached" else cold)
+    cold_s: Float = of_cold[:, :2] @ load.cold
+    if cold == "host":
+        cold_s += of_cold[:, 2:] * _host_vectors(problem, shard, load.cold[0])
+        # With all rows in HBM there is nothing for the host to send; without any row it sends
+        # empty bags.
+        cold_s[:, (hot == hot[-1]) & (hot[-1] > 0)] = 0.0
+    every_s = cold_s + seconds_of("hit" if cold == "cached" else "device")[:, :2] @ load.hot
     if cold == "cached":
-        phase_s[[LOOKUP, UPDATE]] += (hot * costs.cache_row_s + costs.row_cache_s) / 2
+        every_s[[LOOKUP, UPDATE]] += (hot * costs.cache_row_s + costs.row_cache_s) / 2
         # Ends of a cache's curve are shards without one: in place, or just in HBM.
-        whole = Amounts(float(lookups[-1]), float(unique[-1]), 0.0, *sizes)
         ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
         for end, kind in ends:
-            phase_s[:, end] = read_phases(costs, kind, whole, shares)
-            of_dram = costs.read(kind).dram.of(*sizes)
-            dram_s[end] = of_dram.seconds(whole.lookups, whole.rows)
-    return phase_s, dram_s
+            every_s[:, end] = seconds_of(kind)[:, :2] @ load.hot[:, -1]
+    return every_s[:HOST], every_s[HOST]
 
 
 def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:
@@ -177,20 +166,15 @@ def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> F
 
 def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     """Buffers of a shard in HBM, shape (m,)."""
-    profile, samples = problem.profile.tables[shard.table], problem.global_batch_size
-    spec, cold = profile.table, shard.option.cold
-    hot, lookups, _ = load
+    spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     first, last = shard.columns(spec.dim)
-    all_lookups = float(lookups[-1])
-    fixed = exchange_buffer_bytes(spec, samples, all_lookups, last - first)
-    buffers = np.full(hot.size, fixed + index_buffer_bytes(all_lookups, last - first))
-    if cold in ("staged", "cached"):
-        step_lookups = samples * spec.lookups_per_sample
-        in_flight = rows_in_flight(profile, shard.rows(spec.rows), step_lookups, hot)
-        staging = staging_buffer_bytes(spec, in_flight[-1] - in_flight, last - first)
-        if cold == "cached":  # Without a cache, rows are read in place.
-            staging[0] = 0.0
-        buffers += staging
+    hot, all_lookups = load.hot_rows, float(load.hot[0, -1])
+    fixed = exchange_buffer_bytes(spec, problem.global_batch_size, all_lookups, last - first)
+    fixed += index_buffer_bytes(all_lookups, last - first)
+    if cold not in ("staged", "cached"):
+        return np.full(hot.size, fixed)
+    buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight, last - first)
     if cold == "cached":
+        buffers[0] = fixed  # Without a cache, rows are read in place.
         buffers += np.where(hot < hot[-1], hot * ROW_CACHE_ENTRY_BYTES, 0)
     return buffers

@@ -4,23 +4,27 @@ Ids go to the GPUs that hold their rows, staged rows are copied, rows are looked
 pooled rows go back; then, after the dense layers, gradients go the same way, and rows are updated.
 All but copies and lookups begin with a collective, for which every GPU waits.
 
-With look-ahead, ids travel and rows are copied beside the step before. A step then takes as long
-as the longest of four chains: what is left of the phases above; ids and copies; and the two lanes
-that both of these use, the host link and the network.
-"""
+With look-ahead, rows of the next batch are copied, and ids of the one after it travel, beside a
+step. It then takes as long as the longest of four chains: what is left of the phases above; ids;
+and the two lanes that these and copies use, the host link and the network.
 
-from typing import NamedTuple
+Lookups that read rows in place share the link with copies, and pooled rows the network with ids:
+these phases take longer (`SharedLane`). Updates in place do so too, but end no later than the
+link's whole work, which is a chain.
+"""
 
 import numpy as np
 
 from cost_models.base import Float
-from cost_models.schedule import Schedule
-from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, Amount, ReadKind, UnitCosts
+from cost_models.schedule import Schedule, SharedLane
+from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, ReadKind, UnitCosts
 from placer.pipeline import Pipeline
 from placer.problem import Problem
 
-IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, IN_PLACE = range(7)
-"""Rows of the arrays here: six phases, and the part of lookups and updates that uses the link."""
+IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
+"""Rows of the arrays here: six phases, and the parts of lookups and updates that use the link."""
+
+ROWS = 8
 
 NAMES = ("ids", "copies", "lookup", "outputs", "gradients", "update")
 
@@ -45,68 +49,68 @@ def schedule_of(
         gradients, of which most run beside the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
-    ahead_s = _COLLECTIVES["ids"] * latency_s + input_s
+    ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
     if problem.pipeline == "serial":
         chain = (IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE)
-        return Schedule(NAMES, (chain,), (ahead_s + main_s,))
-    link, network = len(NAMES), len(NAMES) + 1
-    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (link,), (network,))
-    fixed_s = (main_s, ahead_s, input_s, allreduce_s)
-    return Schedule((*NAMES, "link", "network"), chains, fixed_s)
+        return Schedule(NAMES, (chain,), (ids_s + input_s + main_s,))
+    names = (*NAMES, "link", "network", "reads in place")
+    link, network, in_place = range(len(NAMES), len(names))
+    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS,), (link,), (network,))
+    on_link = SharedLane(LOOKUP, in_place, COPIES)
+    on_network = SharedLane(OUTPUTS, OUTPUTS, IDS, (LOOKUP,), ids_s)
+    fixed_s = (main_s, ids_s, input_s, allreduce_s)
+    return Schedule(names, chains, fixed_s, (on_link, on_network))
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule of phase times, shape (7, ...)."""
+    """The rows of a pipeline's schedule of phase times, shape (8, ...)."""
     if pipeline == "serial":
-        return phase_s[:IN_PLACE]
-    link_s = phase_s[COPIES] + phase_s[IN_PLACE]
-    network_s = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
-    return np.concatenate((phase_s[:IN_PLACE], link_s[None], network_s[None]))
+        return phase_s[: len(NAMES)]
+    rows = np.empty((len(NAMES) + 3, *phase_s.shape[1:]))
+    rows[: len(NAMES)] = phase_s[: len(NAMES)]
+    rows[len(NAMES)] = phase_s[COPIES] + phase_s[LINK_LOOKUP] + phase_s[LINK_UPDATE]
+    rows[len(NAMES) + 1] = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
+    rows[len(NAMES) + 2] = phase_s[LINK_LOOKUP]
+    return rows
 
 
-class Amounts(NamedTuple):
-    """What a shard does in a step: numbers, or arrays over the hot rows of a curve."""
-
-    lookups: Amount
-    rows: Amount
-    vectors: Amount
-    weight_bytes: float
-    row_bytes: float
-
-    @property
-    def units(self) -> Float:
-        """In the order of `Rates`, shape (6, ...)."""
-        units = np.empty((6, *np.shape(self.lookups)))
-        for at, amount in enumerate((self.lookups, self.rows, self.vectors)):
-            units[2 * at] = amount
-        units[1], units[5] = units[0] * self.weight_bytes, units[4] * self.weight_bytes
-        units[3] = units[2] * self.row_bytes
-        return units
+HOST = ROWS
+"""Row of `read_matrix`, after the phases, for the host's memory."""
 
 
-def read_phases(costs: UnitCosts, kind: ReadKind, amounts: Amounts, shares: Float) -> Float:
-    """Seconds of a GPU in each phase for reading and updating rows, shape (7, ...).
+def read_matrix(
+    costs: UnitCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: Float
+) -> Float:
+    """Seconds of each phase and of the host's memory for reading and updating rows.
 
     Parameters
     ----------
+    weight_bytes, row_bytes : float
+        Bytes of weights, and of weights and state, of a row.
     shares : float64, of `SHAPE`
         The part of each of `costs` that is spent on the lookup; see `lookup_shares`.
+
+    Returns
+    -------
+    float64, shape (9, 3)
+        For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
-    number, units = READ_KINDS.index(kind), amounts.units
-    hbm, link = (np.array(rates) for rates in costs.read(kind)[:2])
-    hbm_share, link_share = shares[number, :2]
-    rates = np.stack((hbm * hbm_share, hbm * (1 - hbm_share), link * link_share, link))
-    lookup_s, update_s, looked_up_s, link_s = rates @ units.reshape(len(units), -1)
-    phase_s = np.zeros((7, lookup_s.size))
+    sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
+    rates = np.array(costs.read(kind)) * sizes
+    looked_up = rates * shares[READ_KINDS.index(kind)]
+    # Rates of a unit, and of its bytes, are neighbours.
+    hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]
+    hbm_lookup_s, link_lookup_s, _ = looked_up[:, ::2] + looked_up[:, 1::2]
+    matrix = np.zeros((HOST + 1, 3))
+    matrix[LOOKUP], matrix[UPDATE], matrix[HOST] = hbm_lookup_s, hbm_s - hbm_lookup_s, dram_s
     if kind in ("staged", "miss"):
-        phase_s[COPIES] = link_s
+        matrix[COPIES] = link_s
     else:
-        lookup_s += looked_up_s
-        update_s += link_s - looked_up_s
-        phase_s[IN_PLACE] = link_s
-    phase_s[LOOKUP], phase_s[UPDATE] = lookup_s, update_s
-    return phase_s.reshape(7, *units.shape[1:])
+        matrix[LOOKUP] += link_lookup_s
+        matrix[UPDATE] += link_s - link_lookup_s
+        matrix[LINK_LOOKUP], matrix[LINK_UPDATE] = link_lookup_s, link_s - link_lookup_s
+    return matrix
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:

@@ -1,6 +1,7 @@
 """Lookups and distinct rows of a step that fall in slices of ranks, from a table's access CDF."""
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,34 +30,59 @@ def _row_load(profile: TableProfile, step_lookups: float) -> Float:
     return touched
 
 
-@lru_cache(maxsize=32)
-def cumulative_load(
-    profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
-) -> tuple[Int, Float, Float]:
-    """Hot rows of a slice, and the lookups and distinct rows that fall in them, shape (m,).
+class Load(NamedTuple):
+    """What a step does in a slice of ranks, as a function of how many of them are in HBM.
 
-    Cached, as a solver asks for all column slices of a slice in a row.
+    Attributes
+    ----------
+    hot_rows : int64, shape (m,)
+        From none to all, strictly increasing.
+    hot, cold : float64, shape (2, m)
+        Lookups, and expected distinct rows, that fall in the hot rows and in the others.
+    cold_in_flight : float64, shape (m,)
+        Distinct rows of all steps in flight that fall in the others.
     """
+
+    hot_rows: Int
+    hot: Float
+    cold: Float
+    cold_in_flight: Float
+
+
+@lru_cache(maxsize=256)
+def load_of(
+    profile: TableProfile,
+    rows: tuple[int, int, int],
+    step_lookups: float,
+    steps_at_ends: bool = False,
+) -> Load:
+    """The load of a slice of ranks; with `steps_at_ends`, also at one row and at all but one.
+
+    Cached, as a solver asks for all column slices of a slice in a row. Not to be written to.
+    """
+    if steps_at_ends:
+        hot_rows, *values = load_of(profile, rows, step_lookups)
+        last = int(hot_rows[-1])
+        more = np.unique(np.concatenate((hot_rows, [min(1, last), max(0, last - 1)])))
+        of_rows = [np.interp(more, hot_rows, row) for row in np.vstack(values)]
+        return Load(more, np.stack(of_rows[:2]), np.stack(of_rows[2:4]), of_rows[4])
     members = slice_members(profile.cdf.ranks, rows)
-    touched = _row_load(profile, step_lookups)
-    hot = np.concatenate(([0.0], np.cumsum(members)))
-    lookups = np.concatenate(([0.0], np.cumsum(members * profile.cdf.row_share))) * step_lookups
-    unique = np.concatenate(([0.0], np.cumsum(members * touched)))
     # A thin slice has no member in some segments.
-    first = np.concatenate(([True], np.diff(hot) > 0))
-    return hot[first].astype(np.int64), lookups[first], unique[first]
+    kept = members > 0
+    sums = np.zeros((4, int(kept.sum()) + 1))
+    np.cumsum(members[kept] * _row_loads(profile, step_lookups)[:, kept], axis=1, out=sums[:, 1:])
+    sums[1] *= step_lookups  # The last: so that all rows have all lookups, to the bit.
+    left = sums[1:, -1:] - sums[1:]
+    return Load(sums[0].astype(np.int64), sums[1:3], left[:2], left[2])
 
 
-def rows_in_flight(
-    profile: TableProfile, rows: tuple[int, int, int], step_lookups: float, hot_rows: Int
-) -> Float:
-    """Distinct rows of all steps in flight that fall in the hot rows of a slice, shape (m,)."""
-    hot, _, unique = cumulative_load(profile, rows, STEPS_IN_FLIGHT * step_lookups)
-    return np.interp(hot_rows, hot, unique)
+@lru_cache(maxsize=32)
+def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
+    """What each row of a segment of the CDF counts, shape (4, m).
 
-
-def with_steps_at_ends(hot: Int, lookups: Float, unique: Float) -> tuple[Int, Float, Float]:
-    """The same curves with points at one row, and at all but one."""
-    rows = int(hot[-1])
-    more = np.unique(np.concatenate((hot, [min(1, rows), max(0, rows - 1)])))
-    return more, np.interp(more, hot, lookups), np.interp(more, hot, unique)
+    One row, its share of lookups, and the probabilities that a step and all steps in flight touch
+    it.
+    """
+    share, once = profile.cdf.row_share, _row_load(profile, step_lookups)
+    in_flight = _row_load(profile, STEPS_IN_FLIGHT * step_lookups)
+    return np.stack((np.ones_like(share), share, once, in_flight))

@@ -20,12 +20,13 @@ from cost_models.step_equation.exchanged_bytes import (
 )
 from cost_models.step_equation.phases import (
     GRADIENTS,
+    HOST,
     IDS,
     LOOKUP,
     OUTPUTS,
+    ROWS,
     UPDATE,
-    Amounts,
-    read_phases,
+    read_matrix,
 )
 from cost_models.step_equation.slice_load import slice_load
 from cost_models.step_equation.unit_costs import (
@@ -99,10 +100,10 @@ class Extras(NamedTuple):
         return time
 
     def phase_s(self, costs: UnitCosts) -> Float:
-        """The same by phase, shape (7,); half of what is not exchanged is the lookup's."""
+        """The same by phase, shape (8,); half of what is not exchanged is the lookup's."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
-        phase_s = np.zeros(7)
+        phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = local_s
         exchanged = np.array([self.id_bytes, outputs, self.gradient_bytes])
         phase_s[[IDS, OUTPUTS, GRADIENTS]] = exchanged * costs.exchange_byte_s
@@ -145,9 +146,10 @@ class Work:
     extras: Extras = NO_EXTRAS
 
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
-        """Time of the GPU in each phase, extras included, shape (7,); see `read_phases`."""
-        amounts = Amounts(self.lookups, self.rows, self.vectors, self.weight_bytes, self.row_bytes)
-        return read_phases(costs, self.kind, amounts, shares) + self.extras.phase_s(costs)
+        """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
+        matrix = read_matrix(costs, self.kind, self.weight_bytes, self.row_bytes, shares)
+        read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
+        return read_s + self.extras.phase_s(costs)
 
     def read_s(self, costs: UnitCosts) -> list[float]:
         """Time of HBM, link and DRAM for reading and updating rows."""

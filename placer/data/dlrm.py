@@ -2,25 +2,28 @@
 
 `lengths` has shape (tables, samples); bag b of table t holds
 ``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. Files are what
-``torch.save`` wrote, plain or gzipped. They are pickles, so only tensors are read from
-them (``weights_only=True``): a file that would run code is refused.
+``torch.save`` wrote, plain or gzipped. They hold pickles, of which only tensors are read
+(`placer.torch_files`): a file that would run code is refused.
 """
 
 import gzip
-import pickle
-import shutil
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
+from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
+
+MOST_UNPACKED = 200
+"""Most bytes that a compressed log unpacks to, as a multiple of its own."""
+_FREE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,21 +164,45 @@ def _load(file: str) -> _Tensors:
 def _torch_load(file: str) -> Any:
     if not Path(file).is_file():
         raise DataError(f"cannot open {file}: no such file")
-    import torch
-
+    path = Path(file)
     try:
         if not file.endswith(".gz"):
-            return torch.load(file, map_location="cpu", weights_only=True)
-        # torch.load seeks back and forth, which a gzip stream can do only from its start.
-        with gzip.open(file, "rb") as packed, tempfile.TemporaryFile() as plain:
-            shutil.copyfileobj(packed, plain, 1 << 20)
-            plain.seek(0)
-            return torch.load(plain, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+            with path.open("rb") as plain:
+                return read_tensors(plain)
+        # A zip file is read from its end, which a gzip stream can do only from its start.
+        with gzip.open(file, "rb") as packed, tempfile.TemporaryFile() as unpacked:
+            _unpack(packed, unpacked, path.stat().st_size)
+            return read_tensors(unpacked)
+    except OtherContentError as error:
         raise DataError(
-            f"{file} holds more than tensors and was not opened, as it could run code; "
+            f"{file} holds more than tensors and was not opened, as it could run code ({error}); "
             "save (indices, offsets, lengths) with torch.save"
         ) from error
-    except (OSError, EOFError, zlib.error, RuntimeError, ValueError) as error:
+    except TensorFileError as error:
+        raise DataError(
+            f"cannot read {file} as what torch.save writes since PyTorch 1.6: {error}; "
+            "is it cut short?"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"cannot read {file}: {reason}; is it cut short?") from error
+
+
+def _unpack(packed: gzip.GzipFile, unpacked: IO[bytes], packed_bytes: int) -> None:
+    """Copy what a compressed file holds, unless that is far more than ids can be packed into.
+
+    Raises
+    ------
+    OSError
+        If it is more than `MOST_UNPACKED` times the file.
+    """
+    most_bytes = _FREE_BYTES + MOST_UNPACKED * packed_bytes
+    done = 0
+    while block := packed.read(1 << 20):
+        done += len(block)
+        if done > most_bytes:
+            raise OSError(
+                f"it unpacks to more than {most_bytes} bytes from {packed_bytes}, "
+                "which no log does; unpack it yourself if it is sound"
+            )
+        unpacked.write(block)

@@ -26,6 +26,7 @@ Both hold for the whole search space of `solvers.model.instance`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +140,11 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
         works = [work for work, _ in usual_works]
         # No step is shorter than this, so that tables that one GPU can serve within it need
         # no finer option; the others do.
-        least_s = max(_bounds(instance, works, prices, dram_s))
+        least_s = _best_bound(instance, works, prices, dram_s)[0]
         for table, (_, usual_s) in enumerate(usual_works):
             if usual_s > least_s or not np.isfinite(usual_s):
                 works[table] = _all_works(instance, whole, table, prices)
-    bounds = _bounds(instance, works, prices, dram_s)
-    best = int(np.argmax(bounds))
+    bound_s, best = _best_bound(instance, works, prices, dram_s)
     options = tuple(
         tuple(
             OptionCost(option, float(longest), float(priced))
@@ -155,13 +155,13 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
         for work in works
     )
     hbm_worth_s = float(prices[best] * instance.hbm_bytes.sum())
-    return LagrangianBound(bounds[best], float(prices[best]), hbm_worth_s, options, dram_s)
+    return LagrangianBound(bound_s, float(prices[best]), hbm_worth_s, options, dram_s)
 
 
-def _bounds(
+def _best_bound(
     instance: Instance, works: Sequence[_Works], prices: Float, dram_s: float
-) -> list[float]:
-    """The bound at each price."""
+) -> tuple[float, int]:
+    """The largest bound of all prices, and the number of its price."""
     shape = len(works), max(len(work.options) for work in works)
     longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
     priced = np.full((*shape, prices.size), np.inf)
@@ -169,22 +169,24 @@ def _bounds(
         longest[table, : len(work.options)] = work.longest_s
         replica_s[table, : len(work.options)] = work.replica_s
         priced[table, : len(work.options)] = work.priced_s
-    lowest = max(dram_s, float(longest.min(axis=1).max()))
-    bounds_s = []
-    for at, price in enumerate(prices.tolist()):
-        work_s = _Work(priced[:, :, at], longest, replica_s, lowest, instance.gpus)
-        hbm_worth_s = price * float(instance.hbm_bytes.sum())
-        low = lowest
-        if work_s(low) - hbm_worth_s > instance.gpus * low:
-            # Work falls in steps as T grows: find where it crosses GPUs × T.
-            high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
-            high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
-            while high - low > 1e-6 * high:
-                middle = (low + high) / 2
-                enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
-                low, high = (low, middle) if enough else (middle, high)
-        bounds_s.append(low)
-    return bounds_s
+    lowest_s = max(dram_s, float(longest.min(axis=1).max()))
+    best_s, best = lowest_s, 0
+    # The middle price is mostly among the best: others need only show that they are no better.
+    for at in sorted(range(prices.size), key=lambda at: abs(at - prices.size // 2)):
+        work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, instance.gpus)
+        hbm_worth_s = float(prices[at] * instance.hbm_bytes.sum())
+        low = best_s
+        if work_s(low) - hbm_worth_s <= instance.gpus * low:
+            continue
+        # Work falls in steps as T grows: find where it crosses GPUs × T.
+        high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
+        high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
+            low, high = (low, middle) if enough else (middle, high)
+        best_s, best = low, at
+    return best_s, best
 
 
 class _Work:
@@ -201,29 +203,26 @@ class _Work:
         fits = (longest + at_most <= lowest_s) | np.isinf(costs)
         constant = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
         self.done_s = float(costs[constant].min(axis=1).sum())
-        self.costs, self.replica_s = costs[~constant], replica_s[~constant]
-        self.shards_s = longest[~constant] - self.replica_s
-        self.gpus = gpus
+        costs, replica_s = costs[~constant], replica_s[~constant]
+        self.shards_s = longest[~constant] - replica_s
         # Ranges of the time of all replicas: the last one has no end.
         crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
-        crowded &= costs.shape[0] <= _MOST_CROWDED
+        crowded &= len(longest) <= _MOST_CROWDED
         self.starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
+        self.replica_s = replica_s
+        # Each range but the last at several prices of a second of replicas, shape (prices, ...).
+        self.prices = np.array(_REPLICA_PRICES if crowded else (0.0,)) * gpus
+        self.priced = costs + self.prices[:, None, None] * replica_s
 
     def __call__(self, step_time_s: float) -> float:
         least = np.inf
-        for at, start in enumerate(self.starts.tolist()):
-            open_s = self.shards_s + np.maximum(start, self.replica_s)
-            costs = np.where(open_s <= step_time_s, self.costs, np.inf)
-            if at + 1 == self.starts.size:
-                total = float(costs.min(axis=1, initial=np.inf).sum())
-            else:
-                end = float(self.starts[at + 1])
-                total = max(
-                    float((costs + price * self.replica_s).min(axis=1, initial=np.inf).sum())
-                    - price * end
-                    for price in (factor * self.gpus for factor in _REPLICA_PRICES)
-                )
-            least = min(least, total)
+        for start, end in pairwise((*self.starts.tolist(), np.inf)):
+            closed = self.shards_s + np.maximum(start, self.replica_s) > step_time_s
+            priced = self.priced if np.isfinite(end) else self.priced[:1]
+            totals = np.where(closed, np.inf, priced).min(axis=2, initial=np.inf).sum(axis=1)
+            if np.isfinite(end):
+                totals -= self.prices * end
+            least = min(least, float(totals.max()))
         return self.done_s + least
 
 

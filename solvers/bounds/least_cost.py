@@ -3,7 +3,7 @@
 import numpy as np
 
 from cost_models import CostCurve
-from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of
+from solvers.model.knapsack import Float
 
 
 def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
@@ -20,20 +20,21 @@ def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Flo
     -------
     float, and float64 of shape (m,)
     """
-    points = costs_of(curve)
-    points, inner = points[: GPU_S + 1], np.stack((curve.hbm_bytes, curve.gpu_s))
-    fits = points[BYTES] <= hbm_bytes
-    if not fits.any() and not (inner[BYTES] <= hbm_bytes).any():
-        return float("inf"), np.full(prices.shape, np.inf)
-    # Between a point that fits and a next one that does not, up to the last byte. (The other
-    # way round, the point that fits is better: it has less time and fewer bytes.)
-    inside = inner[BYTES] <= hbm_bytes
-    edges = np.flatnonzero(inside[:-1] & ~inside[1:])
-    part = (hbm_bytes - inner[BYTES, edges]) / (inner[BYTES, edges + 1] - inner[BYTES, edges])
-    at_limit = inner[GPU_S, edges] + part * (inner[GPU_S, edges + 1] - inner[GPU_S, edges])
-    # The ends with a split beside none of it stand for what is just beside them.
-    split = inner[:, inside] + np.array([[curve.split_hbm_bytes], [curve.split_s]])
-    limit = np.stack((np.full(at_limit.shape, hbm_bytes), at_limit + curve.split_s))
-    every = np.concatenate((points[:, fits], split, limit), axis=1)
-    cost = every[GPU_S] + prices[:, None] * every[BYTES]
-    return float(every[GPU_S].min()), cost.min(axis=1)
+    bytes_, gpu_s = curve.hbm_bytes, curve.gpu_s
+    fits = bytes_ <= hbm_bytes
+    # All points with a split, as what is just beside the ends has one; then the ends without.
+    ends = [end for end in (0, -1) if fits[end]]
+    every_bytes = [bytes_[fits] + curve.split_hbm_bytes, bytes_[ends]]
+    every_s = [gpu_s[fits] + curve.split_s, gpu_s[ends]]
+    if not fits.all():
+        if not fits.any():
+            return float("inf"), np.full(prices.shape, np.inf)
+        # Between a point that fits and a next one that does not, up to the last byte. (The other
+        # way round, the point that fits is better: it has less time and fewer bytes.)
+        edges = np.flatnonzero(fits[:-1] & ~fits[1:])
+        part = (hbm_bytes - bytes_[edges]) / (bytes_[edges + 1] - bytes_[edges])
+        at_limit = gpu_s[edges] + part * (gpu_s[edges + 1] - gpu_s[edges])
+        every_bytes.append(np.full(edges.size, hbm_bytes))
+        every_s.append(at_limit + curve.split_s)
+    times, spent = np.concatenate(every_s), np.concatenate(every_bytes)
+    return float(times.min()), (times + prices[:, None] * spent).min(axis=1)

@@ -158,7 +158,6 @@ def lp_bound(
     Raises
     ------
     BackendError
-        If the linear program's solver breaks.
     """
     started = time.monotonic()
     deadline = started + time_limit_s
@@ -238,7 +237,8 @@ class _Search:
         """
         if self.bound_s >= self.upper_s or not self.bound_s > 0:
             return "converged", 0
-        program = _Program(self.space, self.bound_s)
+        # In units of about a step, but at least a picosecond, as ratios have to be finite.
+        program = _Program(self.space, max(1e-12, self.bound_s))
         for factor in _FIRST_PRICES:
             for dram_share in (0.0, 0.5):
                 prices = _even(self.space.groups, factor * price, dram_share)

@@ -56,8 +56,14 @@ class Assignment:
         instance: Instance,
         pairs: Iterable[tuple[TableShard, int]],
         replicas: Iterable[TableShard] = (),
+        *,
+        fixed: Mapping[TableShard, Float] = MappingProxyType({}),
     ) -> "Assignment | None":
-        """The assignment that puts each shard on the GPU beside it; None if it does not fit."""
+        """The assignment that puts each shard on the GPU beside it; None if it does not fit.
+
+        `fixed` has the costs of shards whose rows in HBM are known, of shape (5 + phases, 1): of
+        all shards or of none.
+        """
         shards: list[list[TableShard]] = [[] for _ in range(instance.gpus)]
         for shard, gpu in pairs:
             shards[gpu].append(shard)
@@ -73,7 +79,7 @@ class Assignment:
         )
         assignment = cls(instance, shards, everywhere, [], sums)
         for gpu in range(instance.gpus):
-            knapsack = assignment.knapsack(gpu, shards[gpu])
+            knapsack = assignment.knapsack(gpu, shards[gpu], fixed=fixed)
             if knapsack is None:
                 return None
             assignment.knapsacks.append(knapsack)
@@ -116,13 +122,14 @@ class Assignment:
     @property
     def step_time_s(self) -> float:
         """Time of the longest chain of phases, or of the busiest host's memory."""
-        step_s = float(self.instance.objective.step_time_s(self.phase_s.max(axis=0)))
+        step_s = float(self.instance.objective.step_time_s(self.phase_s))
         return max(step_s, float(self.hosts({})[0].max()))
 
     def slow_gpus(self) -> dict[int, int]:
         """GPUs that phases wait for, each with such a phase; the longest wait first."""
-        phase_s = self.phase_s
-        waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * self.instance.objective.weights
+        objective = self.instance.objective
+        phase_s = objective.prolonged(self.phase_s)
+        waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * objective.weights
         slow: dict[int, int] = {}
         for phase in np.argsort(-waits_s, kind="stable").tolist():
             slow.setdefault(int(phase_s[:, phase].argmax()), phase)

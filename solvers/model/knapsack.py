@@ -26,16 +26,10 @@ def costs_of(curve: CostCurve) -> Float:
 
     With all rows or none in HBM there is no split, and no cost of one.
     """
-    values = np.vstack(
-        [
-            curve.hbm_bytes,
-            curve.gpu_s,
-            curve.phase_s,
-            curve.dram_s,
-            curve.dram_bytes,
-            curve.hot_rows.astype(np.float64),
-        ]
-    )
+    phase_s = curve.phase_s
+    values = np.empty((5 + len(phase_s), curve.hot_rows.size))
+    values[BYTES], values[GPU_S], values[PHASES] = curve.hbm_bytes, curve.gpu_s, phase_s
+    values[DRAM_S], values[DRAM_BYTES], values[HOT] = curve.dram_s, curve.dram_bytes, curve.hot_rows
     values[BYTES, 1:-1] += curve.split_hbm_bytes
     values[GPU_S, 1:-1] += curve.split_s
     values[PHASES, 1:-1] += curve.split_phase_s[:, None]

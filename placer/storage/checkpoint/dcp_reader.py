@@ -3,104 +3,113 @@
 import io
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from placer.errors import CheckpointError
-from placer.storage.checkpoint.dcp_metadata import NAME, read_metadata
+from placer.storage.checkpoint.dcp_metadata import NAME, Block, StoredTensor, read_metadata
 from placer.storage.tensor_rows import TensorRows
+from placer.torch_files.tensors import ELEMENT_BYTES, TensorFileError
+from placer.torch_files.tensors import read_tensors as read_file
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A part of a tensor, and which bytes of which file it is."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: str
-    start: int
-    length: int
-
-
-def read_tensors(folder: Path) -> dict[str, TensorRows]:
+def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> dict[str, TensorRows]:
     """The tensors of a folder by their names, whose rows are read on demand.
 
     Rows are read block by block as they were saved, and the last block is kept: read a tensor's
     rows in order. Entries that are no tensors are left out.
 
+    Parameters
+    ----------
+    folder : Path
+    known_files : collection of str, optional
+        The files that the folder may have: those that a manifest lists, and that were compared
+        with it. By default any.
+
     Raises
     ------
     CheckpointError
         If the metadata is missing, damaged or not what it should be; later, from reading rows,
-        if a file is missing, damaged or truncated, or a part of the tensor was not saved.
+        if a file is missing, damaged or truncated, or a part of the tensor was not saved, or
+        saved twice.
     """
-    metadata = read_metadata(folder)
+    tensors = read_metadata(folder)
+    _check_places(folder, tensors, known_files)
     files = _Files(folder)
-    try:
-        return {
-            name: _tensor_rows(files, name, entry, metadata.storage_data)
-            for name, entry in metadata.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / NAME} is damaged: {error!r}") from error
+    return {tensor.name: _tensor_rows(files, tensor) for tensor in tensors}
 
 
-def _tensor_rows(
-    files: "_Files", name: str, entry: TensorStorageMetadata, places: Any
-) -> TensorRows:
-    shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name} has dtype {dtype!r}")
-    blocks = []
-    for chunk in entry.chunks:
-        offsets, sizes = tuple(map(int, chunk.offsets)), tuple(map(int, chunk.sizes))
-        fits = len(offsets) == len(sizes) == len(shape) and all(
-            offset >= 0 and size >= 0 and offset + size <= limit
-            for offset, size, limit in zip(offsets, sizes, shape, strict=True)
-        )
-        place = places[MetadataIndex(name, offsets)]
-        # A name with folders in it could lead anywhere.
-        if not fits or Path(place.relative_path).name != place.relative_path:
-            raise ValueError(f"{name} has a part at {offsets} of {sizes} in {place.relative_path}")
-        if getattr(place, "transform_descriptors", None):
+def _check_places(
+    folder: Path, tensors: Sequence[StoredTensor], known_files: Collection[str] | None
+) -> None:
+    """Check that each block has bytes of its own, and enough of them, in a file of the folder.
+
+    So no metadata makes a reader take more memory than the files have bytes.
+    """
+    places = sorted(
+        (block.file, block.start, block.length, tensor.name)
+        for tensor in tensors
+        for block in tensor.blocks
+    )
+    for (file, start, length, name), (next_file, next_start, _, next_name) in pairwise(places):
+        if file == next_file and start + length > next_start:
             raise CheckpointError(
-                f"{name} was saved through {place.transform_descriptors}, which only "
-                "torch.distributed.checkpoint reads; load and save it there without"
+                f"{folder / NAME} is damaged: the same bytes of {file} are a part of {name} and "
+                f"of {next_name}"
             )
-        blocks.append(_Block(offsets, sizes, place.relative_path, place.offset, place.length))
-    blocks.sort(key=lambda block: block.offsets)
-    return TensorRows(shape, dtype, _Rows(files, name, shape, dtype, blocks))
+    for tensor in tensors:
+        element_bytes = ELEMENT_BYTES.get(tensor.dtype)
+        if element_bytes is None:
+            raise CheckpointError(
+                f"{folder / NAME}: {tensor.name} has dtype {tensor.dtype}, which is not read here; "
+                f"those read are {', '.join(ELEMENT_BYTES)}"
+            )
+        for block in tensor.blocks:
+            if known_files is not None and block.file not in known_files:
+                raise CheckpointError(
+                    f"{folder / NAME} has a part of {tensor.name} in {block.file}, which the "
+                    "manifest does not list; use another checkpoint"
+                )
+            if math.prod(block.sizes) * element_bytes > block.length:
+                raise CheckpointError(
+                    f"{folder / NAME} is damaged: a part of {tensor.name}, {block.sizes}, is in "
+                    f"{block.length} bytes of {block.file}"
+                )
+
+
+def _tensor_rows(files: "_Files", tensor: StoredTensor) -> TensorRows:
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    rows = _Rows(files, tensor, dtype)
+    return TensorRows(tensor.shape, dtype, rows)
 
 
 class _Rows:
     """Reads rows of one tensor."""
 
-    def __init__(
-        self,
-        files: "_Files",
-        name: str,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        blocks: Sequence[_Block],
-    ) -> None:
-        self._files, self._name, self._shape, self._dtype = files, name, shape, dtype
-        self._blocks = blocks
-        self._starts = [block.offsets[0] if shape else 0 for block in blocks]
-        self._tallest = max((block.sizes[0] for block in blocks), default=0) if shape else 1
+    def __init__(self, files: "_Files", tensor: StoredTensor, dtype: torch.dtype) -> None:
+        self._files, self._name, self._shape = files, tensor.name, tensor.shape
+        self._dtype, self._blocks = dtype, tensor.blocks
+        self._starts = [block.offsets[0] if block.offsets else 0 for block in tensor.blocks]
+        self._tallest = (
+            max((block.sizes[0] for block in tensor.blocks), default=0) if tensor.shape else 1
+        )
+        self._cells = sum(math.prod(block.sizes) for block in tensor.blocks)
 
     def __call__(self, start: int, stop: int) -> Tensor:
         if not self._shape:
             start, stop = 0, 1
         shape = (stop - start, *self._shape[1:])
+        # Before memory is taken: a tensor has no more cells than its blocks have.
+        if math.prod(shape) > self._cells:
+            raise self._lacking(start, stop)
         result = torch.empty(shape, dtype=self._dtype)
-        filled = 0
+        # Which cells came from a block; where blocks are whole rows, the end of the last one.
+        filled: Tensor | None = None
+        end = start
         first = bisect_left(self._starts, start - self._tallest + 1)
         for block in self._blocks[first : bisect_left(self._starts, stop)]:
             top = block.offsets[0] if self._shape else 0
@@ -110,16 +119,33 @@ class _Rows:
                 continue
             rest = zip(block.offsets[1:], block.sizes[1:], strict=True)
             there = (slice(low - start, high - start), *(slice(o, o + n) for o, n in rest))
+            if filled is None and low == end and block.sizes[1:] == self._shape[1:]:
+                end = high
+            else:
+                if filled is None:
+                    filled = torch.zeros(shape, dtype=torch.bool)
+                    filled[: end - start] = True
+                if bool(filled[there].any()):
+                    raise self._twice(low, high)
+                filled[there] = True
             values = self._files.block(block, self._name, self._dtype)
-            part = (values if self._shape else values.view(1))[low - top : high - top]
-            result[there] = part
-            filled += part.numel()
-        if filled != result.numel():
-            raise CheckpointError(
-                f"{self._files.folder} lacks a part of rows {start}..{stop} of {self._name}; "
-                "use another checkpoint"
-            )
+            result[there] = (values if self._shape else values.view(1))[low - top : high - top]
+        complete = end == stop if filled is None else bool(filled.all())
+        if result.numel() and not complete:
+            raise self._lacking(start, stop)
         return result if self._shape else result.view(())
+
+    def _lacking(self, start: int, stop: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._files.folder} lacks a part of rows {start}..{stop} of {self._name}; "
+            "use another checkpoint"
+        )
+
+    def _twice(self, start: int, stop: int) -> CheckpointError:
+        return CheckpointError(
+            f"{self._files.folder} has a part of rows {start}..{stop} of {self._name} twice; "
+            "use another checkpoint"
+        )
 
 
 class _Files:
@@ -127,9 +153,9 @@ class _Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._last: tuple[_Block, Tensor] | None = None
+        self._last: tuple[Block, Tensor] | None = None
 
-    def block(self, block: _Block, name: str, dtype: torch.dtype) -> Tensor:
+    def block(self, block: Block, name: str, dtype: torch.dtype) -> Tensor:
         if self._last is not None and self._last[0] == block:
             return self._last[1]
         self._last = None
@@ -143,16 +169,14 @@ class _Files:
         if len(content) != block.length:
             raise CheckpointError(f"{path} is cut short: it lacks a part of {name}")
         try:
-            # Weights only: nothing in it is run.
-            values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{path} was altered: {name} cannot be read: {reason}") from error
+            values = read_file(io.BytesIO(content))
+        except TensorFileError as error:
+            raise CheckpointError(f"{path} was altered: {name} cannot be read: {error}") from error
         if (
             not isinstance(values, Tensor)
             or tuple(values.shape) != block.sizes
             or values.dtype != dtype
         ):
             raise CheckpointError(f"{path} was altered: it has no such part of {name}")
-        self._last = block, values.detach()
+        self._last = block, values
         return self._last[1]
