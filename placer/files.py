@@ -1,55 +1,128 @@
 """Files and folders that are either whole or not there: all results are written through here."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
-import shutil
+import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from placer.errors import PlacerError
+from placer.file_locks import is_at, locked_folder, take_lock
 
 StrPath = str | os.PathLike[str]
+T = TypeVar("T")
+
+
+_PARTIAL = re.compile(r"\..*\.[0-9a-z_]{8}\.placer-partial")
+"""Names of files that are being written."""
 
 
 @contextlib.contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it becomes `path`, else it is removed.
 
-    The data is flushed to disk before the rename, so that a crash leaves the old
-    file or the new one, never a part of one.
+    Data and folder are flushed to disk, so that a crash leaves the old file or the new one, never
+    a part of one. The file keeps the mode of the one before it, and a symbolic link stays one. What
+    killed processes left beside it is removed.
 
     Raises
     ------
     PlacerError
-        If the folder cannot be written or the disk is full; `path` is then untouched.
+        If the folder cannot be written or the disk is full, or there is something at `path` that
+        is no regular file, as a device or a folder; it is untouched then.
     """
-    target = Path(path)
-    temporary: Path | None = None
+    target = _place_of(Path(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        sync(temporary)
-        # mkstemp makes files that their owner alone may read; a result should follow the umask.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(target)
+        remove_dead_files(target.parent)
+        with _temporary_beside(target) as temporary:
+            yield temporary
+            sync(temporary)
+            temporary.chmod(_mode_of(target))
+            temporary.replace(target)
+        sync_folder(target.parent)
     except OSError as error:
         raise PlacerError(
             f"cannot write {target}: {error.strerror or error}; nothing was changed there"
         ) from error
+
+
+def _place_of(path: Path) -> Path:
+    """Where a file goes: at the end of a symbolic link, if there is one."""
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+    except OSError as error:
+        raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
+    if not stat.S_ISREG(kind):
+        what = "a folder" if stat.S_ISDIR(kind) else "a device, a pipe or a socket, and no file"
+        raise PlacerError(f"cannot write {path}: it is {what}; name a file")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+@contextlib.contextmanager
+def _temporary_beside(target: Path) -> Iterator[Path]:
+    """A new file that is locked as long as it is written, and removed if it is there afterwards."""
+    while True:
+        # A long name would be too long with more added.
+        descriptor, name = tempfile.mkstemp(
+            prefix=f".{target.name[:40]}.", suffix=".placer-partial", dir=target.parent
+        )
+        # Between its making and its lock, another process may have taken it for a dead one.
+        if take_lock(descriptor) and is_at(descriptor, Path(name)):
+            break
+        os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
     finally:
-        if temporary is not None:
+        with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def remove_dead_files(folder: Path) -> None:
+    """Remove files that processes were writing into a folder when they were killed.
+
+    A living writer holds the lock of its file.
+    """
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _PARTIAL.fullmatch(entry.name)]
+    for name in names:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                if is_file and take_lock(descriptor) and is_at(descriptor, folder / name):
+                    (folder / name).unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _mode_of(target: Path) -> int:
+    """The mode of a file that is there; else that of a new one, which follows the umask."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        return 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("\nUmask:")[1].split()[0], 8)
+    umask = os.umask(0o077)  # Other threads may make files meanwhile: of their own alone.
+    os.umask(umask)
+    return umask
 
 
 def write_text(path: StrPath, text: str) -> None:
@@ -61,7 +134,8 @@ def write_text(path: StrPath, text: str) -> None:
     ...     os.listdir(folder)
     ['plan.json']
     """
-    write_bytes(path, text.encode())
+    # Names of files may hold bytes that are no UTF-8; JSON has an escape for these.
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: StrPath, content: bytes) -> None:
@@ -71,106 +145,87 @@ def write_bytes(path: StrPath, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing_parts(parts: Callable[[], Iterable[Path]]) -> Iterator[set[str]]:
+def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator[set[str]]:
     """Replace a file and its parts: further files, which it names and whose names have their hash.
 
     Within the block, write the new parts first and the file that names them last, and add the
     parts' names to the set that this yields. Afterwards the parts that are not in it are removed;
-    after an error, the new ones. So a crash leaves the old file or the new one, with its parts.
+    after an error, the new ones. So a crash leaves the old file or the new one, with its parts, and
+    the rename of the file publishes all of them. Writers wait for one another; see `read_parts`
+    for readers.
 
     Parameters
     ----------
+    file : Path
+        Beside it are its parts; its folder is made if it is not there.
     parts : callable
         Finds the parts that are there.
     """
-    before = set(parts())
-    names: set[str] = set()
     try:
-        yield names
-    except PlacerError:
-        _remove(part for part in parts() if part not in before)
-        raise
-    _remove(part for part in before if part.name not in names)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with locked_folder(file.parent):
+            before = set(parts())
+            names: set[str] = set()
+            try:
+                yield names
+            except BaseException:
+                _remove(part for part in parts() if part not in before)
+                raise
+            _remove(part for part in before if part.name not in names)
+    except OSError as error:
+        raise PlacerError(
+            f"cannot write {file}: {error.strerror or error}; nothing was changed there"
+        ) from error
+
+
+def read_parts(read: Callable[[], T], version: Callable[[], bytes]) -> T:
+    """Read a file with its parts, again if it was replaced meanwhile.
+
+    Parameters
+    ----------
+    read : callable
+        Reads all; raises PlacerError if a part is missing.
+    version : callable
+        The file's content; raises PlacerError or OSError if it cannot be read.
+    """
+    while True:
+        try:
+            before = version()
+        except (OSError, PlacerError):
+            return read()
+        try:
+            return read()
+        except PlacerError:
+            try:
+                same = version() == before
+            except (OSError, PlacerError):
+                same = True
+            if same:
+                raise
 
 
 def _remove(files: Iterable[Path]) -> None:
     for file in files:
-        file.unlink(missing_ok=True)
-
-
-class HiddenFolder:
-    """A folder that is written under a hidden name, and appears complete by one rename.
-
-    Parameters
-    ----------
-    target : Path
-        Where it appears. Beside it, ``.<name>.partial`` is written, and what is replaced is
-        ``.<name>.replaced`` for a moment.
-
-    Attributes
-    ----------
-    partial : Path
-        Where its files belong until then.
-    """
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.partial = target.with_name(f".{target.name}.partial")
-        self._begun = False
-
-    def begin(self) -> None:
-        """Make the empty folder; first remove what a killed process left under its name."""
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir()
-        self._begun = True
-
-    def publish(self) -> None:
-        """Rename the folder to its final name, in place of an existing one."""
-        sync(self.partial)
-        if self.target.exists():
-            self.target.rename(self.target.with_name(f".{self.target.name}.replaced"))
-        self.partial.rename(self.target)
-        sync(self.target.parent)
-
-    def discard(self) -> None:
-        """Remove the hidden folder if it was not published."""
-        if self._begun:
-            shutil.rmtree(self.partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield a hidden folder beside `path`; on success it is renamed to `path`, else removed.
-
-    Raises
-    ------
-    PlacerError
-        If there is something at `path` already, or it cannot be written, as on a full disk.
-    """
-    folder = HiddenFolder(Path(path))
-    target = folder.target
-    if target.exists() or target.is_symlink():
-        raise PlacerError(f"{target} exists already; give another name, or remove it")
-    try:
-        folder.begin()
-        yield folder.partial
-        folder.publish()
-    except OSError as error:
-        raise PlacerError(
-            f"cannot write {target}: {error.strerror or error}; nothing was left there"
-        ) from error
-    finally:
-        folder.discard()
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the list of a folder's files, is on disk."""
+    """Wait until a file is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the list of a folder's files is on disk, where the file system can say so."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
 
 
 @dataclass(frozen=True, slots=True)

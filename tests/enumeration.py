@@ -1,6 +1,6 @@
 """The best plan of a tiny problem, by trying every one of the search space."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations, product
@@ -13,6 +13,7 @@ from placer import Plan, Problem
 from placer.constraints.constraints import Constraints
 from placer.constraints.unmet import unmet
 from placer.plan.memory import row_map_bytes
+from placer.tables import Table
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
 
@@ -54,8 +55,8 @@ class Choices:
         phase_s = self.phase_s.reshape(number, instance.gpus, -1)
         phase_s = phase_s + held[:, :, None] * np.array(instance.launches_s)
         schedule = instance.objective.schedule
-        steps = [schedule.step_time_s(of_plan.T) for of_plan in phase_s]
-        return np.maximum(np.array(steps, dtype=np.float64), self.dram_s.max(axis=1))
+        steps = (phase_s.max(axis=1) @ schedule.members.T + schedule.fixed).max(axis=1)
+        return np.maximum(steps, self.dram_s.max(axis=1))
 
     def beside(self, other: "Choices") -> "Choices":
         """All ways to place the tables of both; costs add up."""
@@ -149,29 +150,42 @@ class Enumeration:
         replicas = (replica,) if replica else ()
         base, base_map = self.part(replica, 0, option.replicated_rows) if replica else (0.0, False)
         spec = self.problem.profile.tables[table].table
-        hots = [range(len(range(*shard.rows(spec.rows))) + 1) for shard in shards]
+        hots = [self._hot_rows(shard, spec) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(self.first_byte + gpus + hosts)
             at = [self.first_byte + gpu for gpu in (self.gpus if replica else homes)]
             served[at] = row_map_bytes(spec)
+            allowed: dict[tuple[tuple[bool, bool], ...], bool] = {}
             for hot_rows in product(*hots):
+                placed = tuple(map(Placement, shards, homes, hot_rows))
+                # Constraints tell none, some and all rows apart, and not how many are some.
+                kinds = tuple((h == 0, h == hot[-1]) for h, hot in zip(hot_rows, hots, strict=True))
+                if kinds not in allowed:
+                    allowed[kinds] = self._is_allowed(Choice(replicas, placed))
+                if not allowed[kinds]:
+                    continue
                 parts = [self.part(*p) for p in zip(shards, homes, hot_rows, strict=True)]
                 costs = base + sum(cost for cost, _ in parts)
                 if base_map or any(mapped for _, mapped in parts):
                     costs = costs + served
-                placed = tuple(map(Placement, shards, homes, hot_rows))
                 yield Choice(replicas, placed), costs
 
+    def _is_allowed(self, choice: Choice) -> bool:
+        constraints = self.problem.constraints
+        return not (constraints and unmet(self.plan([choice]), constraints))
+
+    def _hot_rows(self, shard: TableShard, spec: Table) -> Sequence[int]:
+        """Every number of hot rows that is not forbidden."""
+        rows = len(range(*shard.rows(spec.rows)))
+        rule = self.problem.constraints.rule_of(spec.name)
+        if "split" in rule.forbid and ("cached" in rule.forbid or shard.option.cold != "cached"):
+            return sorted({0, rows})
+        return range(rows + 1)
+
     def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
-        """Every cut, every assignment of its pieces, every number of hot rows of each."""
+        """Every cut, assignment of its pieces, and number of hot rows of each that is allowed."""
         options = self.model.sharding_options(self.free, table)
         found = [way for option in options for way in self._of_option(table, option)]
-        if self.problem.constraints:
-            found = [
-                (choice, costs)
-                for choice, costs in found
-                if not unmet(self.plan([choice]), self.problem.constraints)
-            ]
         gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
         first = self.first_byte
         costs = np.array([costs for _, costs in found]).reshape(-1, first + gpus + hosts)

@@ -199,9 +199,11 @@ def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
     problem = problem_of(*each, topology=machine(hbm_bytes=room))
     result = run(name, replace(problem, constraints=Constraints.of({"t*": whole})))
     assert result.plan is None
-    assert result.termination.reason == "no_plan"
-    assert "greedy-cost" in result.termination.detail
-    assert result.bound_s is not None
+    # Two tables on one GPU want twice the room of one, and it has 1.5 times that.
+    assert result.termination.reason == "infeasible"
+    (shortage,) = result.termination.shortages
+    assert shortage.short_bytes == pytest.approx(room / 3, rel=1e-3)
+    assert shortage.device in result.termination.detail
 
 
 @every_strategy

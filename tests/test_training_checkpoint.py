@@ -13,7 +13,7 @@ import torch
 from fast_and_full import combinations
 from training_cases import QUICK, Placement, plan_for, small_log
 
-from placer.errors import CheckpointError
+from placer.errors import CheckpointError, PlacerError
 from placer.files import sha256_json
 from placer.training.checkpoint import Checkpoint, Position, latest, load, save
 from placer.training.config import CheckpointPolicy, TrainConfig
@@ -109,6 +109,21 @@ def test_a_new_run_does_not_mix_with_an_old_one(tmp_path: Path) -> None:
     save(tmp_path, small(1))
     with pytest.raises(CheckpointError, match=r"holds checkpoints of an earlier run; resume"):
         train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
+    messages = []
+
+    def start_another(progress: Progress) -> None:
+        with pytest.raises(PlacerError, match=r"in use by another run: process \d+ on ") as error:
+            train(plan_for(LOG), LOG, CONFIG, checkpoints=policy, resume=tmp_path)
+        messages.append(error)
+
+    policy = CheckpointPolicy(tmp_path, every_steps=1)
+    config = replace(CONFIG, max_steps=2)
+    result = train(plan_for(LOG), LOG, config, checkpoints=policy, on_progress=start_another)
+    assert len(messages) == result.steps == 2
+    assert not (tmp_path / ".lock").exists()
 
 
 def test_resuming_from_nothing_is_an_error(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ sys.path.insert(0, tests)
 from training_ranks_cases import CASES, halved
 from placer.errors import BackendError
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
-from placer.files import HiddenFolder
+from placer.folders import HiddenFolder
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 

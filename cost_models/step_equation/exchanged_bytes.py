@@ -27,7 +27,8 @@ def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: 
     largest = [f for f in table.features if f.pooling == "max" and f.coverage > 0]
     if all_rows or not largest:
         return vectors
-    share = sum(f.lookups_per_sample for f in largest) / table.lookups_per_sample
+    total = table.lookups_per_sample
+    share = sum(f.lookups_per_sample for f in largest) / total if total else 0.0
     return vectors - samples * len(largest) + lookups * share
 
 

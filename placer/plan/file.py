@@ -16,7 +16,14 @@ from safetensors.numpy import save as serialize
 
 from placer.dense import Dense, DenseLayers, MeasuredDense
 from placer.errors import PlacerError, PlanError
-from placer.files import StrPath, replacing_parts, sha256_file, write_bytes, write_text
+from placer.files import (
+    StrPath,
+    read_parts,
+    replacing_parts,
+    sha256_file,
+    write_bytes,
+    write_text,
+)
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
@@ -37,7 +44,7 @@ def write(plan: PlanFields, path: StrPath) -> None:
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
     text = json.dumps(to_dict(plan), indent=1) + "\n"
-    with replacing_parts(lambda: _row_orders_of(target)) as names:
+    with replacing_parts(target, lambda: _row_orders_of(target)) as names:
         if ordered:
             file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
             names.add(file)
@@ -47,8 +54,12 @@ def write(plan: PlanFields, path: StrPath) -> None:
 
 
 def read(path: StrPath) -> PlanFields:
-    """Read a plan and the row orders beside it; see `Plan.load`."""
+    """Read a plan and the row orders beside it, of one version; see `Plan.load`."""
     source = Path(path)
+    return read_parts(lambda: _read(source), source.read_bytes)
+
+
+def _read(source: Path) -> PlanFields:
     model = parse(source)
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
     hot_ids: dict[str, npt.NDArray[np.int64]] = {}
@@ -168,12 +179,18 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
-        "provenance": asdict(plan.provenance),
+        "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
     return document
+
+
+def _provenance(provenance: Provenance) -> dict[str, Any]:
+    """Where a plan comes from; what earlier versions do not know is left out if it is empty."""
+    fields = asdict(provenance)
+    return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
 def _features(table: Table) -> list[dict[str, Any]]:

@@ -25,7 +25,14 @@ import numpy.typing as npt
 from placer.data.encoding import Encoding
 from placer.data.keys import Keys
 from placer.errors import PlacerError, ProfileError
-from placer.files import StrPath, replacing_parts, sha256_json, write_bytes, write_text
+from placer.files import (
+    StrPath,
+    read_parts,
+    replacing_parts,
+    sha256_json,
+    write_bytes,
+    write_text,
+)
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
@@ -46,7 +53,7 @@ def write(profile: ProfileFields, path: StrPath) -> None:
         If the folder cannot be written or the disk is full.
     """
     folder = Path(path)
-    with replacing_parts(lambda: _parts_of(folder)) as names:
+    with replacing_parts(folder / JSON_NAME, lambda: _parts_of(folder)) as names:
         names |= _write_all(profile, folder)
 
 
@@ -79,7 +86,7 @@ def _parts_of(folder: Path) -> Iterator[Path]:
 
 
 def read(path: StrPath) -> ProfileFields:
-    """Read a profile from its folder or its JSON.
+    """Read a profile from its folder or its JSON; all files of one version.
 
     Raises
     ------
@@ -89,6 +96,10 @@ def read(path: StrPath) -> ProfileFields:
     file = Path(path)
     if file.is_dir():
         file = file / JSON_NAME
+    return read_parts(lambda: _read_all(file), file.read_bytes)
+
+
+def _read_all(file: Path) -> ProfileFields:
     document = _read_document(file)
     try:
         files = document["files"]

@@ -72,6 +72,12 @@ class Profile(ProfileFields):
         """Weights and optimizer state of all tables, in bytes."""
         return sum(profile.table.total_bytes for profile in self.tables)
 
+    @property
+    def ids_sha256(self) -> dict[str, str]:
+        """By table, the hash of how ids became rows; empty where rows were counted directly."""
+        known = {} if self.encoding is None else self.encoding.ids_sha256
+        return {name: known[name] for name in self.table_names if name in known}
+
     def with_tables(
         self,
         *,

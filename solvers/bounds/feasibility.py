@@ -1,6 +1,7 @@
 """Problems that no placement fits: what is short, and by how much."""
 
 import math
+from collections.abc import Mapping
 
 from placer.plan.memory import Shortage
 from placer.units import format_bytes
@@ -38,6 +39,34 @@ def impossible(instance: Instance) -> Termination | None:
             "dtype, or an optimizer with less state",
         )
     return None
+
+
+def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int]) -> Termination:
+    """What is said where every assignment was looked at and the best one lacks some bytes.
+
+    Parameters
+    ----------
+    short_bytes : mapping of (str, int) to int
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks there.
+    """
+    topology = instance.problem.topology
+    shortages = tuple(
+        Shortage(
+            topology.gpus[number].id if kind == "hbm" else topology.hosts[number].id,
+            "hbm" if kind == "hbm" else "dram",
+            short,
+            "what the best assignment of shards to GPUs lacks",
+        )
+        for (kind, number), short in sorted(short_bytes.items())
+    )
+    words = " and ".join(f"{format_bytes(s.short_bytes)} ({s.short_bytes} bytes) of "
+                         f"{s.resource.upper()} on {s.device}" for s in shortages)  # fmt: skip
+    return Termination(
+        "infeasible",
+        detail=f"no assignment of shards to GPUs fits: the best one lacks {words}. Use more or "
+        "larger devices, lower --batch-size, or relax constraints",
+        shortages=shortages,
+    )
 
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:

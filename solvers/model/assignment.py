@@ -56,8 +56,14 @@ class Assignment:
         instance: Instance,
         pairs: Iterable[tuple[TableShard, int]],
         replicas: Iterable[TableShard] = (),
+        *,
+        fixed: Mapping[TableShard, Float] = MappingProxyType({}),
     ) -> "Assignment | None":
-        """The assignment that puts each shard on the GPU beside it; None if it does not fit."""
+        """The assignment that puts each shard on the GPU beside it; None if it does not fit.
+
+        `fixed` has the costs of shards whose rows in HBM are known, of shape (5 + phases, 1): of
+        all shards or of none.
+        """
         shards: list[list[TableShard]] = [[] for _ in range(instance.gpus)]
         for shard, gpu in pairs:
             shards[gpu].append(shard)
@@ -73,7 +79,7 @@ class Assignment:
         )
         assignment = cls(instance, shards, everywhere, [], sums)
         for gpu in range(instance.gpus):
-            knapsack = assignment.knapsack(gpu, shards[gpu])
+            knapsack = assignment.knapsack(gpu, shards[gpu], fixed=fixed)
             if knapsack is None:
                 return None
             assignment.knapsacks.append(knapsack)

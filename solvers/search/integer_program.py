@@ -31,21 +31,19 @@ longer than that plan's step, and those whose extra work alone lifts the Lagrang
 """
 
 import math
-import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from placer.errors import BackendError
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.bounds.least_cost import least_weighed
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
 from solvers.result import Limits
+from solvers.search.cp_sat import run_cp_sat
 
 _TIME_UNITS = 1_000_000
 """The step time of the plan at hand in integer units, so that rounding is far below any gap."""
@@ -63,10 +61,6 @@ _REPEATED_S = 0.4
 
 _MAX_PLACES = 20_000
 """Shards × GPUs beyond which a model takes longer to build than a search would gain."""
-
-
-_POLL_S = 0.05
-"""How often the caller is asked whether to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,19 +279,9 @@ class Program:
         """
         from ortools.sat.python import cp_model
 
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
-        solver.parameters.num_workers = limits.threads or os.cpu_count() or 1
-        if limits.max_steps is not None:  # The same answer on any machine.
-            solver.parameters.max_time_in_seconds = limits.time_limit_s
-            solver.parameters.max_deterministic_time = _REPEATED_S
-        solver.parameters.random_seed = limits.seed
-        solver.parameters.relative_gap_limit = limits.gap / 4
-        # Deterministic for a seed as long as the time limit does not strike.
-        solver.parameters.interleave_search = True
-        status = _solved(solver, self.model, limits)
-        if status == cp_model.MODEL_INVALID:
-            raise BackendError(f"CP-SAT rejects the model: {self.model.validate()}")
+        solver, status = run_cp_sat(
+            self.model, limits, time_limit_s, gap=limits.gap / 4, repeated_s=_REPEATED_S
+        )
         pairs, replicas = None, []
         # Times of phases are rounded up to whole units.
         rounded = len(self.instance.objective.schedule.phases)
@@ -317,39 +301,6 @@ class Program:
             solver.status_name(status),
             len(self.model.proto.variables),
         )
-
-
-def _solved(solver: Any, model: Any, limits: Limits) -> Any:
-    """CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
-
-    It runs in a thread of its own, as Python handles signals, and the caller's wish is asked
-    for, between the bytecodes of the main thread alone.
-    """
-    # Its own handling of Ctrl-C would keep the signal from Python.
-    solver.parameters.catch_sigint_signal = False
-    outcome: list[Any] = []
-
-    def work() -> None:
-        try:
-            outcome.append(solver.solve(model))
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=work, name="CP-SAT", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(_POLL_S)
-            if limits.stop is not None and limits.stop():
-                solver.stop_search()
-    except BaseException:
-        while thread.is_alive():  # A search that has not begun yet cannot be stopped yet.
-            solver.stop_search()
-            thread.join(_POLL_S)
-        raise
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _rows(instance: Instance, prices: Sequence[float]) -> list[tuple[Float, float]]:

@@ -16,7 +16,7 @@ from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.bounds.binding import binding
-from solvers.bounds.feasibility import impossible
+from solvers.bounds.feasibility import impossible, nothing_fits
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
@@ -24,6 +24,10 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
 from solvers.search.construction import construct
+from solvers.search.exact_program import fit
+
+_FITTED_PLACES = 60_000
+"""Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
 
 _CHAIN_SHARES = (0.3, 0.6, 1.0)
 """What a chain of phases counts beside the main one, where placements wait for it."""
@@ -40,6 +44,8 @@ class Search:
     bound_s : float
         The largest step time that is proven to be a lower limit.
     best : Assignment or None
+    failure : Termination or None
+        A proof that there is no plan.
     stats : dict
         What the strategy counts, for `SolveResult.stats`.
     """
@@ -49,6 +55,7 @@ class Search:
     lagrangian: LagrangianBound
     bound_s: float
     best: Assignment | None = None
+    failure: Termination | None = None
     stats: dict[str, object] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +83,13 @@ class Search:
     def is_over(self) -> bool:
         """Whether an assignment exists, and is good enough or has to be."""
         return self.best is not None and not self.is_open
+
+    def first_fit(self) -> Assignment | None:
+        """Any assignment that fits, where no construction finds one; or a proof, in `failure`."""
+        answer = fit(self.instance, self.clock.limits, self.clock.left_s, _FITTED_PLACES)
+        if answer.fewest_short_bytes:
+            self.failure = nothing_fits(self.instance, answer.short_bytes)
+        return answer.assignment
 
     def keep(self, assignment: Assignment | None) -> None:
         """Remember an assignment if it is the fastest so far."""
@@ -109,12 +123,16 @@ class Strategy(ABC):
         return _result(self.name, search, outcome)
 
     def place(self, search: Search) -> Plan | Termination:
-        """The plan of the first of `assignments` that fits, or why there is none."""
+        """The plan of the first of `assignments` that fits, any that fits, or why there is none."""
         for assignment in self.assignments(search):
             plan = fitted_plan(assignment)
             if plan is not None:
                 return plan
-        return Termination("no_plan", search.clock.limit_hit, self.no_plan)
+        fitting = None if search.failure or search.best else search.first_fit()
+        plan = None if fitting is None else fitted_plan(fitting)
+        if plan is not None:
+            return plan
+        return search.failure or Termination("no_plan", search.clock.limit_hit, self.no_plan)
 
     @abstractmethod
     def assignments(self, search: Search) -> Iterable[Assignment]:
@@ -226,4 +244,5 @@ def _provenance(problem: Problem) -> Provenance:
         placer_version=placer.__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         profile=problem.profile.source,
+        ids_sha256=problem.profile.ids_sha256,
     )

@@ -6,6 +6,7 @@ from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.search.annealing import AnnealingParams, anneal
 from solvers.search.construction import construct
+from solvers.search.exact_program import ExactProgram
 from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
@@ -32,6 +33,8 @@ def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
             best = assignment
         if clock.spent or best.step_time_s <= enough_s:
             break
+    if best is None:
+        best = search.first_fit()
     if best is not None and best.step_time_s > enough_s:
         improve(best, clock)
     return best
@@ -88,6 +91,20 @@ def linear_program(search: Search, share: float) -> Assignment | None:
         search.bound_s = max(search.bound_s, bound_s)
         search.stats["lp_bound_s"] = bound_s
     return None
+
+
+def exact_program(search: Search, share: float, most_places: int) -> Assignment | None:
+    """The whole problem by CP-SAT, numbers of hot rows included, if it is small."""
+    if search.best is None or search.best.step_time_s <= 0:
+        return None
+    program = ExactProgram.build(search.instance, "time", most_places, search.best.step_time_s)
+    if program is None:
+        return None
+    program.hint(search.best)
+    answer = program.run(search.clock.limits, search.clock.left_s * share)
+    search.stats["exact_variables"] = answer.variables
+    search.bound_s = max(search.bound_s, min(answer.bound_s, search.best.step_time_s))
+    return answer.assignment
 
 
 def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:

@@ -17,6 +17,7 @@ from solvers.strategies._base import Search, Stage, StagedStrategy
 from solvers.strategies._stages import (
     annealing,
     cost_greedy,
+    exact_program,
     integer_program,
     iterated,
     linear_program,
@@ -42,6 +43,10 @@ class AutoParams:
         Tables × GPUs up to which the linear program is solved.
     annealed_places : int
         Tables × GPUs up to which there are flows and annealing: beyond, chosen moves find more.
+    exact_share : float
+        Of CP-SAT over numbers of hot rows too.
+    exact_places : int
+        Shards × GPUs × points of curves up to which that is tried.
     program_places : int
         Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
     """
@@ -50,6 +55,8 @@ class AutoParams:
     flow_share: float = 0.15
     linear_program_share: float = 0.1
     annealing_share: float = 0.5
+    exact_share: float = 0.5
+    exact_places: int = 10_000
     program_share: float = 0.5
     search_share: float = 0.6
     common_shares_share: float = 0.05
@@ -71,17 +78,18 @@ class Auto(StagedStrategy):
         self.params = params
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """The pipeline: first plans, a closer bound, annealing, proof, and two long searches."""
+        """First plans, a closer bound, small problems exactly, annealing, proof, long searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.annealed_places
-        several = instance.gpus > 1
+        several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
+            Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing), few),
-            Stage("exact", lambda s: integer_program(s, p.program_share, p.program_places)),
+            Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),
         ]

@@ -40,7 +40,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from placer.errors import BackendError, CheckpointError
-from placer.files import FileRecord, HashedFile, HiddenFolder
+from placer.files import FileRecord, HashedFile
+from placer.folders import HiddenFolder
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, rounds_of
 from placer.storage.row_blocks import block_rows, row_blocks
 from placer.storage.tensor_rows import AnyTensor, TensorRows

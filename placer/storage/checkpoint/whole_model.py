@@ -12,7 +12,7 @@ from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
-from placer.files import HiddenFolder
+from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import (

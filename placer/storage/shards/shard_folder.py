@@ -16,7 +16,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.files import StrPath, new_folder, sync
+from placer.files import StrPath, sync_folder
+from placer.folders import new_folder
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
@@ -264,7 +265,7 @@ class NewShards:
             target.hardlink_to(source)
         except OSError:  # Another file system, or one without links.
             shutil.copyfile(source, target)
-            sync(target)
+            sync_folder(target)
             copied = True
         self.add(file, sha256)
         return copied
@@ -299,7 +300,7 @@ class NewShards:
         body = manifest.model_dump(exclude={"sha256"})
         write_manifest(self.path / MANIFEST, body, end="\n")
         for folder in {(self.path / name).parent for name in self.entries}:
-            sync(folder)
+            sync_folder(folder)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,121 @@
+"""Folders that are written under a hidden name, and appear complete by one rename."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from placer.errors import PlacerError
+from placer.file_locks import hold, is_at, release, take_lock
+from placer.files import StrPath, sync_folder
+
+
+class HiddenFolder:
+    """A folder that is written under a hidden name, and appears complete by one rename.
+
+    Parameters
+    ----------
+    target : Path
+        Where it appears. Beside it, ``.<name>.partial`` is written, whose lock is held meanwhile.
+
+    Attributes
+    ----------
+    partial : Path
+        Where its files belong until then.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.partial = target.with_name(f".{target.name}.partial")
+        self._descriptor: int | None = None
+
+    def begin(self) -> None:
+        """Make the empty folder; first remove what a killed process left under its name.
+
+        Raises
+        ------
+        PlacerError
+            If another process is writing it.
+        """
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            self.partial.mkdir(exist_ok=True)
+            descriptor = os.open(self.partial, os.O_RDONLY | os.O_NOFOLLOW)
+            if not take_lock(descriptor):
+                os.close(descriptor)
+                raise PlacerError(
+                    f"another process is writing {self.target}; wait for it, or name another folder"
+                )
+            if is_at(descriptor, self.partial):
+                break
+            os.close(descriptor)
+        self._descriptor = descriptor
+        hold(descriptor)
+        for left in self.partial.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+
+    def publish(self) -> None:
+        """Rename the folder to its final name, in place of an existing one."""
+        sync_folder(self.partial)
+        if not self.target.exists():
+            self.partial.rename(self.target)
+        elif not exchange(self.partial, self.target):
+            replaced = self.target.with_name(f".{self.target.name}.replaced")
+            self.target.rename(replaced)
+            self.partial.rename(self.target)
+        sync_folder(self.target.parent)
+        if self.partial.exists():  # What was there before.
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self._release()
+
+    def discard(self) -> None:
+        """Remove the hidden folder if it was not published."""
+        if self._descriptor is not None:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self._release()
+
+    def _release(self) -> None:
+        if self._descriptor is not None:
+            release(self._descriptor)
+            self._descriptor = None
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Swap two files or folders in one step; false where the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):
+        return False
+    at_working_folder, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h>, <linux/fs.h>.
+    arguments = (at_working_folder, os.fsencode(one), at_working_folder, os.fsencode(other), swap)
+    return bool(rename(*arguments) == 0)
+
+
+@contextlib.contextmanager
+def new_folder(path: StrPath) -> Iterator[Path]:
+    """Yield a hidden folder beside `path`; on success it is renamed to `path`, else removed.
+
+    Raises
+    ------
+    PlacerError
+        If there is something at `path` already, or it cannot be written, as on a full disk.
+    """
+    folder = HiddenFolder(Path(path))
+    target = folder.target
+    if target.exists() or target.is_symlink():
+        raise PlacerError(f"{target} exists already; give another name, or remove it")
+    try:
+        folder.begin()
+        yield folder.partial
+        folder.publish()
+    except OSError as error:
+        raise PlacerError(
+            f"cannot write {target}: {error.strerror or error}; nothing was left there"
+        ) from error
+    finally:
+        folder.discard()

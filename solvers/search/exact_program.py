@@ -1,0 +1,377 @@
+"""The integer program of a whole problem with numbers of hot rows among its decisions.
+
+With z[t,o] ∈ {0,1} for table t in sharding option o, x[p,g,k] ∈ {0,1} for shard p on GPU g with
+the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves arena e::
+
+    Σ_o z[t,o] = 1                                                  for each table t
+    Σ_g,k x[p,g,k] = z[t,o]                                         for each shard p of t in o
+    Σ_p,k x[p,g,k] ≤ 1                                              for the shards p of t in o
+    Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
+    Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
+    Σ_p,k time(p,k,f)·x[p,g,k] + ... + Σ_e launches(f)·a[g,e] ≤ T[f]     for each g and phase f
+    Σ_f of a chain T[f] ≤ T,   Σ_p,k dram_time(p,k)·x[p,g,k] ≤ T    for each chain and host
+    minimise T
+
+`solvers.search.integer_program` has no points and prices rows of HBM instead, so that it is small.
+This one is exact, and so is for small problems, and for those where room is hard to find. For
+these, bytes are all that counts: each device may lack some, and their sum is minimised.
+
+A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
+what is not above the curve anywhere between two of them: if that does not fit, nothing does.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
+from solvers.result import Limits
+from solvers.search.cp_sat import run_cp_sat
+
+_TIME_UNITS = 1_000_000
+"""The step time to beat in integer units."""
+
+_ROUNDING_BYTES = 1e-6
+
+_REPEATED_S = 2.0
+"""CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
+_POINTS = (64, 16, 8, 4, 2)
+"""Points of a curve, as many as there is room for in a program."""
+
+_FEW_POINTS = 4
+"""Points that mostly suffice where room is all that counts."""
+
+Aim = Literal["time", "fit", "relaxed fit"]
+"""The least step time, or the fewest bytes that devices lack, with points or what bounds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactAnswer:
+    """What CP-SAT found.
+
+    Attributes
+    ----------
+    assignment : Assignment or None
+        Of a step time below the limit; or one that fits.
+    bound_s : float
+        A step time that no placement is below; 0 where not every placement was looked at.
+    short_bytes : dict of (str, int) to int
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
+    fewest_short_bytes : int
+        Bytes that devices lack together in any placement; 0 where not all were looked at.
+    variables : int
+    """
+
+    assignment: Assignment | None
+    bound_s: float
+    short_bytes: dict[tuple[str, int], int]
+    fewest_short_bytes: int
+    variables: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A shard on a GPU with some of its rows in HBM, and whether that is chosen."""
+
+    shard: TableShard
+    gpu: int
+    costs: Float
+    chosen: Any
+
+
+class ExactProgram:
+    """The program of this module's docstring.
+
+    Parameters
+    ----------
+    instance : Instance
+    aim : {"time", "fit", "relaxed fit"}
+    options : sequence of sequences of ShardingOption
+        Those that each table may take.
+    most_points : int
+        Points of each curve.
+    upper_s : float
+        A step time that is not to be exceeded.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        aim: Aim,
+        options: Sequence[Sequence[ShardingOption]],
+        most_points: int,
+        upper_s: float = math.inf,
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.instance, self.aim, self.most_points = instance, aim, most_points
+        self.is_complete = True
+        self.unit_s = upper_s / _TIME_UNITS
+        self.model = cp_model.CpModel()
+        self.points: list[_Point] = []
+        self.replicas: list[tuple[TableShard, Any]] = []
+        # Of each GPU and host: variables with their bytes or units of time.
+        self._rows: dict[tuple[str, int], list[tuple[Any, int]]] = defaultdict(list)
+        self._arenas: dict[tuple[int, object], Any] = {}
+        for table, of_table in enumerate(options):
+            used = [self.model.new_bool_var("") for _ in of_table]
+            self.model.add_exactly_one(used)
+            for option, chosen in zip(of_table, used, strict=True):
+                self._add_option(table, option, chosen)
+        self._keep_together()
+        self.short: dict[tuple[str, int], Any] = {}
+        self.step = None
+        if aim == "time":
+            self.step = self._add_times()
+        self._add_memory()
+        self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
+
+    @classmethod
+    def build(
+        cls,
+        instance: Instance,
+        aim: Aim,
+        most_places: int,
+        upper_s: float = math.inf,
+        most_points: int = _POINTS[0],
+    ) -> "ExactProgram | None":
+        """The largest program of at most so many shards × GPUs × points, or None."""
+        every = [instance.options_of(table) for table in range(instance.tables)]
+        few = [[option for option in of if _is_coarse(option)] or of for of in every]
+        for options in (every, few) if aim == "fit" else (every,):
+            shards = [option.shard_count for of in options for option in of]
+            if sum(shards) * instance.gpus * _POINTS[-1] > most_places:
+                continue
+            sizes = [
+                instance.curve(shard, 0).hot_rows.size
+                for table, of in enumerate(options)
+                for option in of
+                for shard in instance.shards(table, option)
+            ]
+            for points in (p for p in _POINTS if p <= most_points):
+                if instance.gpus * sum(min(size, points) for size in sizes) <= most_places:
+                    program = cls(instance, aim, options, points, upper_s)
+                    program.is_complete &= options is every
+                    return program
+        return None
+
+    def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
+        """A table's shards, if it takes an option."""
+        instance = self.instance
+        replica = instance.replica(table, option)
+        if replica is not None:
+            self.replicas.append((replica, used))
+            for gpu in range(instance.gpus):
+                self._add_costs(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
+                self._add_arena(gpu, replica, used)
+        shards = instance.shards(table, option)
+        at_gpu: dict[int, list[Any]] = defaultdict(list)
+        split: list[_Point] = []
+        whole: list[_Point] = []
+        for shard in shards:
+            here = []
+            for gpu in range(instance.gpus):
+                if not instance.may_serve(shard, gpu):
+                    continue
+                curve = instance.curve(shard, gpu)
+                for costs in self._costs(shard, gpu):
+                    chosen = self.model.new_bool_var("")
+                    point = _Point(shard, gpu, costs, chosen)
+                    here.append(chosen)
+                    at_gpu[gpu].append(chosen)
+                    self.points.append(point)
+                    self._add_costs(gpu, costs, chosen)
+                    self._add_arena(gpu, shard, chosen)
+                    ends = (curve.hot_rows[0], curve.hot_rows[-1])
+                    (whole if costs[-1] in ends else split).append(point)
+            self.model.add(sum(here) == used)
+        for every in at_gpu.values() if len(shards) > 1 else ():
+            self.model.add_at_most_one(every)
+        if split and len(option.column_widths) > 1:
+            self._add_maps(split, whole)
+
+    def _costs(self, shard: TableShard, gpu: int) -> Iterator[Float]:
+        """Costs at points of a curve, or below all that is between two of them."""
+        curve = self.instance.curve(shard, gpu)
+        points, last = costs_of(curve), curve.hot_rows.size - 1
+        few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
+        most = 2 if few else self.most_points
+        at = np.unique(np.linspace(0, last, min(last + 1, most)).round().astype(int)).tolist()
+        gaps = np.diff(curve.hot_rows[at]) > 1
+        all_points = not (gaps.any() and np.isfinite(curve.split_s))
+        self.is_complete &= all_points or self.aim == "relaxed fit"
+        if all_points or self.aim != "relaxed fit":
+            yield from points[:, at].T
+            return
+        inner = np.stack((curve.hbm_bytes, curve.dram_bytes))
+        for first, end in pairwise(at):
+            least = np.zeros(points.shape[0])
+            least[[BYTES, DRAM_BYTES]] = inner[:, first : end + 1].min(axis=1)
+            yield least
+
+    def _add_costs(self, gpu: int, costs: Float, chosen: Any) -> None:
+        """Bytes and times of a GPU and its host if a variable is 1."""
+        host = self.instance.host_of_gpu[gpu]
+        for kind, of, row in (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES)):
+            bytes_ = math.ceil(float(costs[row]) - _ROUNDING_BYTES)
+            if bytes_:
+                self._rows[kind, of].append((chosen, bytes_))
+        if self.aim != "time":
+            return
+        self._rows["dram_s", host].append((chosen, math.floor(float(costs[DRAM_S]) / self.unit_s)))
+        for phase, seconds in enumerate(costs[PHASES].tolist()):
+            if seconds:
+                units = math.floor(seconds / self.unit_s)
+                self._rows[f"phase {phase}", gpu].append((chosen, units))
+
+    def _add_arena(self, gpu: int, shard: TableShard, chosen: Any) -> None:
+        """A GPU launches kernels of a shard's arena if a variable is 1."""
+        launches_s = self.instance.launches_s[gpu]
+        if self.aim != "time" or not launches_s.any():
+            return
+        key = gpu, self.instance.arena_of(shard)
+        if key not in self._arenas:
+            arena = self._arenas[key] = self.model.new_bool_var("")
+            for phase, seconds in enumerate(launches_s.tolist()):
+                units = math.floor(seconds / self.unit_s)
+                self._rows[f"phase {phase}", gpu].append((arena, units))
+        self.model.add_implication(chosen, self._arenas[key])
+
+    def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
+        """If a column slice is split, whatever serves another needs a map of its rows too."""
+        gpu = split[0].gpu
+        map_bytes = self.instance.curve(split[0].shard, gpu).split_hbm_bytes
+        if not map_bytes:
+            return
+        is_split = self.model.new_bool_var("")
+        for point in split:
+            self.model.add_implication(point.chosen, is_split)
+        for point in whole:
+            mapped = self.model.new_bool_var("")
+            self.model.add_bool_or(mapped, ~point.chosen, ~is_split)
+            self._rows["hbm", point.gpu].append((mapped, math.ceil(map_bytes)))
+
+    def _keep_together(self) -> None:
+        """Tables of a group have all their shards on the same GPU."""
+        instance = self.instance
+        on: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for point in self.points:
+            on[point.shard.table, point.gpu].append(point.chosen)
+        tables = [TableShard(table) for table in range(instance.tables)]
+        for group in instance.blocks(tables):
+            for gpu in range(instance.gpus) if len(group) > 1 else ():
+                first, *others = (sum(on[shard.table, gpu]) for shard in group)
+                for other in others:
+                    self.model.add(first == other)
+
+    def _add_memory(self) -> None:
+        """What devices hold; they may lack some where fitting is the aim."""
+        instance = self.instance
+        devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
+        devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
+        for kind, number, bytes_ in devices:
+            terms = self._rows[kind, number]
+            if not terms:
+                continue
+            used = sum(each * variable for variable, each in terms)
+            if self.step is None:
+                most = sum(each for _, each in terms)
+                short = self.short[kind, number] = self.model.new_int_var(0, most, "")
+                used = used - short
+            self.model.add(used <= math.floor(bytes_))
+
+    def _add_times(self) -> Any:
+        """Times of phases, chains and hosts; the step time."""
+        instance, schedule = self.instance, self.instance.objective.schedule
+        step = self.model.new_int_var(0, _TIME_UNITS, "T")
+        phases = [self.model.new_int_var(0, _TIME_UNITS, "") for _ in schedule.phases]
+        fixed = np.floor(instance.objective.fixed / self.unit_s).astype(int).tolist()
+        for chain, more in zip(schedule.chains, fixed, strict=True):
+            self.model.add(sum(phases[phase] for phase in chain) + more <= step)
+        for (kind, _), terms in self._rows.items():
+            used = sum(each * variable for variable, each in terms)
+            if kind.startswith("phase "):
+                self.model.add(used <= phases[int(kind.split()[1])])
+            elif kind == "dram_s":
+                self.model.add(used <= step)
+        return step
+
+    def hint(self, warm: Assignment) -> None:
+        """Start from an assignment."""
+        placed = {(p.shard, p.gpu): p.hot_rows for p in warm.placements()}
+        for point in self.points:
+            hot = placed.get((point.shard, point.gpu))
+            self.model.add_hint(point.chosen, hot == int(point.costs[-1]))
+
+    def run(self, limits: Limits, time_limit_s: float) -> ExactAnswer:
+        """Solve, and read the assignment and what is proven back."""
+        from ortools.sat.python import cp_model
+
+        gap = limits.gap / 4 if self.aim == "time" else 0.0
+        solver, status = run_cp_sat(
+            self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S
+        )
+        proven = solver.best_objective_bound if self.is_complete else 0.0
+        bound_s = fewest = 0.0
+        if self.aim != "time":
+            fewest = max(0.0, proven)
+        elif status == cp_model.INFEASIBLE and self.is_complete:
+            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit.
+        elif proven > 0:
+            bound_s = proven * self.unit_s
+        short, assignment = {}, None
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            short = {of: solver.value(lacking) for of, lacking in self.short.items()}
+            if not any(short.values()) and self.aim != "relaxed fit":
+                assignment = self._assignment(solver)
+        return ExactAnswer(
+            assignment,
+            bound_s,
+            {of: lacking for of, lacking in short.items() if lacking},
+            math.ceil(fewest),
+            len(self.model.proto.variables),
+        )
+
+    def _assignment(self, solver: Any) -> Assignment | None:
+        """The chosen points, or the same shards with HBM filled anew if that is faster."""
+        placed = [point for point in self.points if solver.value(point.chosen)]
+        pairs = [(point.shard, point.gpu) for point in placed]
+        replicas = [replica for replica, used in self.replicas if solver.value(used)]
+        known = {point.shard: point.costs[:, None] for point in placed}
+        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
+        fitting = [assignment for assignment in filled if assignment is not None]
+        return min(fitting, key=lambda one: one.step_time_s, default=None)
+
+
+def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
+    """Any assignment that fits, or how many bytes are short at least."""
+    # Where points of curves are left out, what lies below the curves may prove that nothing fits.
+    programs: tuple[tuple[Aim, int], ...] = (
+        ("fit", _FEW_POINTS),
+        ("relaxed fit", _FEW_POINTS),
+        ("fit", _POINTS[0]),
+        ("relaxed fit", _POINTS[0]),
+    )
+    answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    for aim, most_points in programs:
+        program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
+        if program is not None:
+            answer = program.run(limits, time_limit_s)
+            if answer.assignment is not None or answer.fewest_short_bytes:
+                break
+    return answer
+
+
+def _is_coarse(option: ShardingOption) -> bool:
+    """Whether an option is one of the few that suffice where room is all that counts."""
+    if option.replicated_rows or len(set(option.column_widths)) > 1:
+        return False
+    return option.row_slices & (option.row_slices - 1) == 0

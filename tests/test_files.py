@@ -1,0 +1,263 @@
+"""Files and folders: whole or not there, whoever writes, reads or is killed beside."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from placer import Plan, Profile
+from placer.errors import PlacerError
+from placer.file_locks import locked_folder, one_run
+from placer.files import read_parts, replacing, replacing_parts, write_text
+from placer.folders import HiddenFolder, exchange, new_folder
+
+STARTS = "import sys, time\nfrom pathlib import Path\n"
+
+
+def killed_in(code: str, *arguments: object) -> None:
+    """Run code in a process of its own and kill it when it has printed a line."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", STARTS + code, *map(str, arguments)], stdout=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline()
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# What there was before --------------------------------------------------------------------------
+
+
+def test_a_pipe_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null"), tmp_path):
+        kind = path.stat().st_mode
+        with pytest.raises(PlacerError, match=rf"cannot write {path}: it is a"):
+            write_text(path, "plan")
+        assert path.stat().st_mode == kind
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere" / "plan.json"
+    link.symlink_to(target)
+    for text in ("new", "newer"):  # First without anything at its end.
+        write_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert names_in(tmp_path) == ["elsewhere", "link"]
+
+
+def test_the_mode_is_kept_and_that_of_a_new_file_follows_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    before = os.umask(0o027)
+    try:
+        write_text(path, "1")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        path.chmod(0o600)
+        write_text(path, "2")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
+    write_text(tmp_path / ("n" * 255), "1")
+    assert names_in(tmp_path) == ["n" * 255]
+
+
+# Killed -----------------------------------------------------------------------------------------
+
+
+def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path: Path) -> None:
+    code = """
+from placer.files import replacing
+with replacing(Path(sys.argv[1])):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+    killed_in(code, tmp_path / "plan.json")
+    (left,) = names_in(tmp_path)
+    assert left.startswith(".plan.json.")
+    (tmp_path / ".other.abcdefgh.placer-partial").mkdir()
+    with replacing(tmp_path / "first") as living:
+        write_text(tmp_path / "other", "1")
+        assert living.exists()
+    assert names_in(tmp_path) == [".other.abcdefgh.placer-partial", "first", "other"]
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
+    code = """
+from placer.file_locks import one_run
+with one_run(Path(sys.argv[1])):
+    print(1, flush=True)
+    time.sleep(60)
+"""
+    killed_in(code, tmp_path / "run")
+    with one_run(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_second_run_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with (
+        one_run(tmp_path / "run"),
+        pytest.raises(PlacerError, match=rf"in use by another run: process {os.getpid()} on .* si"),
+        one_run(tmp_path / "run"),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+# Two at once ------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_another_writes_is_left_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "shards") as first:
+        (first / "part").write_text("1")
+        with pytest.raises(PlacerError, match=r"another process is writing .*shards"):
+            HiddenFolder(tmp_path / "shards").begin()
+        assert (first / "part").exists()
+    assert (tmp_path / "shards" / "part").read_text() == "1"
+    assert names_in(tmp_path) == ["shards"]
+
+
+def test_a_folder_is_replaced_in_one_step(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        hidden = HiddenFolder(tmp_path / "step")
+        hidden.begin()
+        (hidden.partial / "part").write_text(text)
+        hidden.publish()
+        hidden.discard()
+    assert (tmp_path / "step" / "part").read_text() == "new"
+    assert names_in(tmp_path) == ["step"]
+    write_text(tmp_path / "a", "a")
+    write_text(tmp_path / "b", "b")
+    assert exchange(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "a").read_text() == "b"
+
+
+def test_a_writer_waits_for_another_of_the_same_folder(tmp_path: Path) -> None:
+    order = []
+
+    def write() -> None:
+        with locked_folder(tmp_path):
+            order.append("second")
+
+    second = threading.Thread(target=write)
+    with locked_folder(tmp_path):
+        second.start()
+        time.sleep(0.03)
+        order.append("first")
+    second.join()
+    assert order == ["first", "second"]
+    with (
+        locked_folder(tmp_path),
+        pytest.raises(PlacerError, match=r"another process has been writing"),
+        locked_folder(tmp_path, wait_s=0),
+    ):
+        pass
+
+
+def save(folder: Path, text: str) -> None:
+    """A file that names a part, as plans and profiles do."""
+    file = folder / "main"
+    with replacing_parts(file, lambda: folder.glob("part-*")) as names:
+        names.add(f"part-{text}")
+        write_text(folder / f"part-{text}", text)
+        write_text(file, text)
+
+
+def test_readers_beside_writers_see_one_version(tmp_path: Path) -> None:
+    """Two writers and a reader, of files as plans and profiles are."""
+    save(tmp_path, "begin")
+    file, stop, faults = tmp_path / "main", threading.Event(), []
+
+    def write(who: int) -> None:
+        for number in range(8):
+            save(tmp_path, f"{who}-{number % 3}")
+
+    def read_both() -> str:
+        text = file.read_text()
+        try:
+            return (tmp_path / f"part-{text}").read_text()
+        except OSError as error:
+            raise PlacerError(str(error)) from error
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                read_parts(read_both, file.read_bytes)
+            except Exception as error:  # What is raised in a thread would be lost.
+                faults.append(error)
+
+    writers = [threading.Thread(target=write, args=(who,)) for who in range(2)]
+    reader = threading.Thread(target=read)
+    for thread in (reader, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    reader.join()
+    assert not faults
+    assert len(list(tmp_path.glob("part-*"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plan", "profile"])
+def test_two_processes_save_one_plan_or_profile(tmp_path: Path, kind: str) -> None:
+    """150 saves of two processes to one path while it is read: none is unreadable."""
+    code = """
+from placer import Plan, Problem, Profile, Topology
+from placer.workloads import named_workload
+from solvers import solve
+import numpy as np
+from dataclasses import replace
+kind, path, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+profile = named_workload(f"random-3@{seed}")
+plan = solve(Problem(profile, Topology.parse("2xt4"), 64), solver="greedy-cost").plan
+print(1, flush=True)
+for number in range(75):
+    if kind == "profile":
+        replace(profile, samples=profile.samples + number).save(path)
+    else:
+        replace(plan, batch_size=number + 1).save(path)
+"""
+    path = tmp_path / "saved"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", STARTS + code, kind, str(path), str(seed)],
+            stdout=subprocess.PIPE,
+        )
+        for seed in (1, 2)
+    ]
+    load = Profile.load if kind == "profile" else Plan.load
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        if path.is_file() or (path / "profile.json").exists():
+            load(path)
+            reads += 1
+    for writer in writers:
+        assert writer.returncode == 0
+        assert writer.stdout is not None
+        writer.stdout.close()
+    load(path)
+    assert reads > 5
+
+
+def test_bytes_of_a_name_that_are_no_utf8_are_written_as_json_has_them(tmp_path: Path) -> None:
+    name = os.fsdecode(b"log-\xff")
+    write_text(tmp_path / "file", json.dumps({"name": name}, ensure_ascii=False))
+    assert json.loads((tmp_path / "file").read_text()) == {"name": name}

@@ -1,0 +1,114 @@
+"""Tiny problems of all kinds against the best plan there is: no plan missed, and none far from it.
+
+Runs are limited by steps, so that a busy machine does not change what they find.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from enumeration import Enumeration
+from fast_and_full import mostly_slow
+from plan_cases import machine
+from problem_cases import problem_of, zipf_table
+from tiny_problems import tiny_problem
+
+from cost_models import Roofline
+from placer import Problem
+from placer.constraints.unmet import unmet
+from placer.plan.verify import violations
+from placer.topology.topology import Topology
+from solvers import SolveResult, solve
+from solvers.bounds.feasibility import impossible
+from solvers.model.instance import Instance
+
+STEPS = 20
+"""Enough for problems of this size."""
+
+MOST_ABOVE = 1.01
+"""Step time of `auto`'s plan, as a share of the best one's."""
+
+
+def solved(problem: Problem, name: str = "auto") -> SolveResult:
+    return solve(problem, name, gap=1e-3, time_limit_s=60.0, max_steps=STEPS, threads=1)
+
+
+def check(problem: Problem, result: SolveResult) -> None:
+    """What holds of any answer, given the best plan by enumeration."""
+    best_s, _ = Enumeration(problem, Roofline()).best()
+    if np.isinf(best_s):
+        assert result.plan is None
+        assert result.termination.reason == "infeasible"
+        assert all(shortage.short_bytes > 0 for shortage in result.termination.shortages)
+        return
+    assert result.plan is not None, result.termination
+    assert result.step_time_s is not None
+    assert result.bound_s is not None
+    assert violations(result.plan) == []
+    assert unmet(result.plan, problem.constraints) == []
+    assert best_s * (1 - 1e-9) <= result.step_time_s <= best_s * MOST_ABOVE
+    assert result.bound_s <= best_s * (1 + 1e-6)
+
+
+def two_gpus(small_bytes: int, large_bytes: int) -> Topology:
+    topology = machine(2)
+    sizes = (small_bytes, large_bytes)
+    gpus = (replace(g, memory_bytes=b) for g, b in zip(topology.gpus, sizes, strict=True))
+    return replace(topology, gpus=tuple(gpus))
+
+
+@pytest.mark.parametrize("name", mostly_slow(["auto", "greedy-cost", "flow"], "greedy-cost"))
+def test_a_table_that_only_the_larger_gpu_can_serve(name: str) -> None:
+    """Its buffers take more than the smaller GPU has, however the rows are divided."""
+    problem = problem_of(
+        zipf_table("t", 1000, 128),
+        topology=two_gpus(100 << 20, 1500 << 20),
+        batch_size=131_072,
+    )
+    result = solved(problem, name)
+    assert result.plan is not None, result.termination
+    assert violations(result.plan) == []
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (23, "rows that nobody reads have to be in HBM, as the host is full"),
+        (46, "one GPU is far smaller than the others"),
+        (178, "targets of construction were below any step time that there is"),
+    ],
+)
+def test_problems_that_had_no_plan(seed: int, why: str) -> None:
+    problem = tiny_problem(seed)
+    check(problem, solved(problem))
+    assert solved(problem, "greedy-cost").plan is not None, why
+
+
+@pytest.mark.parametrize("seed", [24, 28, 38])
+def test_a_proof_says_what_is_short(seed: int) -> None:
+    """Of a problem whose devices have room together, but not one by one."""
+    problem = tiny_problem(seed)
+    assert impossible(Instance(problem, Roofline())) is None
+    termination = solved(problem).termination
+    assert termination.reason == "infeasible"
+    short = {shortage.device: shortage.short_bytes for shortage in termination.shortages}
+    assert all(device in termination.detail for device in short)
+    topology = problem.topology
+    more = replace(
+        topology,
+        gpus=tuple(
+            replace(g, memory_bytes=g.memory_bytes + short.get(g.id, 0) + 8) for g in topology.gpus
+        ),
+        hosts=tuple(
+            replace(h, memory_bytes=h.memory_bytes + short.get(h.id, 0) + 8) for h in topology.hosts
+        ),
+    )
+    assert solved(replace(problem, topology=more)).plan is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1080, 20))
+def test_auto_against_the_best_plan(first: int) -> None:
+    for seed in range(first, first + 20):
+        problem = tiny_problem(seed)
+        check(problem, solved(problem))
