@@ -311,7 +311,9 @@ def _rows(instance: Instance, prices: Sequence[float]) -> list[tuple[Float, floa
     if phases == 1:
         return rows
     usual = prices[len(prices) // 2]
-    return rows + [(own, usual * share) for own in np.eye(phases) for share in _PHASE_PRICE_SHARES]
+    return rows + [
+        (own, usual * share) for own in np.eye(phases)[weights > 0] for share in _PHASE_PRICE_SHARES
+    ]
 
 
 def price_list(price: float) -> list[float]:
