@@ -40,8 +40,9 @@ def least_weighed(curve: CostCurve, hbm_bytes: float, weights: Float, prices: Fl
         Seconds.
     """
     bytes_, phase_s = _points(curve, curve.phase_s, curve.split_phase_s, hbm_bytes)
-    costs: Float = weights @ phase_s + prices[:, None] * bytes_
-    return costs.min(axis=1, initial=np.inf)
+    costs = weights @ phase_s + prices[:, None] * bytes_
+    cheapest: Float = costs.min(axis=1, initial=np.inf)
+    return cheapest
 
 
 def _points(
