@@ -145,7 +145,8 @@ def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
     """All rows of `sums` but bytes where HBM is full, shape (..., rows - 1); infinite if never."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
     at = np.ix_(*map(np.arange, here.shape))
-    low, high = (sums[*at, GPU_S:, price_index] for price_index in (here, above))
+    rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
+    low, high = rows[(*at, here)], rows[(*at, above)]
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
     return times
