@@ -1,6 +1,7 @@
 """What a training log says of each table: the profile."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,11 +43,7 @@ class Profile(ProfileFields):
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
-        repeated = (
-            sorted({name for name in names if names.count(name) > 1})
-            if len(set(names)) != len(names)
-            else []
-        )
+        repeated = sorted(name for name, times in Counter(names).items() if times > 1)[:9]
         if repeated:
             raise ProfileError(f"tables named more than once in a profile: {repeated}")
 
