@@ -29,7 +29,6 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.data.names import FORMATS, ID_MAPPINGS
-from placer.errors import PlacerError
 from placer.executor.names import BACKENDS
 from placer.knobs import Option, argument, called, choices_of, members, option, options_of
 from placer.pipeline import Pipeline
@@ -112,14 +111,11 @@ class _Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest
 
 
 class _Commands(click.Group):
-    """Errors that placer raises on purpose are one line, not a traceback."""
+    """Errors are one line, not a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
-        try:
+        with report.one_line_errors():
             return super().invoke(context)
-        except PlacerError as error:
-            report.print_stderr(f"placer: {error}", "red")
-            context.exit(1)
 
 
 @click.group(
@@ -636,6 +632,7 @@ TRAINING = options_of(
         "cache_policy": "--cache-policy",
         "amp": "--amp",
         "timeout_s": "timeout_s --timeout",
+        "other_data": "--other-data",
     },
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
     backend=(str, option("auto", "The executor's kernels.", kind=_A_BACKEND)),
@@ -681,6 +678,7 @@ def train(
     executor.keep_freed_memory()
     loaded = placer.Plan.load(plan_path)
     opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
+    opened = partial(opened, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
     settings["batch_size"] = settings["batch_size"] or batch_size_per_process(loaded)
     settings["compile"] = "inductor" if settings["compile"] else None
@@ -688,9 +686,7 @@ def train(
     trace = None if trace_path is None else TraceRequest(trace_path, trace_steps or 10)
     resumes = resume and checkpoints is not None and exist(checkpoints)
     if resume and not resumes and speaks:
-        report.print_stderr(
-            f"no checkpoint in {checkpoints} yet: the run starts from its beginning"
-        )
+        report.print_stderr(f"no checkpoint in {checkpoints} yet: the run starts at its beginning")
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
             loaded,

@@ -7,6 +7,8 @@ import numpy as np
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
 
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True, slots=True)
 class GpuCost:
@@ -53,6 +55,12 @@ class PhaseCost:
     slowest_s: float
     mean_s: float
 
+    @property
+    def waits_s(self) -> float:
+        """How long a GPU waits for the slowest one, on average; 0 where that is rounding alone."""
+        waits_s = self.slowest_s - self.mean_s
+        return waits_s if waits_s > _ROUNDING * self.slowest_s else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
@@ -98,22 +106,20 @@ class CostReport:
 
     @property
     def phase_times_s(self) -> Float:
-        """Seconds of each phase and GPU, shape (phases, GPUs)."""
+        """Seconds of each phase and GPU, shape (phases, GPUs), each as if alone on its lane."""
         return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
 
     @property
     def gpu_s(self) -> Float:
         """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
-        times = self.phase_times_s
-        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        longest, times = self._longest
         seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
         return seconds
 
     @property
     def phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain, in order, each with the GPU that it waits for."""
-        times = self.phase_times_s
-        longest = int(np.argmax(self.schedule.chain_times_s(times)))
+        longest, times = self._longest
         return tuple(
             PhaseCost(
                 self.schedule.phases[phase],
@@ -127,8 +133,13 @@ class CostReport:
     @property
     def has_dense_phase(self) -> bool:
         """Whether the longest chain is the first one, which dense layers are part of."""
-        chains_s = self.schedule.chain_times_s(self.phase_times_s)
-        return self.dense_s is not None and int(np.argmax(chains_s)) == 0
+        return self.dense_s is not None and self._longest[0] == 0
+
+    @property
+    def _longest(self) -> tuple[int, Float]:
+        """The number of the longest chain, and phase times with what shared lanes add."""
+        times = self.phase_times_s
+        return int(np.argmax(self.schedule.chain_times_s(times))), self.schedule.prolonged(times)
 
     @property
     def bottleneck(self) -> str:

@@ -6,7 +6,14 @@ import numpy as np
 
 from cost_models.base import Float
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.phases import COPIES, IN_PLACE, LOOKUP, UPDATE
+from cost_models.step_equation.phases import (
+    COPIES,
+    LINK_LOOKUP,
+    LINK_UPDATE,
+    LOOKUP,
+    ROWS,
+    UPDATE,
+)
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
     PerUnit,
@@ -83,7 +90,7 @@ class PartTimer:
         )
 
     def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float]:
-        """Time by phase and GPU, shape (7, gpus); HBM and link by GPU; DRAM by host, and ahead."""
+        """Time by phase and GPU, shape (8, gpus); HBM and link by GPU; DRAM by host, and ahead."""
         c = counts.parts
         # Each holder of replicated rows updates all that any holder's samples read.
         touched = np.where(self._replicated, c.update_rows, c.rows)
@@ -112,10 +119,12 @@ class PartTimer:
             )
         ]
         gpus = self._gpu_shares
-        phase_s = np.zeros((7, len(gpus)))
+        phase_s = np.zeros((ROWS, len(gpus)))
         lookup_s, all_s = (gpus @ (times[0] + times[1]) for times in (looked_up, own))
         copy_hbm_s, copy_link_s = gpus @ copies[0], gpus @ copies[1]
-        phase_s[COPIES], phase_s[IN_PLACE] = copy_link_s, gpus @ own[1]
+        link_lookup_s = gpus @ looked_up[1]
+        phase_s[COPIES], phase_s[LINK_LOOKUP] = copy_link_s, link_lookup_s
+        phase_s[LINK_UPDATE] = gpus @ own[1] - link_lookup_s
         # Copies land in HBM before the lookup, and leave it after the update.
         phase_s[LOOKUP] = lookup_s + copy_hbm_s / 2
         phase_s[UPDATE] = all_s - lookup_s + copy_hbm_s / 2

@@ -12,8 +12,8 @@ that batches really did:
 * staged and cached rows without an entry are work of ``uva``.
 
 Seconds belong to the phases that `cost_models.step_equation.phases` describes, and a step takes
-what its schedule says. With look-ahead, ids of the next batch travel to their holders, and its rows
-to HBM, beside the present batch.
+what its schedule says. With look-ahead, rows of the next batch are copied to HBM, and ids of the
+one after it travel to their holders, beside the present batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ from cost_models.step_equation.phases import (
     COPIES,
     GRADIENTS,
     IDS,
-    IN_PLACE,
     LOOKUP,
+    NAMES,
     OUTPUTS,
     UPDATE,
     with_lanes,
@@ -77,7 +77,7 @@ class StepTimes:
     ----------
     hbm_s, link_s, communication_s, launch_s : float64, shape (gpus,)
         By what is waited for, ahead of the step or within it.
-    phase_s : float64, shape (7, gpus)
+    phase_s : float64, shape (8, gpus)
         All of these by phase.
     dram_s, dram_ahead_s : float64, shape (hosts,)
         Of hosts' memories, all and ahead.
@@ -105,12 +105,18 @@ class StepTimes:
         rows_s = with_lanes(self.phase_s, "serial")
         return max(self.schedules["serial"].step_time_s(rows_s), _most(self.dram_s))
 
-    def overlapped_s(self, following: "StepTimes | None") -> float:
-        """Seconds of this step while ids and rows of the following step travel beside it."""
+    def overlapped_s(self, *following: "StepTimes") -> float:
+        """Seconds of this step beside copies of the first step that follows, and ids of the second.
+
+        Those that are not given do not follow.
+        """
         phase_s, dram_s = self.phase_s.copy(), self.dram_s - self.dram_ahead_s
-        phase_s[[IDS, COPIES]] = 0.0 if following is None else following.phase_s[[IDS, COPIES]]
-        if following is not None:
-            dram_s = dram_s + following.dram_ahead_s
+        phase_s[[IDS, COPIES]] = 0.0
+        if following:
+            phase_s[COPIES] = following[0].phase_s[COPIES]
+            dram_s = dram_s + following[0].dram_ahead_s
+        if following[1:]:
+            phase_s[IDS] = following[1].phase_s[IDS]
         rows_s = with_lanes(phase_s, "look-ahead")
         return max(self.schedules["look-ahead"].step_time_s(rows_s), _most(dram_s))
 
@@ -191,7 +197,7 @@ class StepTimer:
             extras = Extras(exchanged_bytes=sent * spread)
             phase_s[phase] = np.sum(extras.exchange_s(self._costs), axis=0)
         phase_s[[LOOKUP, UPDATE]] += (outputs_s + self._launch_s) / 2
-        phase_s[:IN_PLACE] += self._arena_s
+        phase_s[: len(NAMES)] += self._arena_s
         return StepTimes(
             hbm_s + outputs_s,
             link_s,
@@ -256,12 +262,15 @@ def replayed(
         len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
     )
     seen: list[StepRecord] = []
-    gpu_s, before = np.zeros(len(arrangement.plan.topology.gpus)), None
+    gpu_s = np.zeros(len(arrangement.plan.topology.gpus))
+    recent: list[StepTimes] = []
     for step in simulator.run(batches):
         times = timer.times(step)
-        if before is not None and ahead:
-            seen[-1] = replace(seen[-1], step_s=before.overlapped_s(times))
-        step_s = times.overlapped_s(None) if ahead else times.sum_s
+        recent = [*recent[-2:], times]
+        for back in range(1, len(recent)) if ahead else ():
+            step_s = recent[-1 - back].overlapped_s(*recent[len(recent) - back :])
+            seen[-back] = replace(seen[-back], step_s=step_s)
+        step_s = times.overlapped_s() if ahead else times.sum_s
         use, by = step.row_caches, served(arrangement, step.parts)
         held, needed = int(use.held.sum()), int(use.needed.sum())
         seen.append(
@@ -269,7 +278,6 @@ def replayed(
         )
         totals += step
         gpu_s += times.gpu_s
-        before = times
         on_step(len(seen))
     if not seen:
         raise DataError("there is no batch to replay; give a log that has samples")

@@ -35,7 +35,7 @@ from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import LOOKUP, UPDATE, lookup_shares, with_lanes
+from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
 from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
 from placer.dense import DenseLayers
 from placer.plan.plan import Plan
@@ -181,7 +181,7 @@ class Roofline(StepEquation):
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Launches of an arena's kernels. See `CostModel.launches`."""
         launch_s = problem.topology.gpus[gpu].launch_s
-        phase_s = np.zeros(7)
+        phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
         return with_lanes(phase_s, problem.pipeline)
 

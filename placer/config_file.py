@@ -11,8 +11,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import PlacerError
 from placer.files import write_text
+from placer.read_files import LimitError, read_json, read_limited
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
+MOST_BYTES = 4 << 20
+"""Longest file that people write."""
+MOST_VALUES = 500_000
+"""Most values of such a file, those of an alias as often as it is used."""
+MOST_DEPTH = 64
+"""Deepest nesting of YAML."""
+
+_FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class StrictModel(BaseModel):
@@ -24,8 +33,15 @@ class StrictModel(BaseModel):
 _Model = TypeVar("_Model", bound=StrictModel)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(_FastLoader):  # type: ignore[misc]
     """YAML in which a key that is written twice is an error, not silently the last one."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The document, if it is not too large with its aliases written out."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _size(node) > MOST_VALUES:
+            raise LimitError(f"it has more than {MOST_VALUES} values, its aliases written out")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -37,7 +53,72 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"{key.value!r} is written twice", key.start_mark
                 )
             seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def _values(source: Path) -> Any:
+    """The values of a file, whatever they are.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    ValueError, yaml.YAMLError, RecursionError
+        If it is not what its suffix says, or breaks a limit.
+    """
+    suffix = source.suffix.lower()
+    if suffix == ".json":
+        return read_json(source, MOST_BYTES)
+    text = read_limited(source, MOST_BYTES).decode("utf-8")
+    if suffix == ".toml":
+        return tomllib.loads(text)
+    _check_depth(text)
+    return yaml.load(text, _Loader)
+
+
+def _check_depth(text: str) -> None:
+    """Refuse what is nested too deeply: those who build values call themselves for each level."""
+    depth = 0
+    for event in yaml.parse(text, _FastLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise LimitError(f"its values are nested deeper than {MOST_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _size(root: yaml.Node) -> int:
+    """Values of a document, those of an alias as often as it is used; at most too many.
+
+    Raises
+    ------
+    LimitError
+        If an alias is a part of itself.
+    """
+    sizes: dict[int, int] = {}
+    above: set[int] = set()
+    stack: list[tuple[yaml.Node, bool]] = [(root, False)]
+    while stack:
+        node, is_done = stack.pop()
+        parts = _parts(node)
+        if is_done:
+            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
+            above.discard(id(node))
+        elif id(node) in above:
+            raise LimitError("a value is a part of itself")
+        elif id(node) not in sizes:
+            above.add(id(node))
+            stack.append((node, True))
+            stack += [(part, False) for part in parts if id(part) not in sizes]
+    return sizes[id(root)]
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
 def read_file(
@@ -54,13 +135,16 @@ def read_file(
     source = Path(path)
     if source.suffix.lower() not in SUFFIXES:
         raise error_type(f"{source}: a {kind} file ends in one of {', '.join(SUFFIXES)}")
-    is_toml = source.suffix.lower() == ".toml"  # JSON is YAML, too.
     try:
-        text = source.read_text(encoding="utf-8")
-        raw: Any = tomllib.loads(text) if is_toml else yaml.load(text, _Loader)
+        raw = _values(source)
     except OSError as error:
-        raise error_type(f"cannot read the {kind} {source}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = error.strerror or str(error)
+        raise error_type(f"cannot read the {kind} {source}: {reason}") from error
+    except RecursionError as error:
+        raise error_type(
+            f"{source} is not a {kind} file: its values are nested too deeply"
+        ) from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # TOML's errors are ValueErrors.
         reason = " ".join(str(error).split())
         raise error_type(f"{source} is not a {kind} file: {reason}") from error
     raw = {} if raw is None else raw  # All of a file may be commented out.
@@ -88,7 +172,8 @@ def write_yaml(
 def _explain(error: ValidationError, kind: str) -> str:
     """All that is wrong with a file, in one line."""
     problems = []
-    for problem in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    for problem in found[:5]:
         location = [part for part in problem["loc"] if part != "[key]"]
         where = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
@@ -97,8 +182,15 @@ def _explain(error: ValidationError, kind: str) -> str:
         if problem["type"] == "extra_forbidden":
             reason = f"no such field; docs/{kind}.md lists them"
         elif problem["type"] == "string_type" and not isinstance(problem["input"], list | dict):
-            reason = f"{problem['input']!r} is no name; write it in quotes"
+            reason = f"{_shown(problem['input'])} is no name; write it in quotes"
         elif problem["type"] != "missing":
-            reason = f"{problem['input']!r}: {reason}"
+            reason = f"{_shown(problem['input'])}: {reason}"
         problems.append(f"{where}: {reason}")
+    if len(found) > len(problems):
+        problems.append(f"and {len(found) - len(problems)} more")
     return "; ".join(problems)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:160]} … {text[-30:]}"

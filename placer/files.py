@@ -178,30 +178,32 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
         ) from error
 
 
-def read_parts(read: Callable[[], T], version: Callable[[], bytes]) -> T:
+def read_parts(file: StrPath, read: Callable[[], T]) -> T:
     """Read a file with its parts, again if it was replaced meanwhile.
 
     Parameters
     ----------
+    file : path
+        The file that names the parts.
     read : callable
         Reads all; raises PlacerError if a part is missing.
-    version : callable
-        The file's content; raises PlacerError or OSError if it cannot be read.
     """
     while True:
-        try:
-            before = version()
-        except (OSError, PlacerError):
-            return read()
+        before = _version(file)
         try:
             return read()
         except PlacerError:
-            try:
-                same = version() == before
-            except (OSError, PlacerError):
-                same = True
-            if same:
+            if _version(file) == before:
                 raise
+
+
+def _version(file: StrPath) -> tuple[int, int] | None:
+    """What is another one as soon as a file is replaced; None without one."""
+    try:
+        status = Path(file).stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _remove(files: Iterable[Path]) -> None:

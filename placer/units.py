@@ -11,6 +11,9 @@ _UNITS = {
     "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+_MOST_BYTES = 1 << 63
+_LEAST_WITHOUT_UNIT = 1 << 20
+"""Nobody means fewer bytes than that of a memory by a number alone."""
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -20,7 +23,7 @@ def parse_bytes(text: str | int | float) -> int:
     Raises
     ------
     PlacerError
-        If the text is not a non-negative size.
+        If the text is not a non-negative size, or a small number without a unit.
 
     Examples
     --------
@@ -28,14 +31,24 @@ def parse_bytes(text: str | int | float) -> int:
     (8589934592, 8000000000)
     """
     if isinstance(text, int | float):
-        if text < 0:
-            raise PlacerError(f"a size cannot be negative: {text}")
+        if not 0 <= text < _MOST_BYTES:
+            raise PlacerError(
+                f"a size must be at least 0 and less than 8 EiB, not {str(text)[:40]}"
+            )
         return int(text)
     match = _PATTERN.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise PlacerError(f"not a size in bytes: {text!r}; write it like 8GiB, 24GB or 512MiB")
-    return round(float(match[1]) * unit)
+    size = float(match[1]) * unit
+    if size >= _MOST_BYTES:
+        raise PlacerError(f"a size must be less than 8 EiB, not {text[:40]}")
+    if not match[2] and 0 < size < _LEAST_WITHOUT_UNIT:
+        number = match[1]
+        raise PlacerError(
+            f"{number} has no unit: write {number}GiB, or {number}B if bytes are meant"
+        )
+    return round(size)
 
 
 def format_bytes(count: float) -> str:

@@ -13,7 +13,8 @@ from cost_models.step_equation.phases import (
     COPIES,
     GRADIENTS,
     IDS,
-    IN_PLACE,
+    LINK_LOOKUP,
+    LINK_UPDATE,
     LOOKUP,
     OUTPUTS,
     UPDATE,
@@ -21,37 +22,39 @@ from cost_models.step_equation.phases import (
 
 _DONE = 1e-18
 
+Todo = tuple[str | None, object]
+"""(lane, seconds), or (None, name) to wait."""
+
 
 @dataclass
 class Thread:
-    """What a thread of a GPU still has to do: (lane, seconds), or (None, name) to wait.
+    """What a thread of a GPU still has to do.
 
     A wait has a name; it ends when all threads that have it in their list have reached it.
     """
 
     gpu: int
-    todo: list[tuple[str | None, object]]
+    todo: list[Todo]
     at: int = 0
     left_s: float = 0.0
     marks: dict[object, float] = field(default_factory=dict)
 
 
 def threads_of(
-    phase_s: np.ndarray, steps: int, *, look_ahead: bool, between_s: float, ahead_s: float
+    phase_s: np.ndarray, steps: int, *, look_ahead: bool, between_s: float, ids_s: float
 ) -> list[Thread]:
-    """Threads of a training of `steps` steps; `phase_s` has shape (7, GPUs).
+    """Threads of a training of `steps` steps; `phase_s` has shape (8, GPUs).
 
-    `between_s` is what every step spends between lookups and gradients, `ahead_s` before lookups.
+    `between_s` is what every step spends between lookups and gradients, `ids_s` what ids take
+    before they are on the network.
     """
     threads = []
-    # Only the part of lookups that is read in place is the link's; all of updates' is HBM's here.
     for gpu, times in enumerate(phase_s.T.tolist()):
-        read_in_place = min(times[IN_PLACE], times[LOOKUP])
-        before = [("wait", "ids"), ("network", times[IDS] + ahead_s), ("wait", "sent")]
+        ids = [("latency", ids_s), ("wait", "ids"), ("network", times[IDS]), ("wait", "sent")]
         copied = [("link", times[COPIES]), ("wait", "copied")]
         main = [
-            ("compute", times[LOOKUP] - read_in_place),
-            ("link", read_in_place),
+            ("compute", times[LOOKUP] - times[LINK_LOOKUP]),
+            ("link", times[LINK_LOOKUP]),
             ("wait", "looked up"),
             ("network", times[OUTPUTS]),
             ("wait", "outputs"),
@@ -59,25 +62,28 @@ def threads_of(
             ("wait", "dense"),
             ("network", times[GRADIENTS]),
             ("wait", "gradients"),
-            ("compute", times[UPDATE]),
+            ("compute", times[UPDATE] - times[LINK_UPDATE]),
+            ("link", times[LINK_UPDATE]),
             ("wait", "updated"),
         ]
-        ahead: list[tuple[str | None, object]] = []
-        own: list[tuple[str | None, object]] = []
+        own: list[Todo] = []
+        exchanges: list[Todo] = []
+        copies: list[Todo] = []
         for step in range(steps):
             named = [
                 [(None, (name, step)) if lane == "wait" else (lane, name) for lane, name in part]
-                for part in (before, copied, main)
+                for part in (ids, copied, main)
             ]
-            if look_ahead:
-                # Prepared while the step before trains: not earlier than that one begins.
-                ahead += [(None, ("begin", step - 1)), *named[0], *named[1]]
-                own += [(None, ("copied", step)), (None, ("begin", step)), *named[2]]
-            else:
+            if not look_ahead:
                 own += [*named[0], *named[1], *named[2]]
-        threads.append(Thread(gpu, own))
-        if look_ahead:
-            threads.append(Thread(gpu, [step for step in ahead if step != (None, ("begin", -1))]))
+                continue
+            # Beside a step go the copies of the next one, and the ids of the one after it.
+            exchanges += [(None, ("begin", step - 2)), *named[0]]
+            copies += [(None, ("sent", step)), (None, ("begin", step - 1)), *named[1]]
+            own += [(None, ("copied", step)), (None, ("begin", step)), *named[2]]
+        for todo in (own, exchanges, copies) if look_ahead else (own,):
+            before_all = ((None, ("begin", -2)), (None, ("begin", -1)))
+            threads.append(Thread(gpu, [each for each in todo if each not in before_all]))
     return threads
 
 

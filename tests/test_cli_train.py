@@ -134,7 +134,7 @@ def test_a_run_resumed_is_equal_to_one_in_a_piece(workbench: Workbench, tmp_path
     whole = trained(*run)
     resumed = (*run, "--checkpoints", tmp_path, "--resume")
     first = succeed(*resumed, "--steps", "25", "--format", "json")
-    assert first.stderr == f"no checkpoint in {tmp_path} yet: the run starts from its beginning\n"
+    assert first.stderr == f"no checkpoint in {tmp_path} yet: the run starts at its beginning\n"
     rest = trained(*resumed)
     assert json.loads(first.stdout)["losses"] + rest["losses"] == whole["losses"]
     assert (rest["auc"], rest["log_loss"]) == (whole["auc"], whole["log_loss"])

@@ -126,8 +126,9 @@ def test_inputs_and_sums_are_lanes_of_a_pipeline() -> None:
     known = problem(replace(DLRM, flops_per_s=1e9), machine())
     cost = dense_costs(known)[0]
     schedule = model.schedule(known)
-    assert schedule.phases[-2:] == ("link", "network")
-    assert schedule.fixed_s == (cost.step_s, cost.input_s, cost.input_s, cost.allreduce_s)
+    lanes = [schedule.phases[chain[0]] for chain in schedule.chains[1:]]
+    assert lanes == ["ids", "link", "network"]
+    assert schedule.fixed_s == (cost.step_s, 0.0, cost.input_s, cost.allreduce_s)
     serial = model.schedule(replace(known, pipeline="serial"))
     assert serial.fixed_s == (cost.input_s + cost.step_s,)
     assert model.schedule(problem(None, machine())).fixed_s == (0.0,) * 4

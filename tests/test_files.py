@@ -199,7 +199,7 @@ def test_readers_beside_writers_see_one_version(tmp_path: Path) -> None:
     def read() -> None:
         while not stop.is_set():
             try:
-                read_parts(read_both, file.read_bytes)
+                read_parts(file, read_both)
             except Exception as error:  # What is raised in a thread would be lost.
                 faults.append(error)
 

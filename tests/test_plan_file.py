@@ -117,7 +117,7 @@ def test_cut_short_anywhere(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe\x00plan")
-    assert "cannot read the plan" in error_of(path)
+    assert "is not UTF-8 from byte 0 on" in error_of(path)
     assert "there is no plan at" in error_of(tmp_path / "absent.json")
     path.write_text("[" * 100_000)
     assert "is not JSON" in error_of(path)

@@ -142,7 +142,7 @@ def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
     link_s = np.mean([one.link_s[1] for one in times])
     assert link_s == pytest.approx(expected.gpus[1].link_s, rel=0.02)
     assert np.mean([one.phase_s[[IDS, COPIES], 1].sum() for one in times]) > link_s
-    overlap = [one.overlapped_s(one) for one in times]
+    overlap = [one.overlapped_s(one, one) for one in times]
     assert max(overlap) < min(one.sum_s for one in times)
 
 
@@ -183,7 +183,7 @@ def test_replicas_update_what_all_of_them_read() -> None:
 
 
 def times_of(ahead: float, within: float) -> StepTimes:
-    none, phase_s = np.zeros(1), np.zeros((7, 1))
+    none, phase_s = np.zeros(1), np.zeros((8, 1))
     phase_s[[COPIES, LOOKUP], 0] = ahead, within
     problem = problem_of(zipf_table("t0", 4, 16), topology=machine(1))
     schedules = {one: schedule_of(replace(problem, pipeline=one), 0.0) for one in PIPELINES}
@@ -196,7 +196,7 @@ def test_copies_run_beside_the_step_before() -> None:
     assert first.sum_s == 13
     assert first.overlapped_s(second) == 12  # The second one's copies take longer.
     assert second.overlapped_s(first) == 5
-    assert second.overlapped_s(None) == 5
+    assert second.overlapped_s() == 5
 
 
 def test_without_look_ahead_steps_take_the_sum() -> None:

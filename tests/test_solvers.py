@@ -37,7 +37,7 @@ from solvers.model.instance import Instance
 from solvers.search.integer_program import Program
 
 GAP = 2e-2
-TIME_LIMIT_S = 2.0
+TIME_LIMIT_S = 0.7
 
 
 def tables(number: int = 5, rows: int = 4000) -> list[TableProfile]:
@@ -448,7 +448,8 @@ def test_the_cost_greedy_beats_the_classic_ones(case: str) -> None:
 def test_the_ilp_is_no_worse_than_the_greedy_that_starts_it(case: str) -> None:
     problem = PROBLEMS[case]()
     greedy = solve(problem, "greedy-cost")
-    exact = solve(problem, "ilp", time_limit_s=1.5, threads=1)
+    # Long enough for all of the greedy on a busy machine.
+    exact = solve(problem, "ilp", time_limit_s=1.5 if case == "tight" else 8.0, threads=1)
     assert greedy.step_time_s is not None
     assert exact.step_time_s is not None
     assert greedy.bound_s is not None

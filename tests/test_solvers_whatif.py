@@ -21,6 +21,7 @@ from solvers.analysis.whatif import (
     Effect,
     MemoryPrices,
     WhatIf,
+    _effect,
     front,
     whatif,
 )
@@ -136,10 +137,21 @@ def test_host_memory_has_a_price_where_it_is_short_or_slow(problem: Problem) -> 
     roomier = effect(changed, "of DRAM per host")
     assert roomier.gain is not None
     assert roomier.gain >= 0
-    # The first byte is worth so much that the price says nothing about so many.
+    # Of so many bytes the price says what the first one is worth.
+    before_s = changed.base.step_time_s
+    assert before_s is not None
     saved_s = changed.prices.dram_s_per_byte * DRAM_STEP_BYTES
-    assert saved_s > (changed.base.step_time_s or 0.0)
-    assert roomier.priced_gain is None
+    assert saved_s < before_s
+    assert roomier.priced_gain == pytest.approx(before_s / (before_s - saved_s) - 1)
+
+
+def test_a_price_that_promises_more_than_the_step_says_nothing() -> None:
+    problem = problem_of(zipf_table("t", 10))
+    base = solve(problem, "greedy-cost")
+    assert base.step_time_s is not None
+    shares = (0.0, 0.5, 1.0, 2.0)
+    effects = [_effect("x", problem, base, problem, base, s * base.step_time_s) for s in shares]
+    assert [one.priced_gain for one in effects] == [0.0, 1.0, None, None]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from placer.units import format_bytes, format_seconds, parse_bytes
         ("8GiB", 8 * 2**30),
         ("24 GB", 24 * 10**9),
         ("1.5kib", 1536),
-        ("512", 512),
+        ("2097152", 2097152),
         (4096, 4096),
         ("0", 0),
         ("2TiB", 2 * 2**40),

@@ -5,8 +5,9 @@ import numpy as np
 from cost_models.base import CostCurve, Float, TableShard
 from cost_models.step_equation.phases import (
     HOST,
-    IN_PLACE,
     LOOKUP,
+    NAMES,
+    ROWS,
     UPDATE,
     read_matrix,
     with_lanes,
@@ -61,7 +62,7 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     )
     extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, **exchange)
     phase_s += extras.phase_s(costs)[:, None]
-    split_phase_s = np.zeros(IN_PLACE + 1)
+    split_phase_s = np.zeros(ROWS)
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
         split_phase_s[LOOKUP] = split_phase_s[UPDATE] = split_s / 2
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
@@ -75,7 +76,7 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
     return CostCurve(
         hot_rows=hot,
-        gpu_s=phase_s[:IN_PLACE].sum(axis=0),
+        gpu_s=phase_s[: len(NAMES)].sum(axis=0),
         dram_s=dram_s,
         hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
         dram_bytes=in_dram,
@@ -114,21 +115,21 @@ def replica_curve(
         hbm_bytes += row_map_bytes(spec)
     return CostCurve(
         hot_rows=np.array([replicated_rows]),
-        gpu_s=np.array([phase_s[:IN_PLACE].sum()]),
+        gpu_s=np.array([phase_s[: len(NAMES)].sum()]),
         dram_s=np.zeros(1),
         hbm_bytes=np.array([hbm_bytes]),
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
         gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
-        split_s_of_phases=with_lanes(np.zeros(7), problem.pipeline),
+        split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
     )
 
 
 def _read_s(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, load: Load
 ) -> tuple[Float, Float]:
-    """Time for reading and updating rows: of the GPU, (7, m), and of its host's memory, (m,)."""
+    """Time for reading and updating rows: of the GPU, (8, m), and of its host's memory, (m,)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     hot = load.hot_rows
     first, last = shard.columns(spec.dim)

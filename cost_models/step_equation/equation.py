@@ -28,8 +28,8 @@ from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.phases import (
-    IN_PLACE,
     NAMES,
+    ROWS,
     lookup_shares,
     schedule_of,
     with_lanes,
@@ -100,7 +100,7 @@ class StepEquation(ABC):
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """None, unless a model has constants for them. See `CostModel.launches`."""
-        return with_lanes(np.zeros(7), problem.pipeline)
+        return with_lanes(np.zeros(ROWS), problem.pipeline)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options` and `standard_options`."""
@@ -121,7 +121,7 @@ class StepEquation(ABC):
         # By GPU: HBM, link, exchange and launches, as in `GpuCost`.
         gpu_s = np.zeros((len(topology.gpus), 4))
         schedule = self.schedule(problem)
-        phase_s = np.zeros((7, len(topology.gpus)))
+        phase_s = np.zeros((ROWS, len(topology.gpus)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         for work in works:
@@ -145,7 +145,7 @@ class StepEquation(ABC):
                 costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
                 of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
                 phase_s[:, number] += of_gpu_s
-                gpu_s[number, 1] += of_gpu_s[:IN_PLACE].sum()
+                gpu_s[number, 1] += of_gpu_s[: len(NAMES)].sum()
         rows_s = with_lanes(phase_s, problem.pipeline)
         for number, gpu in enumerate(topology.gpus):
             launches_s = arena_count(plan, gpu.id) * self.launches(problem, number)

@@ -4,21 +4,27 @@ Ids go to the GPUs that hold their rows, staged rows are copied, rows are looked
 pooled rows go back; then, after the dense layers, gradients go the same way, and rows are updated.
 All but copies and lookups begin with a collective, for which every GPU waits.
 
-With look-ahead, ids travel and rows are copied beside the step before. A step then takes as long
-as the longest of four chains: what is left of the phases above; ids and copies; and the two lanes
-that both of these use, the host link and the network.
+With look-ahead, rows of the next batch are copied, and ids of the one after it travel, beside a
+step. It then takes as long as the longest of four chains: what is left of the phases above; ids;
+and the two lanes that these and copies use, the host link and the network.
+
+Lookups that read rows in place share the link with copies, and pooled rows the network with ids:
+these phases take longer (`SharedLane`). Updates in place do so too, but end no later than the
+link's whole work, which is a chain.
 """
 
 import numpy as np
 
 from cost_models.base import Float
-from cost_models.schedule import Schedule
+from cost_models.schedule import Schedule, SharedLane
 from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, ReadKind, UnitCosts
 from placer.pipeline import Pipeline
 from placer.problem import Problem
 
-IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, IN_PLACE = range(7)
-"""Rows of the arrays here: six phases, and the part of lookups and updates that uses the link."""
+IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
+"""Rows of the arrays here: six phases, and the parts of lookups and updates that use the link."""
+
+ROWS = 8
 
 NAMES = ("ids", "copies", "lookup", "outputs", "gradients", "update")
 
@@ -43,27 +49,33 @@ def schedule_of(
         gradients, of which most run beside the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
-    ahead_s = _COLLECTIVES["ids"] * latency_s + input_s
+    ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
     if problem.pipeline == "serial":
         chain = (IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE)
-        return Schedule(NAMES, (chain,), (ahead_s + main_s,))
-    link, network = len(NAMES), len(NAMES) + 1
-    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS, COPIES), (link,), (network,))
-    fixed_s = (main_s, ahead_s, input_s, allreduce_s)
-    return Schedule((*NAMES, "link", "network"), chains, fixed_s)
+        return Schedule(NAMES, (chain,), (ids_s + input_s + main_s,))
+    names = (*NAMES, "link", "network", "reads in place")
+    link, network, in_place = range(len(NAMES), len(names))
+    chains = ((LOOKUP, OUTPUTS, GRADIENTS, UPDATE), (IDS,), (link,), (network,))
+    on_link = SharedLane(LOOKUP, in_place, COPIES)
+    on_network = SharedLane(OUTPUTS, OUTPUTS, IDS, (LOOKUP,), ids_s)
+    fixed_s = (main_s, ids_s, input_s, allreduce_s)
+    return Schedule(names, chains, fixed_s, (on_link, on_network))
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule of phase times, shape (7, ...)."""
+    """The rows of a pipeline's schedule of phase times, shape (8, ...)."""
     if pipeline == "serial":
-        return phase_s[:IN_PLACE]
-    link_s = phase_s[COPIES] + phase_s[IN_PLACE]
-    network_s = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
-    return np.concatenate((phase_s[:IN_PLACE], link_s[None], network_s[None]))
+        return phase_s[: len(NAMES)]
+    rows = np.empty((len(NAMES) + 3, *phase_s.shape[1:]))
+    rows[: len(NAMES)] = phase_s[: len(NAMES)]
+    rows[len(NAMES)] = phase_s[COPIES] + phase_s[LINK_LOOKUP] + phase_s[LINK_UPDATE]
+    rows[len(NAMES) + 1] = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
+    rows[len(NAMES) + 2] = phase_s[LINK_LOOKUP]
+    return rows
 
 
-HOST = 7
+HOST = ROWS
 """Row of `read_matrix`, after the phases, for the host's memory."""
 
 
@@ -81,7 +93,7 @@ def read_matrix(
 
     Returns
     -------
-    float64, shape (8, 3)
+    float64, shape (9, 3)
         For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
     sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
@@ -90,14 +102,14 @@ def read_matrix(
     # Rates of a unit, and of its bytes, are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]
     hbm_lookup_s, link_lookup_s, _ = looked_up[:, ::2] + looked_up[:, 1::2]
-    matrix = np.zeros((8, 3))
+    matrix = np.zeros((HOST + 1, 3))
     matrix[LOOKUP], matrix[UPDATE], matrix[HOST] = hbm_lookup_s, hbm_s - hbm_lookup_s, dram_s
     if kind in ("staged", "miss"):
         matrix[COPIES] = link_s
     else:
         matrix[LOOKUP] += link_lookup_s
         matrix[UPDATE] += link_s - link_lookup_s
-        matrix[IN_PLACE] = link_s
+        matrix[LINK_LOOKUP], matrix[LINK_UPDATE] = link_lookup_s, link_s - link_lookup_s
     return matrix
 
 

@@ -24,6 +24,7 @@ from cost_models.step_equation.phases import (
     IDS,
     LOOKUP,
     OUTPUTS,
+    ROWS,
     UPDATE,
     read_matrix,
 )
@@ -99,10 +100,10 @@ class Extras(NamedTuple):
         return time
 
     def phase_s(self, costs: UnitCosts) -> Float:
-        """The same by phase, shape (7,); half of what is not exchanged is the lookup's."""
+        """The same by phase, shape (8,); half of what is not exchanged is the lookup's."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
-        phase_s = np.zeros(7)
+        phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = local_s
         exchanged = np.array([self.id_bytes, outputs, self.gradient_bytes])
         phase_s[[IDS, OUTPUTS, GRADIENTS]] = exchanged * costs.exchange_byte_s
@@ -145,7 +146,7 @@ class Work:
     extras: Extras = NO_EXTRAS
 
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
-        """Time of the GPU in each phase, extras included, shape (7,); see `read_matrix`."""
+        """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
         matrix = read_matrix(costs, self.kind, self.weight_bytes, self.row_bytes, shares)
         read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
         return read_s + self.extras.phase_s(costs)

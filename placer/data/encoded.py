@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
+from placer.data.identity import FileIdentity, FileState, check_unchanged, identify, states
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import OutOfRange
 from placer.data.source import Cursor, RawBatch, Source
@@ -19,9 +20,14 @@ class EncodedLog:
     ----------
     source : Source
     encoding : Encoding
+    before : mapping of file to FileState, optional
+        What the files were when reading began; as they are now by default. A file that changes
+        between or within passes is a DataError.
     """
 
-    def __init__(self, source: Source, encoding: Encoding) -> None:
+    def __init__(
+        self, source: Source, encoding: Encoding, before: dict[str, FileState] | None = None
+    ) -> None:
         missing = [name for name in encoding.feature_tables if name not in source.text_features]
         if missing:
             raise DataError(
@@ -41,6 +47,8 @@ class EncodedLog:
                 )
         self.source = source
         self.encoding = encoding
+        self._states = states(source.files) if before is None else before
+        check_unchanged(self._states)
 
     @property
     def tables(self) -> Mapping[str, int]:
@@ -68,6 +76,10 @@ class EncodedLog:
         files = self.source.files
         return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
+    def identity(self) -> tuple[FileIdentity, ...]:
+        """What the log's files are known by, in order."""
+        return identify(self.source.files)
+
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
 
@@ -80,11 +92,13 @@ class EncodedLog:
             range; the message names the file and the place.
         """
         _check_size(samples)
+        check_unchanged(self._states)
         cursor = self.source.open()
         try:
             cursor.skip(skip)
             while (chunk := self._next_chunk(cursor, samples)) is not None:
                 yield chunk
+            check_unchanged(self._states)
         finally:
             cursor.close()
 
@@ -94,12 +108,14 @@ class EncodedLog:
         Block i is read if ``keep(i)``, else skipped, which costs less than reading.
         """
         _check_size(samples)
+        check_unchanged(self._states)
         cursor = self.source.open()
         try:
             block = 0
             while True:
                 part = self._next_chunk(cursor, samples) if keep(block) else cursor.skip(samples)
                 if part is None or part == 0:
+                    check_unchanged(self._states)
                     return
                 yield part
                 block += 1

@@ -7,6 +7,7 @@ from typing import Any
 from placer.data.keys import Keys, Missing
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.errors import DataError
+from placer.files import sha256_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,25 @@ class Encoding:
             name: mapping.keys
             for name, mapping in self.mappings.items()
             if isinstance(mapping, Vocabulary)
+        }
+
+    @property
+    def ids_sha256(self) -> dict[str, str]:
+        """Hash of how each table's ids become rows: equal sizes do not make equal rows.
+
+        >>> Encoding({"C1": "C1"}, {"C1": Hash(10)}).ids_sha256["C1"][:8]
+        '9e95a691'
+        """
+        return {
+            name: sha256_json(
+                [
+                    mapping.kind,
+                    mapping.rows,
+                    self.missing,
+                    mapping.sha256 if isinstance(mapping, Vocabulary) else "",
+                ]
+            )
+            for name, mapping in self.mappings.items()
         }
 
     def to_json(self) -> dict[str, Any]:

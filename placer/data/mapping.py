@@ -1,5 +1,6 @@
 """How keys become rows of a table, the way that trainers do it."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -75,6 +76,7 @@ class Vocabulary:
     keys: Keys
     _sorted: Keys = field(init=False, repr=False)
     _rows: Rows = field(init=False, repr=False)
+    _sha256: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         keys = np.ascontiguousarray(self.keys, dtype=np.uint64)
@@ -85,6 +87,7 @@ class Vocabulary:
         object.__setattr__(self, "keys", keys)
         object.__setattr__(self, "_sorted", ascending)
         object.__setattr__(self, "_rows", order + 1)
+        object.__setattr__(self, "_sha256", "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and np.array_equal(self.keys, other.keys)
@@ -96,6 +99,14 @@ class Vocabulary:
     def rows(self) -> int:
         """Rows of the table, the one for unlisted keys included."""
         return self.keys.size + 1
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the keys in their order."""
+        if not self._sha256:
+            digest = hashlib.sha256(self.keys.astype("<u8", copy=False).data)
+            object.__setattr__(self, "_sha256", digest.hexdigest())
+        return self._sha256
 
     def map(self, keys: Keys) -> Rows:
         """Rows of `keys`, same shape."""

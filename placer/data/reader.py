@@ -9,6 +9,7 @@ from placer.data.criteo import CriteoSource
 from placer.data.dlrm import DlrmSource
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
+from placer.data.identity import states
 from placer.data.keys import Missing
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import FORMATS, ID_MAPPINGS, Format, MappingKind
@@ -78,16 +79,17 @@ def open_log(
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
     files = _files(paths)
+    before = states(files)
     format = format or _format_of(files[0])
     if encoding is not None:
         columns = (list(encoding.feature_tables), encoding.dense, encoding.label, ())
-        return EncodedLog(_source(files, format, *columns, encoding.missing), encoding)
+        return EncodedLog(_source(files, format, *columns, encoding.missing), encoding, before)
     _check_options(files[0], format, label, ignore, id_mapping)
     source = _source(files, format, sparse, dense, label, ignore, missing)
     features = _feature_tables(source, sparse if format != "parquet" else None, feature_tables)
     mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
     encoding = Encoding(features, mappings, source.dense_names, source.label_name, missing)
-    return EncodedLog(source, encoding)
+    return EncodedLog(source, encoding, before)
 
 
 def _check_options(

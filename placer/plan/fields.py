@@ -1,5 +1,6 @@
 """The fields of a plan, as its file holds them: below both the file and `placer.Plan`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,12 +52,17 @@ class SolverRecord:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where the plan comes from."""
+    """Where the plan comes from.
+
+    `ids_sha256` has, by table, the hash of how ids became rows (`Encoding.ids_sha256`): none where
+    rows were counted directly.
+    """
 
     problem_sha256: str = ""
     placer_version: str = ""
     created: str = ""
     profile: str = ""
+    ids_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,6 @@ class PlanFields:
     hot_ids: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, compare=False)
     batch_size: int = 1
     solver: SolverRecord = SolverRecord()
-    provenance: Provenance = Provenance()
+    provenance: Provenance = field(default_factory=Provenance)
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None

@@ -27,6 +27,7 @@ from placer.files import (
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
+from placer.read_files import LimitError, read_json
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
@@ -56,7 +57,7 @@ def write(plan: PlanFields, path: StrPath) -> None:
 def read(path: StrPath) -> PlanFields:
     """Read a plan and the row orders beside it, of one version; see `Plan.load`."""
     source = Path(path)
-    return read_parts(lambda: _read(source), source.read_bytes)
+    return read_parts(source, lambda: _read(source))
 
 
 def _read(source: Path) -> PlanFields:
@@ -94,14 +95,16 @@ def parse(source: Path) -> schema.PlanModel:
         If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
     """
     try:
-        document = json.loads(source.read_text(encoding="utf-8"), parse_constant=_refused)
+        document = read_json(source)
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {source}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read the plan {source}: {error}") from error
-    except (ValueError, RecursionError) as error:
+    except OSError as error:
+        reason = error.strerror or error
+        raise PlanError(f"cannot read the plan {source}: {reason}") from error
+    except LimitError as error:
         raise PlanError(
-            f"{source} is not JSON ({error}): cut short or edited; make it again with `placer plan`"
+            f"{source} is not JSON of a plan ({error}): cut short or edited; "
+            "make it again with `placer plan`"
         ) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
@@ -125,10 +128,6 @@ def _validated(document: object, source: str) -> schema.PlanModel:
             f"{source}: {where}: {first['msg']} (got {_shortened(first['input'])})"
             + (f"; and {more} more" if more else "")
         ) from error
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
 
 
 def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -179,12 +178,18 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
-        "provenance": asdict(plan.provenance),
+        "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
     return document
+
+
+def _provenance(provenance: Provenance) -> dict[str, Any]:
+    """Where a plan comes from; what earlier versions do not know is left out if it is empty."""
+    fields = asdict(provenance)
+    return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
 def _features(table: Table) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ trains with a plan, or replays a log through it, needs both.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -20,18 +20,33 @@ from placer.workloads import named_workload
 
 @overload
 def profile_of(
-    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str
+    plan: Plan,
+    file: Path,
+    profile: Path | None = None,
+    *,
+    needed_for: str,
+    other_data: bool = False,
 ) -> Profile: ...
 
 
 @overload
 def profile_of(
-    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str | None = None
+    plan: Plan,
+    file: Path,
+    profile: Path | None = None,
+    *,
+    needed_for: str | None = None,
+    other_data: bool = False,
 ) -> Profile | None: ...
 
 
 def profile_of(
-    plan: Plan, file: Path, profile: Path | None = None, *, needed_for: str | None = None
+    plan: Plan,
+    file: Path,
+    profile: Path | None = None,
+    *,
+    needed_for: str | None = None,
+    other_data: bool = False,
 ) -> Profile | None:
     """The profile that a plan was made from, with the plan's tables.
 
@@ -44,6 +59,8 @@ def profile_of(
         The profile, where it is not the one that the plan names.
     needed_for : str, optional
         What cannot be done without it, for the message.
+    other_data : bool
+        Take a profile whose ids became rows in another way, too.
 
     Returns
     -------
@@ -53,11 +70,11 @@ def profile_of(
     Raises
     ------
     PlanMismatchError
-        If the profile lacks a table of the plan, or has another number of rows for it; or if it
-        is needed and not there.
+        If the profile lacks a table of the plan, or has another number of rows for it, or its
+        ids became rows in another way; or if it is needed and not there.
     """
     if profile is not None:
-        return _with_tables_of(plan, Profile.load(profile))
+        return _with_tables_of(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
     try:
@@ -69,7 +86,7 @@ def profile_of(
             f"{needed_for} needs the profile that {file} was made from, and {name!r} is not there; "
             "give --profile"
         ) from error
-    return _with_tables_of(plan, recorded)
+    return _with_tables_of(plan, recorded, other_data)
 
 
 def open_log_of(
@@ -78,12 +95,14 @@ def open_log_of(
     logs: Sequence[Path],
     format: str | None = None,
     profile: Path | None = None,
+    *,
+    other_data: bool = False,
 ) -> EncodedLog:
     """A log, its ids mapped to rows as in the profile that a plan was made from.
 
     Parameters
     ----------
-    plan, file, profile
+    plan, file, profile, other_data
         As `profile_of` takes them.
     logs : sequence of Path
         Files that follow each other.
@@ -95,7 +114,7 @@ def open_log_of(
     PlanMismatchError
         If that profile is not there, or has no id mapping.
     """
-    recorded = profile_of(plan, file, profile)
+    recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
             f"training needs the id mapping that {file} was made with, and its profile "
@@ -104,7 +123,35 @@ def open_log_of(
     return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
 
 
-def _with_tables_of(plan: Plan, profile: Profile) -> Profile:
+def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
+    """Check that ids become rows as they did when the plan was made.
+
+    Parameters
+    ----------
+    plan : Plan
+        One that does not know how is not compared.
+    ids_sha256 : mapping of table name to str
+        See `Encoding.ids_sha256`.
+    whose : str
+        Whose they are, for the message.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the tables that differ.
+    """
+    known = plan.provenance.ids_sha256
+    different = [n for n, sha256 in ids_sha256.items() if known.get(n, sha256) != sha256]
+    if different:
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise PlanMismatchError(
+            f"{whose} maps the ids of {', '.join(different[:3])}{more} to other rows than the "
+            "profile that the plan was made from, though their number is the same: give that "
+            "profile, plan anew, or say that other data is meant (--other-data)"
+        )
+
+
+def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     """A profile of the plan's tables alone, in its order, with its dims, types and optimizers."""
     by_name = {one.name: one for one in profile}
     tables = []
@@ -122,6 +169,8 @@ def _with_tables_of(plan: Plan, profile: Profile) -> Profile:
             )
         own = replace(known.table, dim=table.dim, dtype=table.dtype, optimizer=table.optimizer)
         tables.append(replace(known, table=own))
+    if not other_data:
+        check_ids(plan, profile.ids_sha256, "the profile")
     return replace(profile, tables=tuple(tables))
 
 

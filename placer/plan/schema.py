@@ -130,6 +130,9 @@ class ProvenanceModel(_Strict):
     placer_version: str = ""
     created: str = ""
     profile: str = ""
+    ids_sha256: dict[str, str] = Field(
+        {}, description="by table, the hash of how ids became rows; none where nothing is known"
+    )
 
 
 class PlanModel(_Strict):

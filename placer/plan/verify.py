@@ -1,13 +1,13 @@
 """Proves that a plan is sound, from the plan alone: no solver and no cost model takes part."""
 
-import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from placer.errors import CapacityError, PlanError
+from placer.plan.coverage import coverage_fault
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -38,14 +38,15 @@ def violations(plan: Plan) -> list[Violation]:
     names = [table.name for table in plan.tables]
     faults = [
         Violation("shard", name, f"table {name!r} is listed more than once")
-        for name in sorted({name for name in names if names.count(name) > 1})
+        for name, times in sorted(Counter(names).items())
+        if times > 1
     ]
     for shard in plan.shards:
         faults.extend(_shard_violations(plan, shard))
     if faults:  # The rest would only repeat what is already wrong, or fail on it.
         return faults
     for table in plan.tables:
-        message = _coverage_fault(table, plan.shards_by_table[table.name])
+        message = coverage_fault(table, plan.shards_by_table[table.name])
         if message:
             faults.append(Violation("coverage", table.name, message))
         faults.extend(_row_order_violations(plan, table))
@@ -136,53 +137,6 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
             f"cache_rows {shard.cache_rows} must lie within 0..{shard.row_count} "
             f"and buffer_bytes {shard.buffer_bytes} be at least 0"
         )
-
-
-def _coverage_fault(table: Table, shards: tuple[Shard, ...]) -> str | None:
-    """What is wrong with how shards cover a table, or None.
-
-    Columns are divided at every shard boundary; within each column slice the row slices
-    must partition the ranks. A partition by slices is checked without listing rows: divide
-    the ranks at every start and stop, and look at residues modulo the strides in between.
-    """
-    if table.rows == 0:
-        return None
-    edges = sorted({0, table.dim, *(edge for shard in shards for edge in shard.cols)})
-    for left, right in pairwise(edges):
-        slices = [s.rows for s in shards if s.cols[0] <= left and right <= s.cols[1]]
-        fault = _slices_fault([s for s in slices if len(range(*s))], table.rows)
-        if fault:
-            return f"table {table.name!r}, columns {left}..{right}: {fault}"
-    return None
-
-
-def _slices_fault(slices: list[tuple[int, int, int]], rows: int) -> str | None:
-    edges = sorted({0, rows, *(start for start, _, _ in slices), *(stop for _, stop, _ in slices)})
-    for low, high in pairwise(edges):
-        active = [
-            (step, start % step)
-            for start, stop, step in slices
-            if start <= low and stop >= high and len(range(_first(start, step, low), high, step))
-        ]
-        # Slices of one residue class each; all is covered once if, over one full period of
-        # the strides (or all ranks between, if those are fewer), each rank has one owner.
-        period = math.lcm(*(step for step, _ in active))
-        span = min(period, high - low)
-        if span > 50_000_000:
-            return f"strides {sorted({s for s, _ in active})} have too long a common period"
-        owners = np.zeros(span, dtype=np.int32)
-        for step, residue in active:
-            owners[(residue - low) % step :: step] += 1
-        if (owners != 1).any():
-            rank = int(low + np.flatnonzero(owners != 1)[0])
-            times = int(owners[rank - low])
-            return f"rank {rank} is covered {times} times; every row must be covered once"
-    return None
-
-
-def _first(start: int, step: int, low: int) -> int:
-    """The first member of start, start + step, … that is at least `low`."""
-    return start if start >= low else start + -(-(low - start) // step) * step
 
 
 def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:

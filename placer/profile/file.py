@@ -36,6 +36,7 @@ from placer.files import (
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
+from placer.read_files import LimitError, read_json, read_limited
 from placer.tables import Feature, Table
 
 SCHEMA_VERSION = 1
@@ -96,7 +97,7 @@ def read(path: StrPath) -> ProfileFields:
     file = Path(path)
     if file.is_dir():
         file = file / JSON_NAME
-    return read_parts(lambda: _read_all(file), file.read_bytes)
+    return read_parts(file, lambda: _read_all(file))
 
 
 def _read_all(file: Path) -> ProfileFields:
@@ -257,13 +258,16 @@ def _write(folder: Path, kind: str, suffix: str, content: bytes) -> dict[str, An
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> bytes:
     name: str = entry["name"]
-    if Path(name).name != name:
+    if not isinstance(name, str) or Path(name).name != name or "\0" in name:
         raise ProfileError(f"a profile's files are beside its JSON, not at {name!r}")
     try:
-        content = (folder / name).read_bytes()
-    except OSError as error:
+        # What is longer than the profile says was replaced; one byte of it shows that.
+        most_bytes = int(entry["bytes"]) + 1
+        content = read_limited(folder / name, most_bytes)
+    except (OSError, LimitError, OverflowError) as error:
         raise ProfileError(
-            f"cannot read {folder / name}: {error.strerror}; it belongs to the profile"
+            f"cannot read {folder / name}: {getattr(error, 'strerror', None) or error}; it belongs "
+            "to the profile"
         ) from error
     if len(content) != entry["bytes"]:
         raise ProfileError(
@@ -277,10 +281,10 @@ def _read(folder: Path, entry: Mapping[str, Any]) -> bytes:
 
 def _read_document(file: Path) -> dict[str, Any]:
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = read_json(file)
     except OSError as error:
-        raise ProfileError(f"cannot read profile {file}: {error.strerror}") from error
-    except ValueError as error:
+        raise ProfileError(f"cannot read profile {file}: {error.strerror or error}") from error
+    except LimitError as error:
         raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ProfileError(f"{file} is no profile; it has no schema_version")

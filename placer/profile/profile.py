@@ -1,6 +1,7 @@
 """What a training log says of each table: the profile."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,11 +43,7 @@ class Profile(ProfileFields):
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
-        repeated = (
-            sorted({name for name in names if names.count(name) > 1})
-            if len(set(names)) != len(names)
-            else []
-        )
+        repeated = sorted(name for name, times in Counter(names).items() if times > 1)[:9]
         if repeated:
             raise ProfileError(f"tables named more than once in a profile: {repeated}")
 
@@ -71,6 +68,12 @@ class Profile(ProfileFields):
     def total_bytes(self) -> int:
         """Weights and optimizer state of all tables, in bytes."""
         return sum(profile.table.total_bytes for profile in self.tables)
+
+    @property
+    def ids_sha256(self) -> dict[str, str]:
+        """By table, the hash of how ids became rows; empty where rows were counted directly."""
+        known = {} if self.encoding is None else self.encoding.ids_sha256
+        return {name: known[name] for name in self.table_names if name in known}
 
     def with_tables(
         self,

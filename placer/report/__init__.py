@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         stoppable,
     )
     from placer.report.diff import diff_report
+    from placer.report.failures import one_line_errors
     from placer.report.profile import profile_report, workloads_report
     from placer.report.reshard import reshard_report
     from placer.report.section import Column, Report, Section, rows_to_csv
@@ -32,6 +33,7 @@ __all__ = [
     "Section",
     "Update",
     "diff_report",
+    "one_line_errors",
     "parity_lines",
     "print_report",
     "print_stderr",
@@ -53,6 +55,7 @@ __getattr__ = lazy_exports(
         "placer.report.console": "Update print_report print_stderr print_title print_training "
         "print_violations progress_bar stoppable",
         "placer.report.diff": "diff_report",
+        "placer.report.failures": "one_line_errors",
         "placer.report.profile": "profile_report workloads_report",
         "placer.report.reshard": "reshard_report",
         "placer.report.section": "Column Report Section rows_to_csv",

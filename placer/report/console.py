@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from placer.interrupt import deferred_interrupt
+from placer.report.plain import plain
 from placer.report.section import Report, Row, rows_to_csv
 from placer.report.training import train_values, training_reports
 
@@ -26,12 +27,13 @@ Update = Callable[..., None]
 
 def print_stderr(text: str, style: str = "dim") -> None:
     """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
-    Console(stderr=True, highlight=False).print(text, style=style, markup=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False)
+    console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_title(text: str) -> None:
     """A heading on stdout."""
-    Console(highlight=False).print(text, style="bold", markup=False, soft_wrap=True)
+    Console(highlight=False).print(plain(text), style="bold", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -115,7 +117,7 @@ def print_violations(
     elif output == "json":
         print(json.dumps({"sound": not broken, "violations": rows}, indent=1))
     elif broken:
-        print("\n".join(f"{violation.rule}: {violation.message}" for violation in broken))
+        print("\n".join(plain(f"{violation.rule}: {violation.message}") for violation in broken))
     else:
         print(
             f"{sound}: {len(plan.shards)} shards cover {len(plan.tables)} tables exactly once, and "

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from placer.errors import PlacerError
+from placer.report.plain import plain
 from placer.units import format_bytes, format_seconds
 
 Row = Mapping[str, Any]
@@ -31,8 +32,8 @@ _GAP = 2
 
 
 def text(value: Any) -> str:
-    """As it is."""
-    return str(value)
+    """As it is, but for what a terminal would take for a command."""
+    return plain(str(value))
 
 
 def size(value: float) -> str:
@@ -201,7 +202,8 @@ class Report:
 
     def renderable(self) -> RenderableType:
         """For ``rich.print`` or a Console."""
-        lines = [Text(self.title, style="bold"), *(Text(line) for line in self.headline)]
+        lines = [Text(plain(self.title), style="bold")]
+        lines += [Text(plain(line)) for line in self.headline]
         tables: list[RenderableType] = []
         for section in self.sections:
             tables += [Text(""), section]
@@ -235,10 +237,19 @@ def attributes(value: object, *names: str) -> dict[str, Any]:
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV; values that are missing are empty."""
+    """Rows as CSV; values that are missing are empty.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it, which
+    spreadsheets do not show.
+    """
     buffer = io.StringIO()
     if rows:
         writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value

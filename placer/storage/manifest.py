@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
 from placer.files import HashedFile, sha256_file, sha256_json
+from placer.read_files import LimitError, read_json
 
 
 class Strict(BaseModel):
@@ -63,12 +64,12 @@ def read_manifest(
         If it is missing, truncated, altered, or of another format version.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except OSError as error:
         advice = if_missing and f"; {if_missing}"
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}{advice}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is cut short or altered: it is not JSON") from error
+    except LimitError as error:
+        raise CheckpointError(f"{path} is cut short or altered: it is not JSON: {error}") from error
     written = content.get("format_version") if isinstance(content, dict) else None
     if isinstance(written, int) and written != version:
         advice = "update placer" if written > version else if_older

@@ -1,7 +1,7 @@
 """What a training run saves in a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,8 +42,11 @@ class Checkpoint:
     tensors : mapping of group to mapping of name to tensor
         In memory, or to be read in rows. When saved, those that all processes have alike; when
         read, those of the tables too. Groups have no dot in their name.
+    data : mapping of str to JSON value
+        What the log is known by; empty where nothing is known.
     """
 
     position: Position
     settings: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, "AnyTensor"]]
+    data: Mapping[str, Any] = field(default_factory=dict)

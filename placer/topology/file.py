@@ -56,7 +56,7 @@ def _rate(value: object) -> object:
     return parse_rate(value) if isinstance(value, str) else value
 
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=1 << 63)]
 Bandwidth = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -173,7 +173,17 @@ def dumps(topology: TopologyFields) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
 
 
+def _check_number(entries: TopologyFile) -> None:
+    """Refuse more devices or links than a machine has, before they are made."""
+    gpus, hosts = (sum(_number(one.id) for one in each) for each in (entries.gpus, entries.hosts))
+    links = sum(_number(link.a) * _number(link.b) for link in entries.links)
+    for count, what in ((gpus, "GPUs"), (hosts, "hosts"), (links, "links")):
+        if count > _MOST_DEVICES:
+            raise TopologyError(f"it has {count} {what}, and at most {_MOST_DEVICES} are read")
+
+
 def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
+    _check_number(entries)
     return TopologyFields(
         name=entries.name or default_name,
         gpus=tuple(
@@ -197,7 +207,9 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
     )
 
 
-_RANGE = re.compile(r"(?P<prefix>[^\[\]]*)\[(?P<first>\d+)-(?P<last>\d+)\]")
+_RANGE = re.compile(
+    r"(?P<prefix>[^\[\]]*)\[(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,9})\]", re.DOTALL
+)
 _MOST_DEVICES = 65536
 
 
@@ -205,13 +217,22 @@ def _expand(id_: str) -> list[str]:
     """``gpu:[0-2]`` → ``gpu:0``, ``gpu:1``, ``gpu:2``; other ids stand for themselves."""
     match = _RANGE.fullmatch(id_)
     if match is None:
+        return [id_]
+    first, count = int(match["first"]), _number(id_)
+    return [f"{match['prefix']}{number}" for number in range(first, first + count)]
+
+
+def _number(id_: str) -> int:
+    """How many devices an id stands for."""
+    match = _RANGE.fullmatch(id_)
+    if match is None:
         if "[" in id_ or not id_:
             raise TopologyError(f"not an id: {id_!r}; write gpu:0, or gpu:[0-7] for eight of them")
-        return [id_]
+        return 1
     first, last = int(match["first"]), int(match["last"])
     if not first <= last < first + _MOST_DEVICES:
         raise TopologyError(f"id {id_!r} must ascend and name at most {_MOST_DEVICES} devices")
-    return [f"{match['prefix']}{number}" for number in range(first, last + 1)]
+    return last - first + 1
 
 
 _T = TypeVar("_T")

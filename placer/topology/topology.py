@@ -1,6 +1,7 @@
 """The machine: GPUs, hosts and the links between them, as a graph."""
 
 import os
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,7 +37,7 @@ class Topology(TopologyFields):
     def __post_init__(self) -> None:
         ids = [*(gpu.id for gpu in self.gpus), *(host.id for host in self.hosts)]
         if len(set(ids)) != len(ids):
-            twice = sorted({name for name in ids if ids.count(name) > 1})
+            twice = sorted(name for name, times in Counter(ids).items() if times > 1)[:9]
             raise TopologyError(f"topology {self.name!r} names devices more than once: {twice}")
         if not self.gpus:
             raise TopologyError(f"topology {self.name!r} has no GPU to serve lookups")
@@ -53,7 +54,7 @@ class Topology(TopologyFields):
         for gpu in self.gpus:
             if gpu.host not in hosts:
                 raise TopologyError(
-                    f"{gpu.id} is attached to {gpu.host!r}, which is none of {sorted(hosts)}"
+                    f"{gpu.id} is attached to {gpu.host!r}, which is none of {sorted(hosts)[:12]}"
                 )
             if gpu.memory_bytes < 0 or gpu.hbm_bytes_per_s <= 0:
                 raise TopologyError(f"{gpu.id} needs memory and a positive HBM bandwidth")

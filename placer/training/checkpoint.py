@@ -19,8 +19,11 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from placer.errors import CheckpointError
 from placer.file_locks import is_locked
@@ -32,6 +35,7 @@ from placer.storage.checkpoint.table_blocks import Name, NamedTables
 from placer.storage.manifest import (
     FileEntry,
     Manifest,
+    Strict,
     check_sha256,
     check_size,
     read_manifest,
@@ -60,6 +64,21 @@ _ADVICE = "use another checkpoint"
 _logger = logging.getLogger(__name__)
 
 
+class LogFile(Strict):
+    """A file of a log; see `placer.data.identity.FileIdentity`."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class RunData(Strict):
+    """What a log is known by. Checkpoints of earlier versions have none of it."""
+
+    log: list[LogFile] = Field(default=[])
+    ids_sha256: dict[str, str] = Field(default={})
+
+
 class _Manifest(Manifest):
     """``checkpoint.json``."""
 
@@ -67,6 +86,7 @@ class _Manifest(Manifest):
     epoch: int
     samples: int
     settings: dict[str, Any]
+    data: RunData = RunData()
     files: dict[str, FileEntry]
 
 
@@ -201,7 +221,7 @@ def load(path: Path) -> Checkpoint:
             group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
             for group, held in opened.tensors.items()
         }
-    return Checkpoint(opened.position, opened.settings, tensors)
+    return Checkpoint(opened.position, opened.settings, tensors, opened.data)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
@@ -240,7 +260,8 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
         group, _, key = full_name.partition(".")
         tensors[group][key] = tensor
     position = Position(manifest.step, manifest.epoch, manifest.samples)
-    return Checkpoint(position, manifest.settings, dict(tensors))
+    data = manifest.data.model_dump(exclude_defaults=True)
+    return Checkpoint(position, manifest.settings, dict(tensors), data)
 
 
 def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -265,6 +286,47 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         )
 
 
+def check_data(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuse to go on with another log than the one whose samples were counted.
+
+    What one of them does not know is not compared.
+
+    Raises
+    ------
+    CheckpointError
+        Names the first file, or the tables, that differ.
+    """
+    end = (
+        "; resume with the log and the profile that it was made with, or say that other data is "
+        "meant (--other-data)"
+    )
+    ids, own = saved.get("ids_sha256", {}), current.get("ids_sha256", {})
+    different = [name for name in ids if own.get(name, ids[name]) != ids[name]]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint maps the ids of {', '.join(different[:3])} to other rows than the "
+            f"profile does now{end}"
+        )
+    before, now = saved.get("log", []), current.get("log", [])
+    if not before or not now:
+        return
+    for number, (one, two) in enumerate(zip_longest(before, now), 1):
+        if one is None or two is None:
+            raise CheckpointError(
+                f"the checkpoint is of a log of {len(before)} files, this one has {len(now)}{end}"
+            )
+        if (one["size_bytes"], one["sha256"]) != (two["size_bytes"], two["sha256"]):
+            what = (
+                f"{two['size_bytes']} bytes instead of {one['size_bytes']}"
+                if one["size_bytes"] != two["size_bytes"]
+                else "other bytes"
+            )
+            raise CheckpointError(
+                f"the checkpoint is of another log: its file {number} was {one['name']}, and "
+                f"{two['name']} has {what}{end}"
+            )
+
+
 def _differences(
     saved: Mapping[str, Any], current: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
@@ -285,6 +347,7 @@ def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Fi
         "format_version": FORMAT_VERSION,
         **asdict(checkpoint.position),
         "settings": dict(checkpoint.settings),
+        **({"data": dict(checkpoint.data)} if checkpoint.data else {}),
         "files": {name: asdict(file) for name, file in files.items()},
     }
     write_manifest(folder / MANIFEST, body)

@@ -87,6 +87,10 @@ class TrainConfig:
         Literal["bfloat16"] | None,
         Knob("Compute the MLPs in this type; weights and embeddings stay float32."),
     ] = None
+    other_data: Annotated[
+        bool,
+        Knob("Train or go on with another log or vocabulary than those on record."),
+    ] = False
     timeout_s: Annotated[
         float | None,
         Knob("How long processes wait for one another; by default as PyTorch does.", above=0),

@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.local.hit_rates import HitRates
 from placer.file_locks import one_run
 from placer.interrupt import deferred_interrupt
+from placer.plan.origin import check_ids
 from placer.plan.plan import Plan
 from placer.training import checkpoint
 from placer.training.batches import batches, labelled
@@ -140,8 +142,9 @@ def train(
         if ranks.world > 1:  # From here on a batch is that of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)
             config = replace(config, batch_size=size, device=device)
+        other = config.other_data
         with _own_folder(checkpoints, ranks):
-            ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume))
+            ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
             return _train(
                 ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress
             )
@@ -211,12 +214,13 @@ def _check(
     eval_log: Log | None,
     checkpoints: CheckpointPolicy | None,
     resume: Path | None,
+    other_data: bool,
 ) -> None:
     """Refuse what cannot be trained, before anything is built."""
     if eval_log is not None:
-        check_log(plan, eval_log)
+        check_log(plan, eval_log, other_data)
         _check_label_column(eval_log)
-    check_log(plan, log)
+    check_log(plan, log, other_data)
     if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
         raise CheckpointError(
             f"{checkpoints.folder} holds checkpoints of an earlier run; "
@@ -262,14 +266,23 @@ def evaluate(
     return held_out
 
 
-def check_log(plan: Plan, log: Log) -> None:
+def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
     """Check that a log's features read the tables that the plan places.
+
+    Parameters
+    ----------
+    plan : Plan
+    log : Log
+    other_data : bool
+        Whether its ids may become rows in another way than the plan was made for.
 
     Raises
     ------
     PlanMismatchError
         Names the feature or table that differs.
     """
+    if isinstance(log, EncodedLog) and not other_data:
+        check_ids(plan, log.encoding.ids_sha256, "the log's encoding")
     for table in plan.tables:
         for feature in table.features:
             name = log.feature_tables.get(feature.name)

@@ -4,13 +4,14 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from placer.data.encoded import EncodedLog
 from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
@@ -88,6 +89,7 @@ class Run:
             self._embeddings, plan, len(log.dense_names), config, world=ranks.world
         )
         self._settings = run_settings(plan, log, config)
+        self._data = run_data(log)
         ahead = config.look_ahead
         self._looks_ahead = plan.pipeline == "look-ahead" if ahead is None else ahead
         self._pending: list[Tensor] = []
@@ -133,7 +135,7 @@ class Run:
             STATES: update_counts(named),
             "random": random_state,
         }
-        saved = Checkpoint(self.position, self._settings, tensors)
+        saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(
             self._policy.folder, saved, self._policy.keep, self._ranks, [named]
         )
@@ -152,6 +154,8 @@ class Run:
 
     def _load(self, saved: Checkpoint) -> None:
         checkpoint.check_settings(saved.settings, self._settings)
+        if not self._config.other_data:
+            checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
         load_tables(self._embeddings, saved.tensors)
         random_state = _whole(saved.tensors["random"])
@@ -272,6 +276,16 @@ def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:
 
 def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
     return {name: TensorRows.of(tensor).whole() for name, tensor in tensors.items()}
+
+
+def run_data(log: Log) -> dict[str, Any]:
+    """What a checkpoint knows the log by: its files, and how ids become rows."""
+    if not isinstance(log, EncodedLog):
+        return {}
+    return {
+        "log": [asdict(file) for file in log.identity()],
+        "ids_sha256": log.encoding.ids_sha256,
+    }
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:

@@ -231,5 +231,6 @@ class _Replanning:
                 placer_version=placer.__version__,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 profile=self.problem.profile.source,
+                ids_sha256=self.problem.profile.ids_sha256,
             ),
         )

@@ -20,21 +20,55 @@ def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Flo
     -------
     float, and float64 of shape (m,)
     """
-    bytes_, gpu_s = curve.hbm_bytes, curve.gpu_s
+    bytes_, times = _points(curve, curve.gpu_s[None], np.array([curve.split_s]), hbm_bytes)
+    if not bytes_.size:
+        return float("inf"), np.full(prices.shape, np.inf)
+    return float(times.min()), (times + prices[:, None] * bytes_).min(axis=1)
+
+
+def least_weighed(curve: CostCurve, hbm_bytes: float, weights: Float, prices: Float) -> Float:
+    """As `least`, for each price with its own weights of phases.
+
+    Parameters
+    ----------
+    weights : float64, shape (m, phases)
+    prices : float64, shape (m,)
+
+    Returns
+    -------
+    float64, shape (m,)
+        Seconds.
+    """
+    bytes_, phase_s = _points(curve, curve.phase_s, curve.split_phase_s, hbm_bytes)
+    costs = weights @ phase_s + prices[:, None] * bytes_
+    cheapest: Float = costs.min(axis=1, initial=np.inf)
+    return cheapest
+
+
+def _points(
+    curve: CostCurve, seconds: Float, split_s: Float, hbm_bytes: float
+) -> tuple[Float, Float]:
+    """Bytes, shape (k,), and seconds, shape (rows, k), of all of a curve that fits.
+
+    Parameters
+    ----------
+    seconds, split_s : float64, shapes (rows, m) and (rows,)
+        Rows of times over the curve, and what a split adds to each.
+    """
+    bytes_ = curve.hbm_bytes
     fits = bytes_ <= hbm_bytes
-    # All points with a split, as what is just beside the ends has one; then the ends without.
     ends = [end for end in (0, -1) if fits[end]]
-    every_bytes = [bytes_[fits] + curve.split_hbm_bytes, bytes_[ends]]
-    every_s = [gpu_s[fits] + curve.split_s, gpu_s[ends]]
-    if not fits.all():
-        if not fits.any():
-            return float("inf"), np.full(prices.shape, np.inf)
+    every_bytes, every_s = [bytes_[ends]], [seconds[:, ends]]
+    if np.isfinite(curve.split_s):
+        # All points, as what is just beside the ends has a split.
+        every_bytes.append(bytes_[fits] + curve.split_hbm_bytes)
+        every_s.append(seconds[:, fits] + split_s[:, None])
         # Between a point that fits and a next one that does not, up to the last byte. (The other
         # way round, the point that fits is better: it has less time and fewer bytes.)
         edges = np.flatnonzero(fits[:-1] & ~fits[1:])
-        part = (hbm_bytes - bytes_[edges]) / (bytes_[edges + 1] - bytes_[edges])
-        at_limit = gpu_s[edges] + part * (gpu_s[edges + 1] - gpu_s[edges])
-        every_bytes.append(np.full(edges.size, hbm_bytes))
-        every_s.append(at_limit + curve.split_s)
-    times, spent = np.concatenate(every_s), np.concatenate(every_bytes)
-    return float(times.min()), (times + prices[:, None] * spent).min(axis=1)
+        if edges.size:
+            part = (hbm_bytes - bytes_[edges]) / (bytes_[edges + 1] - bytes_[edges])
+            more_s = part * (seconds[:, edges + 1] - seconds[:, edges])
+            every_bytes.append(np.full(edges.size, hbm_bytes))
+            every_s.append(seconds[:, edges] + more_s + split_s[:, None])
+    return np.concatenate(every_bytes), np.concatenate(every_s, axis=1)

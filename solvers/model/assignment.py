@@ -150,13 +150,14 @@ class Assignment:
     @property
     def step_time_s(self) -> float:
         """Time of the longest chain of phases, or of the busiest host's memory."""
-        step_s = float(self.instance.objective.step_time_s(self.phase_s.max(axis=0)))
+        step_s = float(self.instance.objective.step_time_s(self.phase_s))
         return max(step_s, float(self.hosts({})[0].max()))
 
     def slow_gpus(self) -> dict[int, int]:
         """GPUs that phases wait for, each with such a phase; the longest wait first."""
-        phase_s = self.phase_s
-        waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * self.instance.objective.weights
+        objective = self.instance.objective
+        phase_s = objective.prolonged(self.phase_s)
+        waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * objective.weights
         slow: dict[int, int] = {}
         for phase in np.argsort(-waits_s, kind="stable").tolist():
             slow.setdefault(int(phase_s[:, phase].argmax()), phase)

@@ -109,6 +109,7 @@ class Instance:
         self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
+        self._option_costs: dict[tuple[int, ShardingOption], Float] = {}
 
     @cached_property
     def prices(self) -> Float:
@@ -298,6 +299,9 @@ class Instance:
 
         The first and the last row slice are the extremes of what lies between.
         """
+        known = self._option_costs.get((table, option))
+        if known is not None:
+            return known
         gpu, total = self.kinds[0], np.zeros((2, self.prices.size))
         shards, replica = self.shards(table, option), self.replica(table, option)
         if shards:
@@ -305,6 +309,7 @@ class Instance:
             total += len(shards) * (first + last) / 2
         if replica is not None:
             total += self.gpus * self.priced_costs(replica, gpu)[:2]
+        self._option_costs[table, option] = total
         return total
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:

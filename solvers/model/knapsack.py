@@ -115,16 +115,41 @@ def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
     return times
 
 
+def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
+    """`phases_at` of some GPUs, each with the same shard more.
+
+    Parameters
+    ----------
+    sums : float64, shape (GPUs, 2 + phases, prices)
+    added : float64, shape (2 + phases, prices), or that of `sums`
+        Where the GPUs are alike, and where they are not.
+    hbm_bytes : float64, shape (GPUs,)
+
+    Returns
+    -------
+    float64, shape (GPUs, phases)
+    """
+    here, above, part, unfit = _point_between(sums[:, BYTES] + added[..., BYTES, :], hbm_bytes)
+    every = np.arange(len(sums))
+    low, high = (
+        sums[every, GPU_S + 1 :, at]
+        + (added[GPU_S + 1 :, at].T if added.ndim == 2 else added[every, GPU_S + 1 :, at])
+        for at in (here, above)
+    )
+    times: Float = low + part[:, None] * (high - low)
+    times[unfit] = np.inf
+    return times
+
+
 def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
     """All rows of `sums` but bytes where HBM is full, shape (..., rows - 1); infinite if never."""
-    flat = sums.reshape(-1, *sums.shape[-2:])
-    room = np.broadcast_to(hbm_bytes, sums.shape[:-2]).reshape(-1)
-    here, above, part, unfit = _point_between(flat[:, BYTES], room)
-    every = np.arange(len(flat))
-    low, high = flat[every, 1:, here], flat[every, 1:, above]
-    times = low + part[:, None] * (high - low)
+    here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
+    at = np.ix_(*map(np.arange, here.shape))
+    rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
+    low, high = rows[(*at, here)], rows[(*at, above)]
+    times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
-    return times.reshape(*sums.shape[:-2], sums.shape[-2] - 1)
+    return times
 
 
 def phases_of_swaps(own: Float, leaving: Float, arriving: Float, hbm_bytes: float) -> Float:
@@ -163,14 +188,16 @@ def _point_between(
     first price fits.
     """
     flat = bytes_.reshape(-1, bytes_.shape[-1])
-    room = np.broadcast_to(hbm_bytes, bytes_.shape[:-1]).reshape(-1)
-    price_index = (flat <= room[:, None]).sum(axis=1) - 1
+    room = np.full(bytes_.shape[:-1], hbm_bytes).reshape(-1)
+    price_index = np.count_nonzero(flat <= room[:, None], axis=1) - 1
     every, last = np.arange(price_index.size), flat.shape[1] - 1
     here, above = np.maximum(price_index, 0), np.minimum(price_index + 1, last)
     low = flat[every, here]
     more = flat[every, above] - low
     # Where the last price fits there is nothing more; bytes are whole, so half a byte is none.
     part = np.minimum(np.maximum((room - low) / np.maximum(more, 0.5), 0.0), 1.0)
+    if bytes_.ndim == 2:
+        return here, above, part, price_index < 0
     here, above, part, unfit = (
         of.reshape(bytes_.shape[:-1]) for of in (here, above, part, price_index < 0)
     )

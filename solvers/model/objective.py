@@ -23,7 +23,7 @@ class Objective:
     chain_weights : float64, shape (chains,)
         How much each chain counts where one number stands for all phases: not negative, 1
         together. No plan's step is shorter than the chains' times so weighed, which is why bounds
-        of that number are bounds of the step.
+        of that number are bounds of the step: what shared lanes add only makes it longer.
     """
 
     def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:
@@ -55,7 +55,15 @@ class Objective:
         """What no plan changes, chains weighed."""
         return float(self.chain_weights @ self.fixed)
 
-    def step_time_s(self, slowest: Float) -> Float:
+    def prolonged(self, phase_s: Float, slowest_s: Float | None = None) -> Float:
+        """Phase times with what shared lanes add, shape (..., phases); see `Schedule.prolonged`."""
+        return self.schedule.prolonged(phase_s.T, slowest_s).T
+
+    def step_time_s(self, phase_s: Float) -> Float:
+        """Step times, shape (...), of all GPUs' seconds in each phase, (..., GPUs, phases)."""
+        return self.longest_s(self.prolonged(phase_s).max(axis=-2))
+
+    def longest_s(self, slowest: Float) -> Float:
         """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
         with np.errstate(invalid="ignore"):  # Infinite seconds of a phase in no part of a chain.
             times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
@@ -63,10 +71,11 @@ class Objective:
 
     def norm_s(self, scale_s: Float, powers: Float) -> Float:
         """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
-        return self.step_time_s(scale_s * powers ** (1 / _NORM))
+        return self.longest_s(scale_s * powers ** (1 / _NORM))
 
     def powers(self, phase_s: Float, scale_s: Float) -> Float:
         """Terms of the norm, which add up over GPUs: those of `phase_s`, shape (..., phases)."""
+        phase_s = self.prolonged(phase_s, scale_s)
         share = np.divide(phase_s, scale_s, out=np.zeros_like(phase_s), where=scale_s > 0)
         with np.errstate(over="ignore", under="ignore"):
             square = share * share
@@ -80,7 +89,7 @@ class Objective:
 
         The slowest GPU's seconds; a little where there are none, as a change may bring some.
         """
-        slowest = phase_s.max(axis=0)
+        slowest = self.prolonged(phase_s).max(axis=0)
         scale_s: Float = np.maximum(slowest, _LEAST_SHARE * slowest.sum())
         return scale_s
 

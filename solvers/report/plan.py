@@ -250,9 +250,10 @@ def _time_section(cost: CostReport) -> Section:
     rows = [{**row, "of_slowest": row["total_s"] / slowest if slowest else None} for row in rows]
     if len(rows) > MOST_DEVICES:
         rows.sort(key=lambda row: -row["total_s"])
+    hidden = ", of which copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
     return Section(
         "time",
-        f"Time of a step by device ({cost.cost_model})",
+        f"Work of a step by device{hidden} ({cost.cost_model})",
         (
             Column("device", "device"),
             Column("hbm_s", "HBM", form.seconds),
@@ -271,10 +272,8 @@ def _time_section(cost: CostReport) -> Section:
 
 def _phase_section(cost: CostReport) -> Section:
     """The longest chain of phases."""
-    names = ("name", "slowest", "slowest_s", "mean_s")
-    rows: list[Row] = [
-        {**attributes(one, *names), "waits_s": one.slowest_s - one.mean_s} for one in cost.phases
-    ]
+    names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
+    rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     if cost.has_dense_phase:
         dense = {"name": "dense", "slowest": None, "waits_s": None}
         last = next(at for at, row in enumerate(rows) if row["name"] == "gradients")

@@ -117,18 +117,24 @@ class _Annealing:
         self.on: list[list[Block]] = [instance.blocks(shards) for shards in start.shards]
         self.replicas = {shard.table: shard for shard in start.replicas}
         self.objective = objective = instance.objective
+        self._prolonged = objective.schedule.prolonged_of_gpu
         self.launches_s = instance.launches_s
         self.launches_free = not any(launches.any() for launches in self.launches_s)
         self.arenas: list[Counter[Arena]] = [
             Counter(instance.arena_of(shard) for shard in (*shards, *start.replicas))
             for shards in start.shards
         ]
-        self.phase_s = np.array([self._phases(gpu, sums) for gpu, sums in enumerate(self.sums)])
-        self.step_s = float(objective.step_time_s(self.phase_s.max(axis=0)))
+        phase_s = np.array([self._phases(gpu, sums) for gpu, sums in enumerate(self.sums)])
+        # What shared lanes add depends on what others are waited for, which hardly changes.
+        self.waits_s = objective.scale_s(phase_s)
+        self.phase_s = objective.prolonged(phase_s)
+        self.step_s = objective.longest_s(self.phase_s.max(axis=0)).item()
         # Chains that are shorter than the step may grow to its length.
-        chains_s = objective.schedule.chain_times_s(self.phase_s.T)
+        chains_s = objective.schedule.chain_times_s(phase_s.T)
         longer = self.step_s / np.maximum(chains_s, 1e-3 * self.step_s)
-        self.scale_s = objective.scale_s(self.phase_s) * (longer @ objective.members).clip(1.0)
+        self.scale_s = self.waits_s * (longer @ objective.members).clip(1.0)
+        # What is part of no chain delays nobody by itself.
+        self.counted_s = np.where(objective.members.any(axis=0), self.scale_s, 0.0)
         self.energies = [self._energy(phase_s) for phase_s in self.phase_s]
         self._sums: dict[tuple[Block, int], Float] = {}
         self._arena_of: dict[TableShard, Arena] = {}
@@ -146,7 +152,7 @@ class _Annealing:
             clock.step()
             if not self._move(hot * math.exp(cooling * step)) or step % rarely:
                 continue
-            step_s = float(self.objective.step_time_s(self.phase_s.max(axis=0)))
+            step_s = self.objective.longest_s(self.phase_s.max(axis=0)).item()
             if step_s < best_s * (1 - 1e-7):
                 best_s = step_s
                 best = [list(blocks) for blocks in self.on], list(self.replicas.values())
@@ -325,7 +331,7 @@ class _Annealing:
             phase_s = self._phases(gpu, sums, arenas[gpu])
             if phase_s[0] == math.inf:
                 return False
-            phases[gpu] = phase_s
+            phases[gpu] = phase_s = self._prolonged(phase_s, self.waits_s)
             energies[gpu] = energy = self._energy(phase_s)
             change += energy - self.energies[gpu]
         if change > 0 and self.rng.random() >= math.exp(-change / temperature):
@@ -337,7 +343,7 @@ class _Annealing:
 
     def _energy(self, phase_s: Float) -> float:
         share = phase_s / self.scale_s
-        return float(share**self.params.norm @ self.scale_s) / (self.step_s * self.params.norm)
+        return float(share**self.params.norm @ self.counted_s) / (self.step_s * self.params.norm)
 
     def _phases(self, gpu: int, sums: Float, arenas: Counter[Arena] | None = None) -> Float:
         """`phases_at` of one GPU, an order of magnitude faster for one alone; and launches."""

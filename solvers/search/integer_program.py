@@ -32,13 +32,13 @@ longer than that plan's step, and those whose extra work alone lifts the Lagrang
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from solvers.bounds.lagrangian import LagrangianBound
-from solvers.bounds.least_cost import least
+from solvers.bounds.least_cost import least_weighed
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
@@ -113,6 +113,9 @@ class Program:
         self.gpus = gpus
         self.unit_s = upper_s / _TIME_UNITS
         self.rows = _rows(instance, prices)
+        self._weights = np.array([weights for weights, _ in self.rows])
+        self._prices = np.array([price for _, price in self.rows])
+        self._costs: dict[tuple[TableShard, int, float], Float] = {}
         self.model = cp_model.CpModel()
         self.on: dict[tuple[TableShard, int], Any] = {}
         self.option: dict[tuple[int, ShardingOption], Any] = {}
@@ -192,21 +195,12 @@ class Program:
         self.model.add(sum(here) == used)
 
     def _least_costs(self, shard: TableShard, gpu: int) -> Float:
-        """What a shard costs at least in each row, shape (rows,)."""
-        curve = self.instance.curve(shard, gpu)
-        costs = np.empty(len(self.rows))
-        by_weights: dict[bytes, list[int]] = {}
-        for number, (weights, _) in enumerate(self.rows):
-            by_weights.setdefault(weights.tobytes(), []).append(number)
-        for numbers in by_weights.values():
-            weights = self.rows[numbers[0]][0]
-            split_s = curve.split_s
-            if np.isfinite(split_s):
-                split_s = float(weights @ curve.split_phase_s)
-            weighed = replace(curve, gpu_s=weights @ curve.phase_s, split_s=split_s)
-            prices = np.array([self.rows[number][1] for number in numbers])
-            costs[numbers] = least(weighed, self._hbm[gpu], prices)[1]
-        return costs
+        """What a shard costs at least in each row, shape (rows,): the same on GPUs alike."""
+        key = shard, self.instance.kind_of_gpu[gpu], self._hbm[gpu]
+        if key not in self._costs:
+            curve = self.instance.curve(shard, gpu)
+            self._costs[key] = least_weighed(curve, self._hbm[gpu], self._weights, self._prices)
+        return self._costs[key]
 
     def _keep_apart(self, shards: Sequence[TableShard]) -> None:
         for gpu in self.gpus if len(shards) > 1 else ():
@@ -317,7 +311,9 @@ def _rows(instance: Instance, prices: Sequence[float]) -> list[tuple[Float, floa
     if phases == 1:
         return rows
     usual = prices[len(prices) // 2]
-    return rows + [(own, usual * share) for own in np.eye(phases) for share in _PHASE_PRICE_SHARES]
+    return rows + [
+        (own, usual * share) for own in np.eye(phases)[weights > 0] for share in _PHASE_PRICE_SHARES
+    ]
 
 
 def price_list(price: float) -> list[float]:

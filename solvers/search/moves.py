@@ -9,7 +9,15 @@ import numpy as np
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, total
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Float, Knapsack, phases_at, phases_of_swaps
+from solvers.model.knapsack import (
+    GPU_S,
+    OF_GPU,
+    Float,
+    Knapsack,
+    phases_at,
+    phases_of_swaps,
+    phases_with,
+)
 
 _CANDIDATE_GPUS = 8
 """GPUs that a shard of the slowest one is tried on, least loaded first."""
@@ -231,6 +239,8 @@ class _Without:
         self.table = table
         self.holders = assignment.holders(table)
         instance = assignment.instance
+        self.phase_s = assignment.phase_s
+        self.least_loaded = least_loaded(assignment, instance.allowed(table), instance.gpus)
         self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
         self.sums = assignment.sums
         dropped = [shard for shard in assignment.replicas if shard.table == table]
@@ -268,7 +278,7 @@ class _Without:
         if replica is not None:
             replicas = tuple(sorted((*replicas, replica)))
             sums = sums + np.array(replicated(instance, [replica]))[instance.kind_of_gpu]
-        near = least_loaded(assignment, instance.allowed(self.table), len(shards) + _CANDIDATE_GPUS)
+        near = self.least_loaded[: len(shards) + _CANDIDATE_GPUS]
         homes = range(instance.gpus) if option.blocked else near
         candidates = list(dict.fromkeys((*self.holders, *homes)))
         open_sums = sums[candidates].copy()
@@ -278,7 +288,7 @@ class _Without:
                 open_sums[at] = self.sums_of_holders[gpu] + extra
         objective, hbm = instance.objective, instance.hbm_bytes[candidates]
         launches_s = np.array([instance.launches_s[gpu] for gpu in candidates])
-        phase_s = assignment.phase_s
+        phase_s = self.phase_s.copy() if everywhere else self.phase_s
         if everywhere and len(candidates) < instance.gpus:
             others = np.delete(np.arange(instance.gpus), candidates)
             phase_s[others] += phases_at(sums[others], instance.hbm_bytes[others]) - phases_at(
@@ -286,17 +296,18 @@ class _Without:
             )
         scale_s = objective.scale_s(phase_s)
         rest = objective.powers(np.delete(phase_s, candidates, axis=0), scale_s).sum(axis=0)
-        now = phases_at(open_sums, hbm)
-        powers = objective.powers(now + launches_s, scale_s)
+        powers = objective.powers(phases_at(open_sums, hbm) + launches_s, scale_s)
         free = np.ones(len(candidates), dtype=bool)
+        alike = len({instance.kind_of_gpu[gpu] for gpu in candidates}) == 1
         change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
         for shard in shards:
-            if len({instance.kind_of_gpu[gpu] for gpu in candidates}) == 1:
-                added = total(instance, [shard], candidates[0])
+            if alike:
+                added = instance.priced_costs(shard, candidates[0])[OF_GPU]
             else:
-                added = np.array([total(instance, [shard], gpu) for gpu in candidates])
-            may = free & [instance.may_serve(shard, gpu) for gpu in candidates]
-            then = phases_at(open_sums + added, hbm)
+                added = np.array([instance.priced_costs(shard, gpu) for gpu in candidates])
+                added = added[:, OF_GPU]
+            may = free & instance.open_gpus((shard,))[candidates]
+            then = phases_with(open_sums, added, hbm)
             after = objective.powers(then + launches_s, scale_s)
             with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
                 powers_then = rest + powers.sum(axis=0) - powers + after

@@ -248,4 +248,5 @@ def _provenance(problem: Problem) -> Provenance:
         placer_version=placer.__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         profile=problem.profile.source,
+        ids_sha256=problem.profile.ids_sha256,
     )

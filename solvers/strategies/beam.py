@@ -219,8 +219,7 @@ class _BeamSearch:
             here = np.flatnonzero(of_kind == kind)
             priced = self.items.priced[mine, kind]
             sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], priced, optimize=True)
-        slowest = phases_at(sums, instance.hbm_bytes).max(axis=1)
-        return instance.objective.step_time_s(slowest)
+        return instance.objective.step_time_s(phases_at(sums, instance.hbm_bytes))
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:

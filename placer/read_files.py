@@ -1,0 +1,112 @@
+"""Files of others, read within limits: of size, depth, numbers and kinds of files."""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MOST_JSON_BYTES = 256 << 20
+"""Longest JSON: a plan of 100,000 tables and 100,000 shards takes 60 MB."""
+MOST_VALUES = 8_000_000
+"""Most values of a JSON file; each takes some 100 bytes of memory."""
+MOST_DIGITS = 40
+"""Longest whole number. All of placer's fit into 64 bits, but what is written may not."""
+
+
+class LimitError(ValueError):
+    """A file that is not read, because of a limit or because it is damaged."""
+
+
+def read_limited(path: Path, most_bytes: int) -> bytes:
+    """All of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    LimitError
+        If it is too large, or a device, a pipe or a folder.
+    """
+    # A pipe that nobody writes would never be opened else.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise LimitError("it is a device, a pipe or a folder, and no file")
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise LimitError(
+            f"it has {max(status.st_size, len(content))} bytes, and at most {most_bytes} are read"
+        )
+    return content
+
+
+def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
+    """The value of a JSON file.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    LimitError
+        If it is no JSON, too large or too deep, has a key twice, or a number that is none of
+        placer's.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "file")
+    ...     _ = path.write_text('{"a": 1, "a": 2}')
+    ...     read_json(path)
+    Traceback (most recent call last):
+    placer.read_files.LimitError: the key 'a' is there twice
+    """
+    content = read_limited(path, most_bytes)
+    values = sum(map(content.count, (b",", b"[", b"{")))
+    if values > MOST_VALUES:
+        raise LimitError(f"it has about {values} values, and at most {MOST_VALUES} are read")
+    try:
+        text = content.decode("utf-8")
+        return json.loads(
+            text,
+            parse_constant=_refuse,
+            parse_int=_whole,
+            parse_float=_number,
+            object_pairs_hook=_object,
+        )
+    except UnicodeDecodeError as error:
+        raise LimitError(f"it is not UTF-8 from byte {error.start} on") from error
+    except RecursionError as error:
+        raise LimitError("its values are nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise LimitError(f"{error}") from error
+
+
+def _refuse(constant: str) -> None:
+    raise LimitError(f"{constant} is no number of JSON")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise LimitError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise LimitError(f"the number {digits[:MOST_DIGITS]} is too large")
+    return value
+
+
+def _object(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise LimitError(f"the key {key[:80]!r} is there twice")
+        found[key] = value
+    return found

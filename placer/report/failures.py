@@ -1,0 +1,74 @@
+"""Whatever goes wrong in a command, as one line."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from placer.errors import PlacerError
+from placer.report.plain import shortened
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on stderr and status 1, whatever is raised.
+
+    Errors of placer's own say all there is to say. Of others the traceback goes to a file, which
+    the line names; with ``PLACER_DEBUG`` set they are raised as they are. Errors of the command
+    line itself, and ends on purpose, pass.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal may lack characters, and names of files may hold bytes that are no text.
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except PlacerError as error:
+        _end(str(error))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # Whoever reads has enough, as `head` has.
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _drop_stdout()
+            _end(f"cannot write the result: {error.strerror}")
+        _unexpected(error)
+    except Exception as error:
+        if type(error).__module__.startswith("click"):
+            raise
+        _unexpected(error)
+
+
+def _unexpected(error: Exception) -> NoReturn:
+    if os.environ.get("PLACER_DEBUG"):
+        raise error
+    import tempfile
+    import traceback
+
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    where = "set PLACER_DEBUG=1 to see where"
+    with contextlib.suppress(OSError):
+        handle, path = tempfile.mkstemp(prefix="placer-error-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            traceback.print_exception(error, file=file)
+        where = f"where is in {path}"
+    _end(f"{words[:500]}; placer did not expect this: please report it, {where}")
+
+
+def _end(message: str) -> NoReturn:
+    from placer.report.console import print_stderr  # Loads slowly, and few commands fail.
+
+    print_stderr(f"placer: {shortened(message)}", "red")
+    sys.exit(1)
+
+
+def _drop_stdout() -> None:
+    """Leave what is still to be written to nobody, so that the end of the process is silent."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

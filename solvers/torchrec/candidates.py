@@ -1,0 +1,315 @@
+"""The sharding options of TorchRec's enumerator as arrays, with load factors of caches.
+
+A candidate is one way to place a table: a sharding option, with one load factor where that is free.
+Its shards come in units that are placed as a whole: a shard on any rank, the row blocks of a host
+on the ranks of any host in their order, or the shards of all ranks. Importing this needs torchrec.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torchrec.distributed.planner.types import PartitionByType
+from torchrec.distributed.planner.types import Shard as TorchRecShard
+from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
+
+from cost_models.torchrec.estimates import Many
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+
+LOAD_FACTORS = np.unique(
+    np.round(np.concatenate((np.geomspace(0.002, 0.1, 10), np.linspace(0.1, 0.99, 20))), 4)
+)
+"""Of caches, where neither the user nor TorchRec's default decides."""
+
+TIERS = ("hbm", "ddr", "ssd")
+"""TorchRec's tiers of a rank's memory."""
+
+_KEY_VALUE = "key_value"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Candidates of a table whose shards are placed in the same way.
+
+    Attributes
+    ----------
+    span : int
+        Ranks of a unit: 1, those of a host, or all.
+    same_host : bool
+        Whether all units must be on the ranks of one host.
+    distinct : bool
+        Whether all units must be on different ranks.
+    seconds : float64, shape (candidates, units, span)
+        Time of each shard, in TorchRec's unit, which is milliseconds.
+    tier_bytes : float64, shape (candidates, units, span, tiers)
+    sources : list of (ShardingOption, float or None)
+        The option of each candidate, and its load factor if that was free.
+    """
+
+    span: int
+    same_host: bool
+    distinct: bool
+    seconds: Float
+    tier_bytes: Float
+    sources: list[tuple[TorchRecOption, float | None]]
+
+    @property
+    def units(self) -> int:
+        """Units of a candidate."""
+        return int(self.seconds.shape[1])
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether each unit is one shard that may be on any rank, whatever the others are on."""
+        return self.span == 1 and not self.same_host and not self.distinct
+
+    def only(self, kept: npt.NDArray[Any]) -> "Group":
+        """Some of the candidates."""
+        numbers = np.arange(len(self.sources))[kept].tolist()
+        return replace(
+            self,
+            seconds=self.seconds[kept],
+            tier_bytes=self.tier_bytes[kept],
+            sources=[self.sources[number] for number in numbers],
+        )
+
+
+def candidates_of(
+    options: Sequence[TorchRecOption],
+    estimate: Callable[[list[TorchRecOption]], None],
+    ranks: int,
+    local_ranks: int,
+    memory: Float,
+) -> dict[str, list[Group]]:
+    """The candidates of each table, by its `fqn`, that some ranks have memory for.
+
+    Parameters
+    ----------
+    options : sequence of ShardingOption
+        As an enumerator returns them, estimated.
+    estimate : callable
+        Writes times and bytes into options, such as the enumerator's `populate_estimates`.
+    local_ranks : int
+        Ranks of a host.
+    memory : float64, shape (ranks, tiers)
+        Bytes of each rank.
+    """
+    tables: dict[str, list[TorchRecOption]] = {}
+    for option in options:
+        tables.setdefault(option.fqn, []).append(option)
+    distinct = [one for own in tables.values() for one in _without_doubles(own, local_ranks)]
+    factors = _estimated_factors([o for o in distinct if has_free_load_factor(o)], estimate)
+    found: dict[str, list[Group]] = {name: [] for name in tables}
+    shapes: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    for option in distinct:
+        placed = _units_of(option, ranks, local_ranks)
+        if placed is None:
+            continue
+        estimated = factors.get(id(option))
+        group = _group(option, estimated, *placed)
+        shapes[option.fqn, *placed].append(group)
+    for (name, *_), groups in shapes.items():
+        joined = _joined(groups)
+        kept = _fitting(joined, memory) & _undominated(joined)
+        if kept.any():
+            found[name].append(joined.only(kept))
+    return found
+
+
+def has_free_load_factor(option: TorchRecOption) -> bool:
+    """Whether a cached option may have any load factor.
+
+    Without statistics TorchRec counts no misses, and the smallest cache would seem as good.
+    """
+    params = option.cache_params
+    return (
+        option.compute_kernel == "fused_uvm_caching"
+        and params is not None
+        and params.load_factor is None
+        and params.stats is not None
+    )
+
+
+def with_load_factor(option: TorchRecOption, factor: Any) -> TorchRecOption:
+    """A copy of an option with another load factor, not estimated."""
+    changed = copy.deepcopy(option)
+    changed.cache_params = replace(changed.cache_params, load_factor=factor)
+    return changed
+
+
+def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> list[TorchRecOption]:
+    """Options but those that are another one by a name of less freedom.
+
+    On one host, ``table_row_wise`` is ``row_wise``; one column slice is the whole table.
+    """
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    order = {"table_wise": 0, "row_wise": 1, "column_wise": 2}
+    for option in sorted(options, key=lambda o: order.get(o.sharding_type, 3)):
+        key = (
+            option.compute_kernel,
+            option.dependency if option.partition_by == PartitionByType.HOST.value else None,
+            tuple(
+                (tuple(s.size), tuple(s.offset), s.perf.total, s.storage.hbm, s.storage.ddr)
+                for s in option.shards
+            ),
+        )
+        if key not in seen:
+            seen.add(key)
+            kept.append(option)
+    return kept
+
+
+def _estimated_factors(
+    options: list[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
+) -> dict[int, list[tuple[float, TorchRecOption]] | TorchRecOption]:
+    """Options with many load factors, by the `id` of those without.
+
+    TorchRec's own estimators answer for all factors at once. Others are asked one by one.
+    """
+    if not options:
+        return {}
+    many = [_of_shards_of_each_size(option) for option in options]
+    # One of each sharding type is asked in the usual way too.
+    first = {option.sharding_type: at for at, option in reversed([*enumerate(options)])}
+    single = {at: with_load_factor(options[at], float(LOAD_FACTORS[-1])) for at in first.values()}
+    try:
+        estimate(many)
+        estimate([*single.values()])
+        agrees = all(
+            np.allclose(own[-1:], theirs)
+            for at, one in single.items()
+            for own, theirs in zip(
+                _arrays(many[at], LOAD_FACTORS.size, one), _arrays(one, 1), strict=True
+            )
+        )
+    except Exception:  # Whatever the user's own estimator makes of arrays.
+        agrees = False
+    if agrees:
+        return dict(zip(map(id, options), many, strict=True))
+    answers: dict[int, list[tuple[float, TorchRecOption]] | TorchRecOption] = {}
+    for option in options:
+        ones = [(float(f), with_load_factor(option, float(f))) for f in LOAD_FACTORS[::3]]
+        estimate([one for _, one in ones])
+        answers[id(option)] = ones
+    return answers
+
+
+def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
+    """A copy with many load factors, and one shard of each size: others cost the same."""
+    changed = copy.copy(option)
+    sizes = {tuple(shard.size): shard for shard in reversed(option.shards)}
+    changed.shards = [TorchRecShard(size=s.size, offset=s.offset) for s in sizes.values()]
+    changed.cache_params = replace(option.cache_params, load_factor=LOAD_FACTORS.view(Many))
+    return changed
+
+
+def _units_of(
+    option: TorchRecOption, ranks: int, local_ranks: int
+) -> tuple[int, int, bool, bool] | None:
+    """Span and number of an option's units, and what holds for them; None if they fit nowhere."""
+    shards, by = len(option.shards), option.partition_by
+    if by == PartitionByType.UNIFORM.value:
+        return (ranks, 1, False, False) if shards == ranks else None
+    if by == PartitionByType.MULTI_HOST.value or option.sharding_type == "table_row_wise":
+        if shards % local_ranks or (shards != local_ranks and by == PartitionByType.HOST.value):
+            return None
+        return local_ranks, shards // local_ranks, False, False
+    distinct = option.compute_kernel == _KEY_VALUE and option.sharding_type == "column_wise"
+    if distinct and shards > ranks:
+        return None
+    return 1, shards, by == PartitionByType.HOST.value, distinct
+
+
+def _group(
+    option: TorchRecOption,
+    estimated: Any,
+    span: int,
+    units: int,
+    same_host: bool,
+    distinct: bool,
+) -> Group:
+    """The candidates of one option."""
+    if estimated is None:
+        sources: list[tuple[TorchRecOption, float | None]] = [(option, None)]
+        seconds, tier_bytes = _arrays(option, 1)
+    elif isinstance(estimated, list):
+        sources = [(option, factor) for factor, _ in estimated]
+        arrays = [_arrays(one, 1) for _, one in estimated]
+        seconds = np.concatenate([own for own, _ in arrays])
+        tier_bytes = np.concatenate([own for _, own in arrays])
+    else:
+        sources = [(option, float(factor)) for factor in LOAD_FACTORS]
+        seconds, tier_bytes = _arrays(estimated, LOAD_FACTORS.size, option)
+    count = len(sources)
+    return Group(
+        span,
+        same_host,
+        distinct,
+        seconds.reshape(count, units, span),
+        tier_bytes.reshape(count, units, span, len(TIERS)),
+        sources,
+    )
+
+
+def _arrays(
+    estimated: TorchRecOption, count: int, option: TorchRecOption | None = None
+) -> tuple[Float, Float]:
+    """Times, shape (count, shards), and bytes, (count, shards, tiers), of an option's shards.
+
+    They are those of the shards of `estimated` of the same size.
+    """
+    shards = (option or estimated).shards
+    seconds = np.empty((count, len(shards)))
+    tier_bytes = np.empty((count, len(shards), len(TIERS)))
+    by_size = {tuple(shard.size): shard for shard in estimated.shards}
+    for number, shard in enumerate(shards):
+        own = by_size[tuple(shard.size)] if option is not None else shard
+        seconds[:, number] = own.perf.total
+        for tier, name in enumerate(TIERS):
+            tier_bytes[:, number, tier] = getattr(own.storage, name)
+    return seconds, tier_bytes
+
+
+def _joined(groups: list[Group]) -> Group:
+    if len(groups) == 1:
+        return groups[0]
+    return replace(
+        groups[0],
+        seconds=np.concatenate([group.seconds for group in groups]),
+        tier_bytes=np.concatenate([group.tier_bytes for group in groups]),
+        sources=[source for group in groups for source in group.sources],
+    )
+
+
+def _fitting(group: Group, memory: Float) -> npt.NDArray[np.bool_]:
+    """Which candidates have all units fit on some ranks, each by itself."""
+    slots = len(memory) // group.span
+    room = memory[: slots * group.span].reshape(slots, 1, 1, group.span, -1)
+    fits = (group.tier_bytes <= room).all(axis=(3, 4)).any(axis=0)
+    return np.asarray(np.all(fits, axis=1))
+
+
+def _undominated(group: Group) -> npt.NDArray[np.bool_]:
+    """Which candidates no other one is as good as in time and all memory."""
+    values = np.concatenate(
+        (
+            group.seconds.sum((1, 2))[:, None],
+            group.seconds.max((1, 2))[:, None],
+            group.tier_bytes.sum((1, 2)),
+            group.tier_bytes.max((1, 2)),
+        ),
+        axis=1,
+    )
+    values, first = np.unique(values, axis=0, return_index=True)
+    as_good = np.asarray((values[:, None] <= values[None]).all(axis=2))
+    np.fill_diagonal(as_good, False)
+    kept = np.zeros(len(group.sources), dtype=bool)
+    kept[first[~as_good.any(axis=0)]] = True
+    return kept

@@ -1,0 +1,70 @@
+"""Which of an enumerator's options TorchRec can train. Importing this needs torchrec."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+from torchrec.distributed.planner.types import Shard as TorchRecShard
+from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
+
+from placer.adapters.torchrec.sharding import even_blocks
+
+ROW_WISE = ("row_wise", "table_row_wise", "grid_shard")
+"""Sharding types that divide rows."""
+
+
+def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> list[TorchRecOption]:
+    """The options that TorchRec 1.8 trains right; all of a table that has no such option.
+
+    It reads row 0 for ids beyond a block of uneven row blocks, and its kernels may fail on a rank
+    without rows. Replicas it leaves to the optimizer of the dense layers: unless `replicate`,
+    tables whose optimizer is applied in the backward pass are not replicated.
+    """
+    kept = {
+        id(option)
+        for option in options
+        if is_trainable(option) and (replicate or not is_replica_of_fused(option))
+    }
+    tables = {option.fqn for option in options if id(option) in kept}
+    return [o for o in options if id(o) in kept or o.fqn not in tables]
+
+
+def is_trainable(option: TorchRecOption) -> bool:
+    """Whether TorchRec trains a table right that is placed by an option."""
+    if option.sharding_type not in ROW_WISE or not option.shards:
+        return True
+    first = [shard for shard in option.shards if shard.offset[1] == option.shards[0].offset[1]]
+    return _is_even(first) and all(shard.size[0] for shard in first)
+
+
+def with_even_blocks(
+    options: Sequence[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
+) -> list[TorchRecOption]:
+    """The options, of which ``row_wise`` ones have even row blocks.
+
+    TorchRec's enumerator makes blocks in proportion to the ranks' memory where that differs.
+    """
+    evened = {}
+    for option in options:
+        if option.sharding_type == "row_wise" and not _is_even(option.shards):
+            changed = copy.copy(option)
+            blocks = even_blocks(sum(s.size[0] for s in option.shards), len(option.shards))
+            changed.shards = [
+                TorchRecShard(size=[stop - start, s.size[1]], offset=[start, s.offset[1]])
+                for s, (start, stop) in zip(option.shards, blocks, strict=True)
+            ]
+            evened[id(option)] = changed
+    if evened:
+        estimate([*evened.values()])
+    return [evened.get(id(option), option) for option in options]
+
+
+def _is_even(blocks: Sequence[TorchRecShard]) -> bool:
+    """Whether row blocks, in their order, are those that TorchRec trains."""
+    rows = [shard.size[0] for shard in blocks]
+    return rows == [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
+
+
+def is_replica_of_fused(option: TorchRecOption) -> bool:
+    """Whether a table is replicated whose optimizer is applied in the backward pass."""
+    classes = getattr(option.tensor, "_optimizer_classes", None) or [None]
+    return option.sharding_type == "data_parallel" and classes[0] is not None

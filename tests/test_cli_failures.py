@@ -1,0 +1,112 @@
+"""What goes wrong in a command is one line, whatever it is; a terminal is only written to."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from cli_cases import fail, invoke, run_process, succeed
+
+from placer import report
+from placer.errors import PlacerError
+from placer.report.plain import MOST_CHARACTERS, shortened
+from placer.report.section import Column, rows_to_csv
+
+ESCAPE = "\x1b]0;owned\x07\u202e"
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report, "workloads_report", fails)
+
+
+def test_an_error_that_nobody_expected_is_one_line_with_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    failing(monkeypatch, TypeError("unhashable\nlist" + "x" * 10_000))
+    line = fail("workloads")
+    assert line.startswith("placer: TypeError: unhashable list")
+    assert len(line) < 1000
+    (file,) = tmp_path.iterdir()
+    assert str(file) in line
+    assert "in fails" in file.read_text()
+
+
+def test_the_traceback_is_raised_for_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, TypeError("unhashable"))
+    monkeypatch.setenv("PLACER_DEBUG", "1")
+    with pytest.raises(TypeError, match="unhashable"):
+        invoke("workloads")
+
+
+@pytest.mark.parametrize(
+    "error", [click.UsageError("not so"), click.Abort(), BrokenPipeError(errno.EPIPE, "Broken")]
+)
+def test_ends_that_are_clicks_own_pass(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    failing(monkeypatch, error)
+    result = invoke("workloads")
+    assert "did not expect" not in result.output
+    assert result.exit_code == (2 if isinstance(error, click.UsageError) else 1)
+
+
+def test_a_message_is_of_a_readable_length_and_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, PlacerError(f"a{ESCAPE}b{'x' * 10_000}the fix"))
+    line = fail("workloads")
+    assert len(line) <= MOST_CHARACTERS + len("placer: ")
+    assert line.startswith(r"placer: a\x1b]0;owned\x07\u202eb")
+    assert line.endswith("the fix")
+    assert shortened("one\ntwo") == "one two"
+
+
+def test_names_in_tables_are_no_commands() -> None:
+    assert Column("name", "name").cell({"name": f"C1{ESCAPE}"}) == r"C1\x1b]0;owned\x07\u202e"
+
+
+def test_cells_of_csv_are_no_formulas() -> None:
+    rows = [{"name": "=cmd()", "change": -3, "other": "-3"}, {"name": "a=b", "change": 2.5}]
+    assert rows_to_csv(rows) == "name,change,other\n'=cmd(),-3,'-3\na=b,2.5,\n"
+
+
+def test_a_table_of_hostile_names_is_shown(tmp_path: Path) -> None:
+    machine = tmp_path / "machine.yaml"
+    succeed("topology", "1xt4", "-o", machine)
+    text = machine.read_text().replace("name: 1xt4", 'name: "\\e]0;owned\\a"')
+    machine.write_text(text)
+    output = succeed("topology", machine).output
+    assert "\x1b]" not in output
+    assert r"\x1b]0;owned" in output
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    code = "from placer import report\nwith report.one_line_errors():\n    print('a' * 99)\n"
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 1
+    assert result.stderr == "placer: cannot write the result: No space left on device\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
+def test_a_terminal_may_lack_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    result = run_process("topology", "2x8xh100")
+    assert result.returncode == 0, result.stderr
+    bad = os.fsdecode(b"no-\xff-such\xc3.json")
+    result = run_process("show", tmp_path / bad)
+    assert result.returncode == 1
+    assert re.fullmatch(r"placer: there is no plan at .*\n", result.stderr)
