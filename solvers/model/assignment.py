@@ -102,15 +102,13 @@ class Assignment:
         price = float(finite[0]) if finite.size else 1.0
         over = self.hosts({})[1] > instance.dram_bytes
         for share in _DRAM_PRICE_SHARES:
-            knapsacks = [
-                self.knapsack(gpu, shards, dram_price=price * share) if over[host] else knapsack
-                for gpu, (shards, knapsack, host) in enumerate(
-                    zip(self.shards, self.knapsacks, instance.host_of_gpu, strict=True)
-                )
-            ]
-            filled = replace(self, knapsacks=knapsacks)
-            if filled.fits_dram():
-                return filled
+            knapsacks = list(self.knapsacks)
+            for gpu in np.flatnonzero(over[instance.host_of_gpu]).tolist():
+                filled = self.knapsack(gpu, self.shards[gpu], dram_price=price * share)
+                knapsacks[gpu] = filled or knapsacks[gpu]
+            trial = replace(self, knapsacks=knapsacks)
+            if trial.fits_dram():
+                return trial
         return None
 
     def copy(self) -> "Assignment":

@@ -178,7 +178,8 @@ class _Room:
     def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
         """Each block where the fewest bytes are then lacking, and most room is left."""
         instance = self.instance
-        least, cold, gpus = self.least.copy(), self.cold.copy(), []
+        least, cold = self.least.copy(), self.cold.copy()
+        gpus: list[int] = []
         fullest = 0.0
         for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes, strict=True):
             open_ = instance.open_gpus(block)
