@@ -16,6 +16,8 @@ the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves
 This one is exact, and so is for small problems, and for those where room is hard to find. For
 these, bytes are all that counts: each device may lack some, and their sum is minimised.
 
+Lanes that phases share are left out: they only make steps longer, so that bounds hold.
+
 A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
 what is not above the curve anywhere between two of them: if that does not fit, nothing does.
 """
