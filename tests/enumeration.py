@@ -55,7 +55,8 @@ class Choices:
         phase_s = self.phase_s.reshape(number, instance.gpus, -1)
         phase_s = phase_s + held[:, :, None] * np.array(instance.launches_s)
         schedule = instance.objective.schedule
-        steps = (phase_s.max(axis=1) @ schedule.members.T + schedule.fixed).max(axis=1)
+        slowest = schedule.prolonged(phase_s.T).max(axis=1)
+        steps = (slowest.T @ schedule.members.T + schedule.fixed).max(axis=1)
         return np.maximum(steps, self.dram_s.max(axis=1))
 
     def beside(self, other: "Choices") -> "Choices":
@@ -184,7 +185,7 @@ class Enumeration:
 
     def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
         """Every cut, assignment of its pieces, and number of hot rows of each that is allowed."""
-        options = self.model.sharding_options(self.free, table)
+        options = self.model.sharding_options(self.problem, table)
         found = [way for option in options for way in self._of_option(table, option)]
         gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
         first = self.first_byte

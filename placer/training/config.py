@@ -1,5 +1,6 @@
 """Configurations of a training run; their import needs no torch."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +105,10 @@ class TrainConfig:
                 "holdout_every 1 leaves nothing to train on; keep one batch of at least 2, "
                 "or 0 to keep none"
             )
-        if not self.lr > 0 or not self.embedding_rate > 0 or not self.eps >= 0:
+        rates = self.lr, self.embedding_rate
+        if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.eps < math.inf:
             raise PlacerError(
-                f"learning rates must be positive and eps not negative: lr={self.lr}, "
+                f"learning rates must be positive and eps not negative, and finite: lr={self.lr}, "
                 f"embedding_lr={self.embedding_rate}, eps={self.eps}"
             )
 

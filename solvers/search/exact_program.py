@@ -16,11 +16,14 @@ the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves
 This one is exact, and so is for small problems, and for those where room is hard to find. For
 these, bytes are all that counts: each device may lack some, and their sum is minimised.
 
+Lanes that phases share are left out: they only make steps longer, so that bounds hold.
+
 A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
 what is not above the curve anywhere between two of them: if that does not fit, nothing does.
 """
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -361,12 +364,15 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: in
         ("relaxed fit", _POINTS[0]),
     )
     answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    deadline = time.monotonic() + time_limit_s
     for aim, most_points in programs:
         program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
         if program is not None:
-            answer = program.run(limits, time_limit_s)
-            if answer.assignment is not None or answer.fewest_short_bytes:
-                break
+            answer = program.run(limits, (deadline - time.monotonic()) / 2)
+        if answer.assignment is not None or answer.fewest_short_bytes:
+            break
+        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
+            break
     return answer
 
 
