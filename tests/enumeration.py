@@ -185,7 +185,7 @@ class Enumeration:
 
     def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
         """Every cut, assignment of its pieces, and number of hot rows of each that is allowed."""
-        options = self.model.sharding_options(self.free, table)
+        options = self.model.sharding_options(self.problem, table)
         found = [way for option in options for way in self._of_option(table, option)]
         gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
         first = self.first_byte
