@@ -241,7 +241,7 @@ class Effort:
 
     time_limit: float = TIME_LIMIT
     gap: float = option(1e-3, "Stop when proven this close to the best possible.", least=0)
-    seed: int = option(0, "Of all that is random.")
+    seed: int = option(0, "Of all that is random.", least=0)
     steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
 
     def limits(self, stop: Callable[[], bool] | None = None) -> solvers.Limits:
@@ -267,7 +267,7 @@ def profile(
     dtype: str = option("float32", "Of the weights.", kind=_DTYPES),
     optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
-    seed: int = option(0, "Of the sample."),
+    seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
     folder: Path = option(..., "Folder to write the profile to.", "-o --output"),
@@ -453,6 +453,7 @@ def show(
     placer show profile
     """
     from placer.plan.origin import profile_of
+    from placer.plan.verify import check_shards
     from solvers.analysis.explain import explain
 
     if path.is_dir() or path.name == "profile.json":
@@ -461,6 +462,7 @@ def show(
         report.print_report(report.profile_report(placer.Profile.load(path)), output)
         return
     loaded = placer.Plan.load(path)
+    check_shards(loaded)
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for)
     if memory and known is not None:
@@ -712,7 +714,7 @@ def simulate(
     profile_path: File = PROFILE,
     batch_size: Count = option(None, "Samples per GPU; by default the plan's.", least=1),
     batches: Count = option(None, "Batches of each log, or to draw without --data.", least=1),
-    seed: int = option(0, "Of drawn batches."),
+    seed: int = option(0, "Of drawn batches.", least=0),
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
@@ -848,7 +850,7 @@ def calibrate(
     datasets: Paths = option((), "The same, measured before.", "--learn-only", metavar=_MEASURED),
     calibration: File = option(None, "Constants that --learn starts from, if not its own."),
     workloads: int = option(200, "Random workloads of --learn, two plans of each.", least=1),
-    seed: int = option(0, "Of --learn."),
+    seed: int = option(0, "Of --learn.", least=0),
     output: Output = OUTPUT,
     file: Path = option(..., "File to write the constants, or the networks, to.", "-o --output"),
 ) -> None:
@@ -985,10 +987,7 @@ def demo(
     if result.plan is None:
         _refuse(result)
     equal = steps_of.train_step(placer.Plan.load(folder / "plan.json"), log, steps)
-    click.echo(
-        f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
-        f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
-    )
+    click.echo(steps_of.closing_words(folder, logs[0]))
     sys.exit(0 if equal else 1)
 
 

@@ -10,6 +10,9 @@ OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DType = Literal["float32", "float16", "bfloat16"]
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+MOST_ROWS = 1 << 48
+MOST_DIM = 1 << 20
+"""Largest tables: bytes and products of a row's place stay within 64 bits, and float64."""
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 OPTIMIZER_STATE: dict[OptimizerName, tuple[str, ...]] = {
     "sgd": (),
@@ -80,10 +83,10 @@ class Table:
     features: tuple[Feature, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        if self.rows < 0 or self.dim < 1:
+        if not 0 <= self.rows <= MOST_ROWS or not 1 <= self.dim <= MOST_DIM:
             raise ProblemError(
                 f"table {self.name!r} has {self.rows} rows and dim {self.dim}; "
-                "rows must be at least 0 and dim at least 1"
+                f"rows must be 0 to {MOST_ROWS} and dim 1 to {MOST_DIM}"
             )
         if self.dtype not in DTYPE_BYTES:
             raise ProblemError(

@@ -25,8 +25,10 @@ LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 
+MOST_LINE_BYTES = 16 << 20
+"""Longest line of a log."""
 _BLOCK_BYTES = 2 << 20
-_NEWLINE = ord("\n")
+_NEWLINE, _RETURN = ord("\n"), ord("\r")
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -141,6 +143,12 @@ class CriteoCursor:
             if end or not data:
                 break
             blocks.append(data)
+            if sum(map(len, blocks)) > MOST_LINE_BYTES:
+                line = self._lines_before + self._ends.size + 1
+                raise DataError(
+                    f"{self._file}, line {line} has more than {MOST_LINE_BYTES} bytes, "
+                    "which no sample has; is it a log?"
+                )
         if data:
             block, self._rest = b"".join([*blocks, data[:end]]), data[end:]
         else:
@@ -177,7 +185,7 @@ def _guarded(read: Callable[[], bytes], file: str) -> bytes:
 def _has_label(file: str) -> bool:
     """Whether a file's lines begin with a label, judged by its first line."""
     with _open(file) as stream:
-        line = _guarded(stream.readline, file)
+        line = _guarded(lambda: stream.readline(MOST_LINE_BYTES), file)
     if not line:
         raise DataError(f"{file} is empty; a log needs at least one sample")
     fields = line.count(b"\t") + 1
@@ -193,16 +201,11 @@ def _has_label(file: str) -> bool:
 def _parse(
     block: memoryview, file: str, first_line: int, labelled: bool, missing: Missing
 ) -> RawBatch:
+    _refuse_lone_returns(block, file, first_line)
     columns = ((LABEL,) if labelled else ()) + DENSE + CATEGORIES
     types = {name: pa.float32() for name in (LABEL, *DENSE)} | dict.fromkeys(
         CATEGORIES, pa.binary()
     )
-    ragged: list[csv.InvalidRow] = []
-
-    def remember(row: csv.InvalidRow) -> str:
-        ragged.append(row)
-        return "skip"
-
     try:
         table = csv.read_csv(
             pa.py_buffer(block),
@@ -214,7 +217,6 @@ def _parse(
                 delimiter="\t",
                 quote_char=False,
                 ignore_empty_lines=False,
-                invalid_row_handler=remember,
             ),
             convert_options=csv.ConvertOptions(
                 column_types={name: types[name] for name in columns},
@@ -223,14 +225,10 @@ def _parse(
             ),
         ).combine_chunks()
     except pa.ArrowInvalid as error:
-        if not ragged:
-            raise _conversion_error(error, file, first_line, columns) from error
-    if ragged:
-        row = ragged[0]
-        raise DataError(
-            f"{file}, line {first_line + row.number - 1}: {row.actual_columns} fields, "
-            f"expected {row.expected_columns} separated by tabs; repair or remove the line"
-        )
+        raise (
+            _ragged_error(block, file, first_line, len(columns))
+            or _conversion_error(error, file, first_line, columns)
+        ) from error
     samples = table.num_rows
     features = {}
     for name in CATEGORIES:
@@ -243,6 +241,33 @@ def _parse(
     if labelled:
         labels = table.column(LABEL).to_numpy().astype(np.float32)
     return RawBatch(file, first_line, "line", samples, features, dense, labels)
+
+
+def _refuse_lone_returns(block: memoryview, file: str, first_line: int) -> None:
+    """Arrow would take a carriage return for the end of a line; to others it is a part of one."""
+    text = np.frombuffer(block, dtype=np.uint8)
+    returns = np.flatnonzero(text == _RETURN)
+    if not returns.size:
+        return
+    # A block ends with a newline, so that something follows.
+    lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
+    if lone.size:
+        line = first_line + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
+        raise DataError(
+            f"{file}, line {line} has a carriage return that does not end it; remove it"
+        )
+
+
+def _ragged_error(block: memoryview, file: str, first_line: int, expected: int) -> DataError | None:
+    """The first line of another number of fields, if there is one."""
+    for number, line in enumerate(bytes(block).split(b"\n"), first_line):
+        fields = line.count(b"\t") + 1
+        if line and fields != expected:
+            return DataError(
+                f"{file}, line {number}: {fields} fields, expected {expected} separated by "
+                "tabs; repair or remove the line"
+            )
+    return None
 
 
 def _single(column: pa.ChunkedArray) -> pa.Array:

@@ -28,6 +28,9 @@ Missing = Literal["zero", "empty"]
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 
+MOST_TEXT_BYTES = 8192
+"""Longest text that is an id: their hashes are made byte by byte."""
+
 _NOT_HEX = 255
 _HEX_VALUE = np.full(256, _NOT_HEX, dtype=np.uint8)
 _HEX_VALUE[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
@@ -91,6 +94,11 @@ def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | 
 
 def fnv1a(data: npt.NDArray[np.uint8], starts: Offsets, lengths: Offsets) -> Keys:
     """64-bit FNV-1a hashes of the texts ``data[starts[i]:starts[i] + lengths[i]]``."""
+    longest = int(lengths.max(initial=0))
+    if longest > MOST_TEXT_BYTES:
+        raise DataError(
+            f"an id is a text of {longest} bytes, and at most {MOST_TEXT_BYTES} are read"
+        )
     # Longest first, so that the texts that still have a j-th byte are always a prefix.
     order = np.argsort(-lengths, kind="stable")
     starts, descending = starts[order], -lengths[order]
@@ -125,12 +133,17 @@ def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
         return _text_keys(array.cast(pa.large_binary()))
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         valid = _valid(array)
-        values = array if array.null_count == 0 else pc.fill_null(array, 0)
+        values = array if array.null_count == 0 else pc.fill_null(array, _zero(kind))
         numbers = values.to_numpy(zero_copy_only=False)
         if numbers.dtype == np.uint64:
             return numbers, valid
         return numbers.astype(np.int64, copy=False).view(np.uint64), valid
     raise DataError(f"a column of type {kind} cannot hold ids; they are integers or texts")
+
+
+def _zero(kind: pa.DataType) -> pa.Scalar:
+    """What stands for a missing value."""
+    return pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0, kind)
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:

@@ -90,12 +90,12 @@ class ParquetSource:
         largest: dict[str, int] = {}
         integers = [name for name, is_text in self.text_features.items() if not is_text]
         for footer in self._footers:
-            paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
-            # The leaf of a list column x is called x.list.element, or so.
-            leaves = {
-                name: next(i for i, path in enumerate(paths) if f"{path}.".startswith(f"{name}."))
-                for name in integers
-            }
+            # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.
+            counts = [_leaves(field.type) for field in footer.schema.to_arrow_schema()]
+            if sum(counts) != footer.num_columns:
+                return None
+            first = dict(zip(footer.schema.to_arrow_schema().names, _starts(counts), strict=True))
+            leaves = {name: first[name] for name in integers}
             for group in range(footer.num_row_groups):
                 for name, leaf in leaves.items():
                     statistics = footer.row_group(group).column(leaf).statistics
@@ -253,6 +253,19 @@ def infer_columns(
             if name not in taken and (is_criteo or pa.types.is_floating(schema.field(name).type))
         ]
     return Columns(tuple(sparse), tuple(dense), label)
+
+
+def _leaves(kind: pa.DataType) -> int:
+    """Columns of a Parquet file that one of Arrow's takes."""
+    if pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaves(kind.storage_type)
+    return _leaves(kind.value_type) if is_list(kind) else 1
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [sum(counts[:place]) for place in range(len(counts))]
 
 
 def _footer(file: str) -> pq.FileMetaData:

@@ -14,7 +14,8 @@ from placer.plan.shard import Lookup, Memory
 from placer.tables import DType, OptimizerName, Pooling
 from placer.topology.devices import LinkKind
 
-NonNegative = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0, lt=1 << 63)]
+Place = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 
 
 class _Strict(BaseModel):
@@ -76,10 +77,10 @@ class ShardModel(_Strict):
     """A rectangle of a table on one tier of one device, or replicated on several."""
 
     table: str
-    rows: list[int] = Field(
+    rows: list[Place] = Field(
         min_length=3, max_length=3, description="[start, stop, step] over ranks"
     )
-    cols: list[int] = Field(min_length=2, max_length=2, description="[start, stop]")
+    cols: list[Place] = Field(min_length=2, max_length=2, description="[start, stop]")
     devices: list[str] = Field(min_length=1)
     memory: Memory
     lookup: Lookup

@@ -19,8 +19,8 @@ from placer.units import format_bytes
 class Violation:
     """One rule that a plan breaks.
 
-    `rule` is one of ``shard`` (a malformed shard), ``coverage``, ``row_order``,
-    ``capacity``; `where` names the table or device.
+    `rule` is one of ``shard`` (a malformed shard), ``feature`` (one that reads more than one
+    table), ``coverage``, ``row_order``, ``capacity``; `where` names the table, feature or device.
     """
 
     rule: str
@@ -41,6 +41,11 @@ def violations(plan: Plan) -> list[Violation]:
         for name, times in sorted(Counter(names).items())
         if times > 1
     ]
+    readers = Counter(feature.name for table in plan.tables for feature in table.features)
+    for name, times in sorted(readers.items()):
+        if times > 1:
+            text = f"feature {name!r} is listed {times} times; it reads one table, once"
+            faults.append(Violation("feature", name, text))
     for shard in plan.shards:
         faults.extend(_shard_violations(plan, shard))
     if faults:  # The rest would only repeat what is already wrong, or fail on it.
@@ -65,6 +70,19 @@ def violations(plan: Plan) -> list[Violation]:
                 )
             )
     return faults
+
+
+def check_shards(plan: Plan) -> None:
+    """Raise if a shard is malformed, so that nobody can tell what it is.
+
+    Raises
+    ------
+    PlanError
+        Names the first of them.
+    """
+    for shard in plan.shards:
+        for violation in _shard_violations(plan, shard):
+            raise PlanError(f"{violation.message}; `placer verify` lists all that is wrong")
 
 
 def verify(plan: Plan) -> None:

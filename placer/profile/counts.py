@@ -13,6 +13,8 @@ Int = npt.NDArray[np.int64]
 AnyInt = npt.NDArray[np.signedinteger[Any]]
 
 _BLOCK_ROWS = 1 << 20
+_MOST_LOOKUPS = 1 << 62
+"""Sums of counts stay within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,8 @@ class RowCounts:
             raise ProfileError(f"ids must ascend strictly within 0..{self.rows - 1}")
         if (counts < 1).any():
             raise ProfileError("counts must be at least 1; leave rows that were never read out")
+        if counts.sum(dtype=np.float64) >= _MOST_LOOKUPS:
+            raise ProfileError(f"all counts together must be less than {_MOST_LOOKUPS:.3g}")
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "counts", counts)
 
@@ -86,6 +90,8 @@ class RowCounts:
         if self.rows != other.rows:
             raise ProfileError(f"counts of {self.rows} and {other.rows} rows cannot be added")
         ids = np.union1d(self.ids, other.ids)
+        if self.total + other.total >= _MOST_LOOKUPS:
+            raise ProfileError(f"all counts together must be less than {_MOST_LOOKUPS:.3g}")
         largest = int(self.counts.max(initial=0)) + int(other.counts.max(initial=0))
         counts = np.zeros(ids.size, dtype=_narrowest(largest))
         counts[np.searchsorted(ids, self.ids)] = self.counts

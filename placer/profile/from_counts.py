@@ -97,7 +97,7 @@ def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, Row
     parts: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
     for file in files:
         for batch in _batches(file, _COUNT_COLUMNS):
-            encoded = batch.column("table").dictionary_encode()
+            encoded = _texts(batch, "table", file).dictionary_encode()
             tables = encoded.indices.to_numpy(zero_copy_only=False)
             ids, counts = _integers(batch, "id", file), _integers(batch, "count", file)
             if counts.size and counts.min() < 0:
@@ -128,6 +128,8 @@ def _summed(
             f"table {name!r} has id {wrong[0]}, but rows 0..{rows - 1}; give it more rows or "
             "map the ids before counting"
         )
+    if counts.sum(dtype=np.float64) >= 1 << 62:
+        raise DataError(f"table {name!r}: its counts sum to 2^62 lookups or more, which no log has")
     order = np.argsort(ids, kind="stable")
     ids, counts = ids[order], counts[order]
     starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: ids.size])
@@ -141,7 +143,7 @@ def _read_features(
 ) -> dict[str, dict[str, FeatureCounts]]:
     features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counted}
     for batch in _batches(file, _FEATURE_COLUMNS):
-        columns = (batch.column("feature").to_pylist(), batch.column("table").to_pylist())
+        columns = [_texts(batch, name, file).to_pylist() for name in ("feature", "table")]
         numbers = (_integers(batch, name, file).tolist() for name in ("lookups", "bags"))
         for feature, table, lookups, bags in zip(*columns, *numbers, strict=True):
             if table not in features:
@@ -170,8 +172,11 @@ def _batches(file: str, columns: Sequence[str]) -> Any:
         with pq.ParquetFile(file) as parquet:
             names = parquet.schema_arrow.names
             for column in columns:
-                if column not in names:
-                    raise DataError(f"{file} has no column {column!r}; it has {', '.join(names)}")
+                if names.count(column) != 1:
+                    count = "more than one" if column in names else "no"
+                    raise DataError(
+                        f"{file} has {count} column {column!r}; it has {', '.join(names)}"
+                    )
             for batch in parquet.iter_batches(columns=list(columns)):
                 for column in columns:
                     if batch.column(column).null_count:
@@ -181,6 +186,14 @@ def _batches(file: str, columns: Sequence[str]) -> Any:
         raise DataError(f"cannot open {file}: no such file") from error
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _texts(batch: pa.RecordBatch, name: str, file: str) -> pa.Array:
+    column = batch.column(name)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise DataError(f"{file}: column {name!r} is {column.type}; it holds texts")
+    return column
 
 
 def _integers(batch: pa.RecordBatch, name: str, file: str) -> npt.NDArray[np.int64]:

@@ -1,5 +1,7 @@
 """Configurations of a training run; their import needs no torch."""
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -103,9 +105,10 @@ class TrainConfig:
                 "holdout_every 1 leaves nothing to train on; keep one batch of at least 2, "
                 "or 0 to keep none"
             )
-        if not self.lr > 0 or not self.embedding_rate > 0 or not self.eps >= 0:
+        rates = self.lr, self.embedding_rate
+        if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.eps < math.inf:
             raise PlacerError(
-                f"learning rates must be positive and eps not negative: lr={self.lr}, "
+                f"learning rates must be positive and eps not negative, and finite: lr={self.lr}, "
                 f"embedding_lr={self.embedding_rate}, eps={self.eps}"
             )
 
@@ -125,7 +128,7 @@ class CheckpointPolicy:
 
     Attributes
     ----------
-    folder : Path
+    folder : path
         Holds one folder per checkpoint.
     every_steps : int, optional
         Steps between checkpoints. A run is saved at its end and when it is interrupted too.
@@ -136,9 +139,14 @@ class CheckpointPolicy:
     ------
     PlacerError
         If nothing would be kept, or the steps are not positive.
+
+    Examples
+    --------
+    >>> CheckpointPolicy("checkpoints", every_steps=1000).is_due(2000)
+    True
     """
 
-    folder: Path
+    folder: str | os.PathLike[str]
     every_steps: int | None = None
     keep: int = 2
 

@@ -21,6 +21,7 @@ from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import FeatureRead
+from placer.executor.scaled_gradients import refuse_scaled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,6 +193,7 @@ class Serve(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_scaled()
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
         sent, received = served.sent_sizes(step), served.served_sizes(step)

@@ -14,6 +14,7 @@ from placer.executor.lookups.batch_reads import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
+from placer.executor.scaled_gradients import refuse_scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class FusedLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *output_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_scaled()
         runtime: Runtime = ctx.runtime
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         weights = saved[0] if saved else None

@@ -29,6 +29,8 @@ from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
+from placer.executor.optimizers.rule import check_constants
+from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
@@ -140,8 +142,8 @@ class PlacedEmbeddings(Embeddings):
         )
         if rounding not in get_args(Rounding):
             raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise PlanMismatchError(f"betas {betas} must lie within 0..1, 1 excluded")
+        check_constants(lr, eps, betas)
+        watch_scalers()
         kernels = make_backend(backend, self.device, cache_policy)
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
@@ -177,6 +179,7 @@ class PlacedEmbeddings(Embeddings):
         self._runtime.updates.fill_(updates)
 
     def set_lr(self, lr: float) -> None:
+        check_constants(lr)
         self._runtime.lr.fill_(lr)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -91,6 +91,8 @@ class ArenaReads:
         """Values of the batch's lookups in the order of this arena's lookups."""
         if per_lookup is None or self._is_whole(per_lookup.numel()):
             return per_lookup
+        if not self.segments:  # A table that no feature reads.
+            return per_lookup[:0]
         return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
 
     def _is_whole(self, lookups: int) -> bool:

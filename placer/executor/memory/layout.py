@@ -236,7 +236,7 @@ def _cache_shares(starts: _Starts) -> Iterator[CacheShare]:
         (start, shard)
         for columns in starts
         for shard, start in columns
-        if shard.memory == "dram" and shard.lookup in ("staged", "cached")
+        if shard.row_count and shard.memory == "dram" and shard.lookup in ("staged", "cached")
     ]
     for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
         stop = start + shard.row_count

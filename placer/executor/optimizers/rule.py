@@ -1,11 +1,14 @@
 """Optimizers that are applied to the summed gradient of each row that a step touched."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from placer.errors import PlanMismatchError
 from placer.executor.optimizers.rounding import stochastic_round
 from placer.tables import OptimizerName
 
@@ -65,6 +68,27 @@ class Rule:
         t = self.updates.double()
         corrections = (1 - self.beta2**t).sqrt() / (1 - self.beta1**t)
         return (self.lr * corrections).float()
+
+
+def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 0.999)) -> None:
+    """Check what an optimizer is made with.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a rate or eps is negative or no number, or there are not two betas from 0 to 1.
+
+    Examples
+    --------
+    >>> check_constants(lr=float("nan"))
+    Traceback (most recent call last):
+    placer.errors.PlanMismatchError: lr nan must be a number of at least 0
+    """
+    for name, value in (("lr", lr), ("eps", eps)):
+        if not 0 <= float(value) < math.inf:
+            raise PlanMismatchError(f"{name} {value} must be a number of at least 0")
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise PlanMismatchError(f"betas {tuple(betas)} must be two and lie within 0..1, 1 excluded")
 
 
 def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:

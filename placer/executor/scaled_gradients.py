@@ -1,0 +1,72 @@
+"""Gradients that a `torch.amp.GradScaler` has scaled: found, and refused.
+
+A scaler multiplies the loss, and takes the factor out of the gradients before its optimizer's step.
+Rows of placed tables are updated within the backward pass, before it could: by gradients that are
+65,536 times too large. So the losses that a scaler returns mark the backward pass that starts at
+them.
+"""
+
+import functools
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placer.errors import PlacerError
+
+_marked: deque[int] = deque(maxlen=256)
+"""Backward passes that started at a scaled loss, by autograd's own number."""
+
+
+def watch_scalers() -> None:
+    """Let all scalers mark what they scale; those that exist already, too."""
+    for kind in _with_subclasses(torch.amp.GradScaler):
+        own = kind.__dict__.get("scale")
+        if own is not None and not hasattr(own, "_is_watched"):
+            kind.scale = _watched(own)
+
+
+def refuse_scaled() -> None:
+    """Raise within a backward pass that started at a scaled loss.
+
+    Raises
+    ------
+    PlacerError
+    """
+    if _marked and torch._C._current_graph_task_id() in _marked:
+        raise PlacerError(
+            "the loss was scaled by a GradScaler, and placed tables are updated within the "
+            "backward pass, by gradients that it has not unscaled: train in bfloat16, which needs "
+            "no scaler, or with GradScaler(enabled=False)"
+        )
+
+
+def _watched(scale: Any) -> Any:
+    @functools.wraps(scale)
+    def marking(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if self.is_enabled():
+            _mark(scaled)
+        return scaled
+
+    marking._is_watched = True  # type: ignore[attr-defined]
+    return marking
+
+
+def _mark(scaled: Any) -> None:
+    if isinstance(scaled, Tensor):
+        if scaled.requires_grad:
+            scaled.register_hook(_mark_pass)  # type: ignore[no-untyped-call]
+    elif isinstance(scaled, list | tuple):
+        for one in scaled:
+            _mark(one)
+
+
+def _mark_pass(_: Tensor) -> None:
+    _marked.append(torch._C._current_graph_task_id())
+
+
+def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
+    below: list[type[Any]] = kind.__subclasses__()
+    return [kind, *(one for child in below for one in _with_subclasses(child))]

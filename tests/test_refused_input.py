@@ -1,0 +1,238 @@
+"""Logs, counts, tables and gradients that used to be taken for something else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from training_cases import plan_for, small_log
+
+from placer import Feature, Plan, Shard, Table, Topology
+from placer.data import open_log
+from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
+from placer.data.parquet import ParquetSource
+from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError, ProfileError
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.plan.verify import check_shards, violations
+from placer.profile.counts import RowCounts
+from placer.profile.from_counts import profile_counts
+from placer.training.config import TrainConfig
+
+# Logs ------------------------------------------------------------------------------------------
+
+
+def written(path: Path, **columns: object) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize("first", ["a", "a.b"])
+def test_statistics_are_those_of_the_column_itself(tmp_path: Path, first: str) -> None:
+    columns = {"a.b": pa.array([1, 50_000]), "a": pa.array([[1, 10], [3]])}
+    columns = {name: columns[name] for name in (first, *(set(columns) - {first}))}
+    nested = {"s": pa.array([{"x": 1, "y": [2]}, None]), "z": pa.array([7, 8])}
+    path = written(tmp_path / "log.parquet", **nested, **columns)
+    log = open_log(path, ignore=["s"])
+    assert log.tables == {"a": 11, "a.b": 50_001, "z": 9}
+    assert ParquetSource([str(path)], ignore=["s"]).largest_ids() == {
+        "a": 10,
+        "a.b": 50_000,
+        "z": 8,
+    }
+
+
+LINE = "\t".join(["1", *["2"] * 13, *["0000000a"] * 26])
+
+
+def test_a_carriage_return_ends_a_line_or_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(f"{LINE}\r\n{LINE}\r\n".encode())
+    assert sum(chunk.samples for chunk in open_log(path, id_mapping="vocabulary").chunks()) == 2
+    path.write_bytes(f"{LINE}\n{LINE}\r{LINE}\n{LINE}\n".encode())
+    with pytest.raises(DataError, match=r"line 2 has a carriage return that does not end it"):
+        open_log(path, id_mapping="vocabulary")
+
+
+def test_a_line_that_is_ragged_and_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "log.tsv"
+    path.write_bytes(f"{LINE}\n".encode() + b"\xff\xfe\t1\n" + f"{LINE}\n".encode())
+    with pytest.raises(DataError, match=r"line 2: 2 fields, expected 40 separated by tabs"):
+        open_log(path, id_mapping="vocabulary")
+
+
+def test_a_long_line_and_a_long_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placer.data.criteo.MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr("placer.data.criteo._BLOCK_BYTES", 100)
+    path = tmp_path / "log.tsv"
+    path.write_text(f"{LINE}\n{LINE}{'a' * 2000}\n")
+    with pytest.raises(DataError, match=r"line 2 has more than 1000 bytes"):
+        open_log(path, id_mapping="vocabulary")
+    with pytest.raises(DataError, match=rf"text of 8193 bytes, and at most {MOST_TEXT_BYTES}"):
+        bags_from_arrow(pa.array(["a" * 8193]), "zero")
+
+
+def test_missing_booleans_are_read_as_missing_numbers() -> None:
+    keys, offsets = bags_from_arrow(pa.array([True, None, False]), "zero")
+    assert keys.tolist() == [1, 0, 0]
+    assert offsets is None
+    keys, offsets = bags_from_arrow(pa.array([True, None, False]), "empty")
+    assert keys.tolist() == [1, 0]
+
+
+# Counts ----------------------------------------------------------------------------------------
+
+
+def test_counts_do_not_wrap(tmp_path: Path) -> None:
+    large = 1 << 61
+    path = written(tmp_path / "c.parquet", table=["t"] * 2, id=[1, 1], count=[large, large])
+    with pytest.raises(DataError, match=r"'t': its counts sum to 2\^62 lookups or more"):
+        profile_counts(path, samples=10)
+    one = RowCounts(3, np.array([1]), np.array([large]))
+    with pytest.raises(ProfileError, match=r"all counts together must be less than"):
+        _ = one + one
+    with pytest.raises(ProfileError, match=r"all counts together"):
+        RowCounts(3, np.array([0, 1]), np.array([large, large]))
+
+
+@pytest.mark.parametrize(
+    ("tables", "kind"), [([["t"]], "list"), ([b"t"], "binary"), ([1], "int64"), ([None], "null")]
+)
+def test_names_of_tables_are_texts(tmp_path: Path, tables: list[object], kind: str) -> None:
+    path = written(tmp_path / "c.parquet", table=tables, id=[1], count=[1])
+    message = rf"column 'table' is {kind}.*; it holds texts" if kind != "null" else "missing values"
+    with pytest.raises(DataError, match=message):
+        profile_counts(path, samples=10)
+
+
+def test_two_columns_of_one_name(tmp_path: Path) -> None:
+    arrays = [pa.array(["t"]), pa.array([1]), pa.array([1]), pa.array([2])]
+    table = pa.Table.from_arrays(arrays, names=["table", "id", "count", "count"])
+    pq.write_table(table, tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"has more than one column 'count'"):
+        profile_counts(tmp_path / "c.parquet", samples=10)
+
+
+# Tables and plans ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(1 << 63, 4), (10, 1 << 62), (-1, 4), (10, 0)])
+def test_tables_larger_than_any(rows: int, dim: int) -> None:
+    with pytest.raises(ProblemError, match=r"rows must be 0 to 281474976710656 and dim 1 to 10485"):
+        Table("t", rows, dim)
+
+
+def plan_with(*shards: Shard, tables: tuple[Table, ...]) -> Plan:
+    return Plan(tables, Topology.parse("1xh100"), shards)
+
+
+def whole(table: Table, **fields: object) -> Shard:
+    shard = Shard(table.name, (0, table.rows, 1), (0, table.dim), ("gpu:0",), "hbm", "device")
+    return replace(shard, **fields)  # type: ignore[arg-type]
+
+
+def test_a_feature_reads_one_table() -> None:
+    one, two = (Table(name, 8, 2, features=(Feature("f"),)) for name in "ab")
+    plan = plan_with(whole(one), whole(two), tables=(one, two))
+    (violation,) = violations(plan)
+    assert (violation.rule, violation.where) == ("feature", "f")
+    with pytest.raises(PlanMismatchError):
+        PlacedEmbeddings(plan, backend="torch")
+
+
+def test_a_shard_on_no_device_is_named() -> None:
+    table = Table("t", 8, 2)
+    with pytest.raises(PlacerError, match=r"device 'gpu:9' is not in the topology"):
+        check_shards(plan_with(whole(table, devices=("gpu:9",)), tables=(table,)))
+
+
+@pytest.mark.parametrize("lookup", ["staged", "cached"])
+@pytest.mark.parametrize("place", [0, 8])
+def test_a_shard_without_rows_is_trained_with(lookup: str, place: int) -> None:
+    """It stands before or behind a shard that is staged or cached as well."""
+    table = Table("t", 8, 2, features=(Feature("f"),))
+    cold = whole(table, memory="dram", lookup=lookup, staging_rows=4)
+    cold = replace(cold, cache_rows=2 if lookup == "cached" else 0)
+    empty = replace(cold, rows=(place, place, 1), lookup="staged", staging_rows=0, cache_rows=0)
+    model = PlacedEmbeddings(plan_with(cold, empty, tables=(table,)), backend="tiered")
+    before = model.state_dict()["t.weight"].clone()
+    ids = torch.tensor([3, 3, 5])
+    model(BagBatch.from_features({"f": (ids, None, None)}, ["f"]))["f"].sum().backward()
+    changed = (model.state_dict()["t.weight"] != before).any(1)
+    assert changed.nonzero().flatten().tolist() == [3, 5]
+
+
+def test_weights_beside_a_table_that_no_feature_reads() -> None:
+    read, unread = Table("r", 8, 2, features=(Feature("f"),)), Table("u", 8, 4)
+    model = PlacedEmbeddings(
+        plan_with(whole(read), whole(unread), tables=(read, unread)), backend="torch"
+    )
+    feature = torch.tensor([1, 2]), None, torch.tensor([0.5, 2.0])
+    output = model(BagBatch.from_features({"f": feature}, ["f"]))["f"]
+    weight = model.state_dict()["r.weight"]
+    assert torch.equal(output, weight[1:3] * torch.tensor([[0.5], [2.0]]))
+    output.sum().backward()
+
+
+# Training --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": float("nan")}, r"lr nan must be a number of at least 0"),
+        ({"lr": -0.1}, r"lr -0.1"),
+        ({"lr": float("inf")}, r"lr inf"),
+        ({"eps": -1.0}, r"eps -1.0"),
+        ({"eps": float("nan")}, r"eps nan"),
+        ({"betas": (0.9,)}, r"betas \(0.9,\) must be two"),
+        ({"betas": (0.9, float("nan"))}, r"betas \(0.9, nan\)"),
+        ({"betas": (0.9, 1.0)}, r"betas \(0.9, 1.0\)"),
+    ],
+)
+def test_constants_of_an_optimizer(options: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanMismatchError, match=message):
+        PlacedEmbeddings(plan_for(small_log(32)), backend="torch", **options)  # type: ignore[arg-type]
+
+
+def test_a_rate_is_checked_when_it_changes() -> None:
+    model = PlacedEmbeddings(plan_for(small_log(32)), backend="torch")
+    model.set_lr(0.0)
+    with pytest.raises(PlanMismatchError, match=r"lr nan"):
+        model.set_lr(float("nan"))
+
+
+@pytest.mark.parametrize("options", [{"lr": float("inf")}, {"eps": float("nan")}, {"lr": 0.0}])
+def test_rates_of_a_run_are_finite(options: dict[str, float]) -> None:
+    with pytest.raises(PlacerError, match=r"must be positive and eps not negative, and finite"):
+        TrainConfig(**options)  # type: ignore[arg-type]
+
+
+class OwnScaler(torch.amp.GradScaler):
+    """A scaler as a library may have one."""
+
+    def scale(self, outputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().scale(outputs)
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, OwnScaler])
+@pytest.mark.parametrize("before", [False, True])
+def test_scaled_gradients_are_refused(kind: type[torch.amp.GradScaler], before: bool) -> None:
+    made = kind("cpu") if before else None
+    table = Table("t", 8, 2, features=(Feature("f"),))
+    model = PlacedEmbeddings(plan_with(whole(table), tables=(table,)), backend="torch")
+    scaler = made or kind("cpu")
+    weights = model.state_dict()["t.weight"].clone()
+
+    def loss() -> torch.Tensor:
+        batch = BagBatch.from_features({"f": (torch.tensor([1, 2]), None, None)}, ["f"])
+        return model(batch)["f"].sum()
+
+    with pytest.raises(PlacerError, match=r"the loss was scaled by a GradScaler"):
+        scaler.scale(loss()).backward()
+    assert torch.equal(model.state_dict()["t.weight"], weights)
+    kind("cpu", enabled=False).scale(loss()).backward()
+    loss().backward()
+    assert not torch.equal(model.state_dict()["t.weight"], weights)
