@@ -989,10 +989,7 @@ def demo(
     if result.plan is None:
         _refuse(result)
     equal = steps_of.train_step(placer.Plan.load(folder / "plan.json"), log, steps)
-    click.echo(
-        f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
-        f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
-    )
+    click.echo(steps_of.closing_words(folder, logs[0]))
     sys.exit(0 if equal else 1)
 
 

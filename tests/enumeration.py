@@ -179,13 +179,15 @@ class Enumeration:
         """Every number of hot rows that is not forbidden."""
         rows = len(range(*shard.rows(spec.rows)))
         rule = self.problem.constraints.rule_of(spec.name)
+        if shard.option.cold in rule.forbid:
+            return [rows]
         if "split" in rule.forbid and ("cached" in rule.forbid or shard.option.cold != "cached"):
             return sorted({0, rows})
         return range(rows + 1)
 
     def choices_of(self, table: int) -> tuple[list[Choice], Choices]:
         """Every cut, assignment of its pieces, and number of hot rows of each that is allowed."""
-        options = self.model.sharding_options(self.free, table)
+        options = self.model.sharding_options(self.problem, table)
         found = [way for option in options for way in self._of_option(table, option)]
         gpus, hosts = len(self.gpus), len(self.problem.topology.hosts)
         first = self.first_byte

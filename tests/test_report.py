@@ -411,3 +411,12 @@ def test_a_section_without_rows() -> None:
     report = Report("nothing", (Section("none", "None", (Column("a", "a"),), ()),))
     assert "nothing" in shown(report)
     assert report.to_csv() == ""
+
+
+def test_csv_has_the_rows_of_all_sections() -> None:
+    one = Section("one", "One", (), ({"name": "a", "bytes": 1}, {"name": "b", "bytes": 2}))
+    two = Section("two", "Two", (), ({"name": "c", "time_s": 0.5},))
+    report = Report("both", (one, two))
+    lines = ["section,name,bytes,time_s", "one,a,1,", "one,b,2,", "two,c,,0.5"]
+    assert report.to_csv().splitlines() == lines
+    assert report.to_csv("two").splitlines() == ["name,time_s", "c,0.5"]

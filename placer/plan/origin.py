@@ -117,7 +117,7 @@ def open_log_of(
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
-            f"training needs the id mapping that {file} was made with, and its profile "
+            f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
     return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]

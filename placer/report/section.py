@@ -217,7 +217,10 @@ class Report:
         }
 
     def to_csv(self, section: str | None = None) -> str:
-        """One section's rows, the first section's by default, with their keys as header.
+        """The rows of one section, or of all, with their keys as header.
+
+        Rows of several sections are one table: its first column, ``section``, names the section of
+        a row, and what other sections have is empty.
 
         Raises
         ------
@@ -227,8 +230,11 @@ class Report:
         names = [one.name for one in self.sections]
         if section is not None and section not in names:
             raise PlacerError(f"the report has no section {section!r}; it has {', '.join(names)}")
-        rows = self.sections[0 if section is None else names.index(section)].rows
-        return rows_to_csv(rows)
+        if section is not None or len(names) == 1:
+            return rows_to_csv(self.sections[0 if section is None else names.index(section)].rows)
+        return rows_to_csv(
+            [{"section": one.name, **row} for one in self.sections for row in one.rows]
+        )
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
@@ -237,14 +243,15 @@ def attributes(value: object, *names: str) -> dict[str, Any]:
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV; values that are missing are empty.
+    """Rows as CSV, with a column for each key of any row; values that are missing are empty.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, which
     spreadsheets do not show.
     """
     buffer = io.StringIO()
     if rows:
-        writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+        keys = list(dict.fromkeys(key for row in rows for key in row))
+        writer = csv.DictWriter(buffer, fieldnames=keys, lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()

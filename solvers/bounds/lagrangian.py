@@ -371,13 +371,14 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
     """A bound from the reads and writes of the hosts' memory, with one price for all HBM.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
-    whole tables stand for their sharding options, which those with caches do not.
+    whole tables stand for their sharding options, which those with caches do not. Rows of an
+    option may be replicated where a whole table may not be split, so that any rows may be in HBM.
     """
     total = -prices * float(instance.hbm_bytes.sum())
     for table in range(instance.tables):
         colds = {option.cold for option in instance.options_of(table)}
         curves = [
-            instance.curve(TableShard(table, ShardingOption(cold=cold)), gpu)
+            instance.free_curve(TableShard(table, ShardingOption(cold=cold)), gpu)
             for cold in sorted(colds)
             for gpu in instance.kinds
         ]

@@ -1,13 +1,14 @@
 """Shards on GPUs, with each GPU's HBM filled as well as it can be: a search's state."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cost_models import CostCurve
 from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
 from solvers.model.knapsack import (
     BYTES,
@@ -16,8 +17,12 @@ from solvers.model.knapsack import (
     PHASES,
     Float,
     Knapsack,
+    priced_costs,
     solve_knapsack,
 )
+
+_DRAM_PRICE_SHARES = (1e-3, 1.0)
+"""Prices of a host's memory where it is short, as shares of the highest price of HBM."""
 
 Change = dict[int, list[TableShard]]
 """The shards of the GPUs that a change touches, after it."""
@@ -83,7 +88,28 @@ class Assignment:
             if knapsack is None:
                 return None
             assignment.knapsacks.append(knapsack)
-        return assignment if assignment.fits_dram() else None
+        if fixed or assignment.fits_dram():
+            return assignment if assignment.fits_dram() else None
+        return assignment.with_rows_off_hosts()
+
+    def with_rows_off_hosts(self) -> "Assignment | None":
+        """The assignment with more rows in HBM where a host lacks room, whether worth it or not.
+
+        None if that is not enough.
+        """
+        instance = self.instance
+        finite = instance.prices[1:-1]
+        price = float(finite[0]) if finite.size else 1.0
+        over = self.hosts({})[1] > instance.dram_bytes
+        for share in _DRAM_PRICE_SHARES:
+            knapsacks = list(self.knapsacks)
+            for gpu in np.flatnonzero(over[instance.host_of_gpu]).tolist():
+                filled = self.knapsack(gpu, self.shards[gpu], dram_price=price * share)
+                knapsacks[gpu] = filled or knapsacks[gpu]
+            trial = replace(self, knapsacks=knapsacks)
+            if trial.fits_dram():
+                return trial
+        return None
 
     def copy(self) -> "Assignment":
         """A copy that can be changed without changing this assignment."""
@@ -177,21 +203,30 @@ class Assignment:
         spare_bytes: float = 0.0,
         replicas: Sequence[TableShard] | None = None,
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
+        dram_price: float = 0.0,
     ) -> Knapsack | None:
         """The best knapsack of a GPU that serves `shards`, in their order; None if none fits.
 
-        `fixed` has the priced costs of shards of which not every number of rows may be in HBM.
+        `fixed` has the priced costs of shards of which not every number of rows may be in HBM,
+        `dram_price` the seconds that a byte of the host's memory is worth.
         """
         instance = self.instance
         everywhere = self.replicas if replicas is None else replicas
         base = instance.replica_costs(everywhere, gpu)
+
+        def curve(shard: TableShard) -> CostCurve:
+            true = instance.curve(shard, gpu)
+            return replace(true, gpu_s=true.gpu_s + dram_price * true.dram_bytes)
+
+        if dram_price:
+            fixed = {shard: priced_costs(curve(shard), instance.prices) for shard in shards}
         filled = solve_knapsack(
             [
                 fixed[shard] if shard in fixed else instance.priced_costs(shard, gpu)
                 for shard in shards
             ],
             float(instance.hbm_bytes[gpu]) - float(base[BYTES]) - spare_bytes,
-            lambda number: instance.curve(shards[number], gpu),
+            lambda number: curve(shards[number]),
         )
         if filled is None:
             return None
@@ -199,7 +234,9 @@ class Assignment:
         weights = instance.objective.weights
         return Knapsack(
             filled.hot_rows,
-            filled.gpu_s + float(base[GPU_S] + weights @ launches_s),
+            filled.gpu_s
+            - dram_price * filled.dram_bytes
+            + float(base[GPU_S] + weights @ launches_s),
             filled.phase_s + base[PHASES] + launches_s,
             filled.dram_s,
             filled.hbm_bytes + float(base[BYTES]),

@@ -23,6 +23,7 @@ what is not above the curve anywhere between two of them: if that does not fit, 
 """
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -363,12 +364,15 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: in
         ("relaxed fit", _POINTS[0]),
     )
     answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    deadline = time.monotonic() + time_limit_s
     for aim, most_points in programs:
         program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
         if program is not None:
-            answer = program.run(limits, time_limit_s)
-            if answer.assignment is not None or answer.fewest_short_bytes:
-                break
+            answer = program.run(limits, (deadline - time.monotonic()) / 2)
+        if answer.assignment is not None or answer.fewest_short_bytes:
+            break
+        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
+            break
     return answer
 
 

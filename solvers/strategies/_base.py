@@ -25,6 +25,7 @@ from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
 from solvers.search.construction import construct
 from solvers.search.exact_program import fit
+from solvers.search.room import make_room
 
 _FITTED_PLACES = 60_000
 """Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
@@ -86,6 +87,9 @@ class Search:
 
     def first_fit(self) -> Assignment | None:
         """Any assignment that fits, where no construction finds one; or a proof, in `failure`."""
+        assignment = make_room(self.instance, self.seed, self.clock)
+        if assignment is not None:
+            return assignment
         answer = fit(self.instance, self.clock.limits, self.clock.left_s, _FITTED_PLACES)
         if answer.fewest_short_bytes:
             self.failure = nothing_fits(self.instance, answer.short_bytes)
@@ -243,6 +247,6 @@ def _provenance(problem: Problem) -> Provenance:
         problem_sha256=problem.sha256,
         placer_version=placer.__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        profile=problem.profile.source,
+        profile=problem.profile.reference,
         ids_sha256=problem.profile.ids_sha256,
     )

@@ -1,6 +1,7 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
 import math
+from dataclasses import replace
 
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
@@ -11,7 +12,7 @@ from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
-from solvers.strategies._base import Search
+from solvers.strategies._base import Search, Strategy
 
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 """Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
@@ -91,6 +92,15 @@ def linear_program(search: Search, share: float) -> Assignment | None:
         search.bound_s = max(search.bound_s, bound_s)
         search.stats["lp_bound_s"] = bound_s
     return None
+
+
+def another(search: Search, share: float, strategy: Strategy) -> Assignment | None:
+    """The best assignment of another strategy, improved, whatever is known already."""
+    own = replace(search, clock=search.clock.part(share), best=None, stats={})
+    best = next(iter(strategy.assignments(own)), None)
+    if best is not None:
+        improve(best, own.clock)
+    return best
 
 
 def exact_program(search: Search, share: float, most_places: int) -> Assignment | None:

@@ -16,6 +16,7 @@ from solvers.search.neighbourhoods import NeighbourhoodParams
 from solvers.strategies._base import Search, Stage, StagedStrategy
 from solvers.strategies._stages import (
     annealing,
+    another,
     cost_greedy,
     exact_program,
     integer_program,
@@ -23,6 +24,8 @@ from solvers.strategies._stages import (
     linear_program,
     neighbourhoods,
 )
+from solvers.strategies.beam import Beam
+from solvers.strategies.dp import DynamicProgramming
 from solvers.strategies.flow import FlowParams, flow_rounds
 
 
@@ -35,6 +38,8 @@ class AutoParams:
     greedy_share, flow_share, annealing_share, program_share, search_share : float
         Of the first plan, flows, annealing, CP-SAT and iterated local search; neighbourhoods
         have the rest.
+    others_share : float
+        Of `beam`, and of `dp`.
     linear_program_share : float
         Of the linear program that lifts the bound.
     common_shares_share : float
@@ -42,7 +47,8 @@ class AutoParams:
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
     annealed_places : int
-        Tables × GPUs up to which there are flows and annealing: beyond, chosen moves find more.
+        Tables × GPUs up to which there are flows, `beam`, `dp` and annealing: beyond, chosen
+        moves find more.
     exact_share : float
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
@@ -53,6 +59,7 @@ class AutoParams:
 
     greedy_share: float = 0.6
     flow_share: float = 0.15
+    others_share: float = 0.1
     linear_program_share: float = 0.1
     annealing_share: float = 0.5
     exact_share: float = 0.5
@@ -88,6 +95,8 @@ class Auto(StagedStrategy):
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
+            Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
+            Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing), few),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),

@@ -1,0 +1,225 @@
+"""A first assignment where room is hard to find: bytes that devices lack are made fewer.
+
+Tables are placed one by one, the largest first, each with the sharding option and on the GPUs that
+leave the fewest bytes without room, and of those in the fastest option. As long as any are left,
+tables of an overfull device and some others are taken off and placed anew, in another order (ruin
+and recreate; Schrimpf et al. 2000, doi:10.1006/jcph.1999.6413).
+
+A GPU needs the buffers of its shards; cold rows of a host's GPUs need its memory, or what HBM is
+left on these GPUs.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+
+Block = tuple[TableShard, ...]
+
+_RUINS = 200
+"""Times that tables are placed anew."""
+
+_MOST_TABLES = 3
+"""Tables of an overfull device that are taken off at a time, and as many others."""
+
+_MOST_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A way to shard a table, or tables that stay together: what one GPU serves is a block.
+
+    Attributes
+    ----------
+    blocks : list of tuples of TableShard
+    least_bytes, cold_bytes : float64, shape (blocks,)
+        The fewest bytes of HBM, and the bytes of DRAM with these.
+    work_s : float
+        GPU seconds with all rows in HBM that are worth any.
+    """
+
+    blocks: list[Block]
+    least_bytes: Float
+    cold_bytes: Float
+    work_s: float
+
+
+def make_room(instance: Instance, seed: int, clock: Clock) -> Assignment | None:
+    """An assignment that fits, for a cost that may be high; None if none is found."""
+    ways = [_ways(instance, group) for group in _groups(instance)]
+    if not all(ways):  # A table that may only be replicated.
+        return None
+    size = [min(float((w.least_bytes + w.cold_bytes).sum()) for w in of) for of in ways]
+    rng, room = random.Random(seed), _Room(instance, ways)
+    for number in sorted(range(len(ways)), key=lambda n: -size[n]):
+        room.place(number)
+    if len(room.homes) < len(ways):
+        return None
+    for _ in range(_RUINS):
+        over = room.overfull()
+        if not over.any() or clock.left_s < 0 or clock.stopped:
+            break
+        kept = room.homes.copy(), room.total_over_bytes
+        there = [n for n, (_, gpus) in room.homes.items() if over[gpus].any()]
+        others = [n for n in room.homes if n not in there]
+        chosen = rng.sample(there, min(len(there), rng.randint(1, _MOST_TABLES)))
+        chosen += rng.sample(others, min(len(others), rng.randint(0, _MOST_TABLES)))
+        for number in chosen:
+            room.take_off(number)
+        rng.shuffle(chosen)
+        for number in chosen:
+            room.place(number)
+        if room.total_over_bytes > kept[1]:
+            for number in chosen:
+                room.take_off(number)
+            for number in chosen:
+                room.put(number, *kept[0][number])
+    if room.overfull().any():
+        return None
+    pairs = [
+        (shard, gpu)
+        for way, gpus in room.homes.values()
+        for block, gpu in zip(way.blocks, gpus, strict=True)
+        for shard in block
+    ]
+    return Assignment.of(instance, pairs)
+
+
+def _groups(instance: Instance) -> list[Block]:
+    """Tables that stay together; mostly one each."""
+    return instance.blocks([TableShard(table) for table in range(instance.tables)])
+
+
+def _ways(instance: Instance, group: Block) -> list[_Way]:
+    """Ways to shard the tables of a group: of one, whatever it may be; of several, all whole."""
+    if len(group) == 1:
+        table = group[0].table
+        every = instance.options_of(table)
+        few = [option for option in every if _is_coarse(option)]
+        few = few or [option for option in every if not option.replicated_rows]
+        return [_way(instance, [[s] for s in instance.shards(table, o)], [o]) for o in few]
+    options = [
+        min(
+            instance.options_of(shard.table),
+            key=lambda o: instance.priced_costs(TableShard(shard.table, o), 0)[BYTES, 0],
+        )
+        for shard in group
+    ]
+    shards = [TableShard(s.table, option) for s, option in zip(group, options, strict=True)]
+    return [_way(instance, [shards], options)]
+
+
+def _way(
+    instance: Instance, blocks: Sequence[Sequence[TableShard]], options: Iterable[ShardingOption]
+) -> _Way:
+    costs = [
+        sum(instance.priced_costs(shard, instance.kinds[0])[:, 0] for shard in block)
+        for block in blocks
+    ]
+    each = np.array(costs).reshape(len(blocks), -1)
+    tables = [shard.table for shard in blocks[0]] if blocks else []
+    work_s = sum(
+        float(instance.option_costs(table, option)[GPU_S, -1])
+        for table, option in zip(tables, options, strict=False)
+    )
+    least, cold = (each[:, BYTES], each[:, DRAM_BYTES]) if blocks else (np.zeros(0), np.zeros(0))
+    return _Way([tuple(block) for block in blocks], least, cold, work_s)
+
+
+class _Room:
+    """Bytes of GPUs and hosts while tables are placed."""
+
+    def __init__(self, instance: Instance, ways: Sequence[Sequence[_Way]]) -> None:
+        self.instance, self.ways = instance, ways
+        self.hosts = np.array(instance.host_of_gpu)
+        self.least, self.cold = np.zeros(instance.gpus), np.zeros(instance.gpus)
+        self.homes: dict[int, tuple[_Way, list[int]]] = {}
+
+    def _over_bytes(self, least: Float, cold: Float) -> tuple[Float, Float]:
+        """Bytes that each GPU and each host lacks, for bytes of GPUs of shape (gpus,)."""
+        spare = self.instance.hbm_bytes - least
+        left = cold - np.clip(spare, 0.0, cold)
+        dram = self.instance.dram_bytes
+        of_host: Float = np.bincount(self.hosts, left, dram.size) - dram
+        return np.maximum(0.0, -spare), np.maximum(0.0, of_host)
+
+    @property
+    def total_over_bytes(self) -> float:
+        """Bytes that all devices lack together."""
+        return float(sum(over.sum() for over in self._over_bytes(self.least, self.cold)))
+
+    def overfull(self) -> npt.NDArray[np.bool_]:
+        """GPUs that lack room, or whose host does, shape (gpus,)."""
+        of_gpu, of_host = self._over_bytes(self.least, self.cold)
+        overfull: npt.NDArray[np.bool_] = (of_gpu > 0) | (of_host > 0)[self.hosts]
+        return overfull
+
+    def place(self, number: int) -> None:
+        """Place a table in the best way there is."""
+        best: tuple[tuple[float, ...], _Way, list[int]] | None = None
+        for way in self.ways[number]:
+            found = self._spread(way)
+            if found is None:
+                continue
+            over_bytes, fullest, gpus = found
+            key = over_bytes, max(0.0, fullest - 1.0), way.work_s, fullest
+            if best is None or key < best[0]:
+                best = key, way, gpus
+        if best is not None:
+            self.put(number, best[1], best[2])
+
+    def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
+        """Each block where the fewest bytes are then lacking, and most room is left."""
+        instance = self.instance
+        least, cold = self.least.copy(), self.cold.copy()
+        gpus: list[int] = []
+        fullest = 0.0
+        for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes, strict=True):
+            open_ = instance.open_gpus(block)
+            open_[gpus] = False
+            key = np.full(instance.gpus, np.inf)
+            for gpu in np.flatnonzero(open_).tolist():
+                least[gpu] += more
+                cold[gpu] += rows
+                of_gpu, of_host = self._over_bytes(least, cold)
+                share = (least[gpu] + cold[gpu]) / max(1.0, instance.hbm_bytes[gpu])
+                key[gpu] = float(of_gpu.sum() + of_host.sum()) + min(0.5, share * 1e-6)
+                least[gpu] -= more
+                cold[gpu] -= rows
+            gpu = int(key.argmin())
+            if not np.isfinite(key[gpu]):
+                return None
+            gpus.append(gpu)
+            least[gpu] += more
+            cold[gpu] += rows
+            fullest = max(fullest, least[gpu] / max(1.0, instance.hbm_bytes[gpu]))
+        return sum(float(o.sum()) for o in self._over_bytes(least, cold)), fullest, gpus
+
+    def put(self, number: int, way: _Way, gpus: list[int]) -> None:
+        """Place a table in a known way."""
+        self.homes[number] = way, gpus
+        self.least[gpus] += way.least_bytes
+        self.cold[gpus] += way.cold_bytes
+
+    def take_off(self, number: int) -> None:
+        """Undo `put`."""
+        way, gpus = self.homes.pop(number)
+        self.least[gpus] -= way.least_bytes
+        self.cold[gpus] -= way.cold_bytes
+
+
+def _is_coarse(option: ShardingOption) -> bool:
+    """Whether an option is one of those that suffice where room is what counts."""
+    if option.replicated_rows or option.shard_count > _MOST_SHARDS:
+        return False
+    even = len(set(option.column_widths)) <= 1
+    return len(option.column_widths) == 2 or (
+        even and option.row_slices & (option.row_slices - 1) == 0
+    )
