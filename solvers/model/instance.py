@@ -184,7 +184,7 @@ class Instance:
 
     def may_serve(self, shard: TableShard, gpu: int) -> bool:
         """Whether a GPU may serve a shard."""
-        if shard.option.blocked and shard.row_slice != gpu:
+        if shard.home_gpu not in (None, gpu):
             return False
         allowed = self._rules.gpus_of_table.get(shard.table)
         return allowed is None or bool(allowed[gpu])
@@ -196,8 +196,8 @@ class Instance:
             allowed = self.allowed(shard.table)
             if allowed is not None:
                 may_serve &= allowed
-            if shard.option.blocked:
-                may_serve &= np.arange(self.gpus) == shard.row_slice
+            if shard.home_gpu is not None:
+                may_serve &= np.arange(self.gpus) == shard.home_gpu
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
