@@ -39,7 +39,7 @@ def without_companions(plan: Sequence[TorchRecOption]) -> list[str]:
     """Tables with a rank where a block has no rows, and that serves no other table with them.
 
     There TorchRec's kernels fail. Tables of a module are served together that have a sharding
-    type, an element type, a pooling and a family of kernels in common.
+    type, an element type, a pooling, a kernel and its parameters in common.
     """
     served = {
         (_group_of(option), shard.rank)
@@ -66,9 +66,12 @@ def _group_of(option: TorchRecOption) -> tuple[object, ...]:
     pooling = {config.name: config.pooling for config in configs}.get(option.name)
     params, kernel = option.cache_params, option.compute_kernel
     ahead = kernel == "fused_uvm_caching" and params is not None and params.prefetch_pipeline
-    family = "fused" if kernel.startswith("fused") else kernel
     width = option.shards[0].size[1] if ahead else None
-    return path, option.sharding_type, option.tensor.dtype, pooling, family, bool(ahead), width
+    # Load factors of tables that are served together are averaged; other parameters are not.
+    cache = params and (params.algorithm, params.reserved_memory, params.precision)
+    others = option.enforce_hbm, option.stochastic_rounding, option.bounds_check_mode
+    alike = option.tensor.dtype, option.output_dtype, pooling, cache, others
+    return path, option.sharding_type, kernel, alike, bool(ahead), width
 
 
 def _is_uneven(option: TorchRecOption) -> bool:
