@@ -18,6 +18,7 @@ from placer.dense import Dense, DenseLayers, MeasuredDense
 from placer.errors import PlacerError, PlanError
 from placer.files import (
     StrPath,
+    is_name,
     read_parts,
     replacing_parts,
     sha256_file,
@@ -92,7 +93,7 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> PlanFields:
     for name, order in model.row_order.items():
         if order.kind == "id":
             continue
-        if order.file is None or Path(order.file).name != order.file:
+        if order.file is None or not is_name(order.file):
             raise PlanError(
                 f"{source}: row_order.{name} of kind 'profile' must name a file beside the plan, "
                 f"not {order.file!r}"
