@@ -349,7 +349,10 @@ def test_constants_are_kept_in_a_file(tmp_path: Path) -> None:
         ({"version": 9}, "of version 9"),
         ({"constants": {"magic": {"value_s": 1, "low_s": 1, "high_s": 1}}}, "magic"),
         ({"constants": {"shard": {"value_s": -1, "low_s": 1, "high_s": 1}}}, "shard"),
-        ({"constants": {"shard": {"value_s": float("nan"), "low_s": 1, "high_s": 1}}}, "shard"),
+        ({"constants": {"shard": {"value_s": float("nan"), "low_s": 1, "high_s": 1}}}, "NaN"),
+        ({"constants": {"shard": {"value_s": 1, "low_s": -1, "high_s": 1}}}, "shard"),
+        ({"p90_error": "1"}, "damaged"),
+        ({"relative_error": 0.25}, "was altered since it was written"),
         ({"constants": {"shard": 3}}, "damaged"),
         ({"surplus": 1}, "damaged"),
     ],
@@ -362,6 +365,15 @@ def test_damaged_constants_are_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(PlacerError, match=words):
         Calibration.load(path)
+
+
+def test_a_calibration_without_a_hash_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    calibration().save(path)
+    document = json.loads(path.read_text())
+    assert len(document.pop("sha256")) == 64
+    path.write_text(json.dumps(document | {"relative_error": 0.25}))
+    assert Calibration.load(path).relative_error == 0.25
 
 
 def test_a_calibrated_model_is_named_by_its_file(tmp_path: Path) -> None:

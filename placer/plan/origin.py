@@ -174,6 +174,20 @@ def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     return replace(profile, tables=tuple(tables))
 
 
+def load_sealed(file: Path) -> Plan:
+    """A plan that somebody has edited, which is taken as it is now and gets the hash of that.
+
+    Raises
+    ------
+    PlanError
+        If it is no plan.
+    """
+    from placer.plan.file import seal  # not above: pydantic loads slowly
+
+    seal(file)
+    return Plan.load(file)
+
+
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
     """Save a plan that names its profile: a workload by name, a folder as seen from the plan's.
 
