@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo test test-full tests-fast tests-full coverage lint format bench bench-gpu clean
+.PHONY: help setup demo test test-full tests-fast tests-full coverage lint fuzz format bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -57,6 +57,10 @@ tests-full: setup
 # Tracing every line makes the tests slower: for whoever changes them, not for every change.
 coverage: setup
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+# Changed files of every format, for an hour; those that are not handled go to tests/fuzz/corpus.
+fuzz: setup
+	$(BIN)/python tests/fuzz/fuzz_run.py --seconds $(or $(SECONDS),3600)
 
 format: setup
 	$(BIN)/ruff format .

@@ -489,7 +489,10 @@ def show(
 
 @_command
 def verify(
-    path: Path = argument(...), constraints_path: File = RULES, output: Output = OUTPUT
+    path: Path = argument(...),
+    constraints_path: File = RULES,
+    seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
+    output: Output = OUTPUT,
 ) -> None:
     """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
 
@@ -498,16 +501,15 @@ def verify(
     placer verify plan.json --constraints rules.yaml
     """
     from placer.constraints.unmet import unmet
+    from placer.plan.origin import load_sealed
     from placer.plan.verify import violations
 
-    loaded = placer.Plan.load(path)
+    loaded = load_sealed(path) if seal else placer.Plan.load(path)
     broken = violations(loaded)
     if constraints_path is not None:
         constraints = placer.Constraints.load(constraints_path)
         if constraints.reserve:
-            report.print_stderr(
-                "reserve is not checked: a plan tells the memory that was left, not what was"
-            )
+            report.print_stderr("reserve is not checked: a plan tells only the memory that is left")
         # Of malformed shards, nobody can tell how they place a table.
         if not any(violation.rule == "shard" for violation in broken):
             broken += unmet(loaded, constraints)
@@ -987,10 +989,7 @@ def demo(
     if result.plan is None:
         _refuse(result)
     equal = steps_of.train_step(placer.Plan.load(folder / "plan.json"), log, steps)
-    click.echo(
-        f"\nIn {folder}: profile/, plan.json, compare.png. Go on with `placer show "
-        f"{folder}/plan.json`, or `placer train --plan {folder}/plan.json --data {logs[0]}`."
-    )
+    click.echo(steps_of.closing_words(folder, logs[0]))
     sys.exit(0 if equal else 1)
 
 

@@ -43,10 +43,13 @@ class ShardingOption(NamedTuple):
     cold : {"staged", "uva", "host", "cached"}
         How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
     blocked : bool
-        Row slices are contiguous blocks of equally many rows, the i-th on GPU number i.
+        Row slices are contiguous blocks of equally many rows, the i-th on GPU number
+        `first_gpu` + i; those of the next column slice are on the GPUs behind.
     share : float
         Share of its rows that each shard has in HBM; negative where any number of them may
         be. Solvers fix it where all shards of a table must have the same.
+    first_gpu : int
+        Of `blocked` row slices.
 
     Examples
     --------
@@ -61,6 +64,7 @@ class ShardingOption(NamedTuple):
     cold: Cold = "staged"
     blocked: bool = False
     share: float = ANY_SHARE
+    first_gpu: int = 0
 
     @property
     def shard_count(self) -> int:
@@ -96,6 +100,14 @@ class TableShard(NamedTuple):
     def is_replica(self) -> bool:
         """Whether the shard is the replicated rows, which every GPU holds."""
         return self.column_slice == _REPLICA
+
+    @property
+    def home_gpu(self) -> int | None:
+        """The number of the only GPU that may serve the shard; None if any may."""
+        option = self.option
+        if not option.blocked or self.is_replica:
+            return None
+        return option.first_gpu + self.column_slice * option.row_slices + self.row_slice
 
     def rows(self, table_rows: int) -> tuple[int, int, int]:
         """The ranks of the shard as a slice."""
@@ -160,6 +172,9 @@ class CostCurve:
         `gpu_s` by the phases of the model's schedule; by default there is one phase.
     split_s_of_phases : float64, shape (phases,), optional
         `split_s` by phase.
+    only_points : bool
+        Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times
+        in between are not linear.
     """
 
     hot_rows: Int
@@ -171,6 +186,7 @@ class CostCurve:
     split_hbm_bytes: float
     gpu_s_of_phases: Float | None = None
     split_s_of_phases: Float | None = None
+    only_points: bool = False
 
     @property
     def phase_s(self) -> Float:

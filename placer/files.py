@@ -21,6 +21,7 @@ StrPath = str | os.PathLike[str]
 T = TypeVar("T")
 
 
+_MOST_NAME_BYTES = 255
 _PARTIAL = re.compile(r"\..*\.[0-9a-z_]{8}\.placer-partial")
 """Names of files that are being written."""
 
@@ -123,6 +124,20 @@ def _umask() -> int:
     umask = os.umask(0o077)  # Other threads may make files meanwhile: of their own alone.
     os.umask(umask)
     return umask
+
+
+def is_name(text: str) -> bool:
+    """Whether a text that others wrote names a file in a folder, and nothing elsewhere.
+
+    >>> is_name("counts.parquet"), is_name("../counts.parquet"), is_name("..")
+    (True, False, False)
+    """
+    if text in ("", ".", "..") or "\0" in text or Path(text).name != text:
+        return False
+    try:
+        return len(os.fsencode(text)) <= _MOST_NAME_BYTES
+    except UnicodeEncodeError:  # Half of a pair of surrogates, which JSON can hold.
+        return False
 
 
 def write_text(path: StrPath, text: str) -> None:

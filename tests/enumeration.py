@@ -179,6 +179,8 @@ class Enumeration:
         """Every number of hot rows that is not forbidden."""
         rows = len(range(*shard.rows(spec.rows)))
         rule = self.problem.constraints.rule_of(spec.name)
+        if shard.option.cold in rule.forbid:
+            return [rows]
         if "split" in rule.forbid and ("cached" in rule.forbid or shard.option.cold != "cached"):
             return sorted({0, rows})
         return range(rows + 1)

@@ -221,7 +221,8 @@ def test_a_plan_that_cannot_be_read(
 def test_an_edited_plan_that_is_unsound(copy: Workbench) -> None:
     lost = json.loads(copy.plan.read_text())["shards"][0]["table"]
     damaged(copy.plan, changed_json(drop_a_shard))
-    result = invoke("verify", copy.plan, "--format", "json")
+    assert "was altered since it was written" in fail("verify", copy.plan)
+    result = invoke("verify", copy.plan, "--seal", "--format", "json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert not report["sound"]
@@ -259,10 +260,11 @@ def test_a_plan_of_another_profile(copy: Workbench, tmp_path: Path) -> None:
         assert f"table 'C1' has 77 rows in the profile and {rows} in the plan; give" in line
 
 
-def test_training_needs_the_id_mapping(copy: Workbench) -> None:
+@pytest.mark.parametrize("command", [("train", "--plan"), ("simulate",)])
+def test_a_log_needs_the_id_mapping(copy: Workbench, command: tuple[str, ...]) -> None:
     shutil.rmtree(copy.profile)
-    line = fail("train", "--plan", copy.plan, "--data", copy.log)
-    assert "training needs the id mapping" in line
+    line = fail(*command, copy.plan, "--data", copy.log)
+    assert f"placer: reading {copy.log} needs the id mapping that {copy.plan} was made" in line
     assert line.endswith("give --profile")
 
 

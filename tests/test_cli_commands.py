@@ -165,6 +165,13 @@ def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) ->
     assert shown.stderr == ""
 
 
+def test_csv_of_a_plan_has_its_tables_too(workbench: Workbench) -> None:
+    rows = rows_of(succeed("show", workbench.plan, "--format", "csv").stdout)
+    document = json.loads(succeed("show", workbench.plan, "--format", "json").stdout)
+    for name in ("memory", "time", "phases", "tables"):
+        assert sum(row["section"] == name for row in rows) == len(document[name]) > 0
+
+
 def test_show_a_profile(workbench: Workbench) -> None:
     by_folder = succeed("show", workbench.profile, "--format", "csv").stdout
     assert (
@@ -237,7 +244,12 @@ def test_topology(tmp_path: Path) -> None:
     again = json.loads(succeed("topology", file, "--format", "json").stdout)
     assert again["devices"] == devices
     assert "gpu:1" in succeed("topology", "2xt4").stdout
-    assert len(rows_of(succeed("topology", "2xt4", "--format", "csv").stdout)) == 3
+    rows = rows_of(succeed("topology", "2xt4", "--format", "csv").stdout)
+    assert [row["device"] for row in rows if row["section"] == "devices"] == [
+        "gpu:0",
+        "gpu:1",
+        "host:0",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from cli_cases import invoke, succeed
 
 import placer
 from placer.plan.verify import violations
+from solvers.report.demo import closing_words
 
 QUICK = ("--steps", "30", "--time-limit", "0.2")
 SOLVERS = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim", "greedy-cost", "ilp")
@@ -64,6 +65,13 @@ def test_a_log_that_cannot_be_made(tmp_path: Path) -> None:
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
     assert f"cannot write {tmp_path / 'd' / 'generated.tsv'}" in line
+
+
+def test_the_demo_names_the_files_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
+    assert f"In {tmp_path}: plan.json. Go on" in closing_words(tmp_path, Path("log.tsv"))
+    (tmp_path / "compare.png").touch()
+    assert "plan.json, compare.png. Go on" in closing_words(tmp_path, Path("log.tsv"))
 
 
 @pytest.mark.slow

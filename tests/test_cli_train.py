@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from cli_cases import Workbench, command_line, files_of, invoke, succeed
 
+from placer import Plan, Problem, Profile, Topology
 from placer.data.reader import open_log
+from placer.plan.origin import open_log_of
+from solvers import solve
 
 
 def trained(*arguments: str | Path) -> dict[str, Any]:
@@ -33,6 +36,17 @@ def test_the_result_says_what_was_trained(workbench: Workbench, tmp_path: Path) 
     assert result["last_loss"] == result["losses"][-1][1]
     assert result["interrupted"] is False
     assert result["checkpoint"] == str(tmp_path / "step-000000000022")
+
+
+def test_a_plan_that_python_saved_names_its_profile(workbench: Workbench) -> None:
+    profile = Profile.load(workbench.profile)
+    machine = Topology.parse(str(workbench.folder / "machine.yaml"), hbm="100KiB")
+    plan = solve(Problem(profile, machine, 8), solver="greedy-size").plan
+    assert plan is not None
+    plan.save(workbench.folder / "saved.json")
+    assert Plan.load(workbench.folder / "saved.json").provenance.profile == "profile"
+    path = workbench.folder / "saved.json"
+    assert open_log_of(plan=Plan.load(path), file=path, logs=[workbench.log]).tables
 
 
 def test_the_result_is_readable(workbench: Workbench) -> None:

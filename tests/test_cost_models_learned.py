@@ -393,6 +393,8 @@ def without(key: str) -> Callable[[dict[str, Any]], None]:
         (without("residual"), "is damaged: KeyError"),
         (lambda about: about.update(facts=3), "is damaged: TypeError"),
         (lambda about: about.update(calibration={}), "cannot read a calibration from"),
+        (lambda about: about.update(residual=float("nan")), "its errors are no numbers"),
+        (lambda about: about.update(residual=0.25), "was altered since it was written"),
     ],
 )
 def test_files_that_say_something_else_are_refused(
@@ -416,6 +418,7 @@ def test_files_that_say_something_else_are_refused(
         ("w", np.float32(-1), "is damaged: w has values"),
         ("b1", np.float32(np.nan), "is damaged: b1 has values"),
         ("scale", np.float32(0), "scales of features must be positive"),
+        ("b1", np.float32(0.5), "was altered since it was written"),
     ],
 )
 def test_files_with_other_numbers_are_refused(

@@ -32,7 +32,7 @@ def random_plan(seed: int) -> tuple[Problem, Plan]:
     rng = random.Random(seed)
     topology = Topology.parse(rng.choice(MACHINES), hbm="4TiB", dram="64TiB")
     problem = Problem(
-        named_workload(f"random-{rng.randint(1, 12)}@{seed}"),
+        named_workload(f"random-{rng.randint(1, 8)}@{seed}"),
         topology,
         batch_size=rng.choice([64, 1024, 8192]),
     )

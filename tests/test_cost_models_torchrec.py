@@ -16,11 +16,12 @@ from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, plan_for, problem_of, unequal_machine, zipf_table
 
 from cost_models import ShardingOption, TableShard, TorchRec, cost_model, shards_of
-from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile
-from placer.adapters.torchrec.sharding import even_blocks
+from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile, Topology
+from placer.adapters.torchrec.sharding import even_blocks, sharding_of
 from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
 from placer.plan.verify import violations
 from placer.units import parse_bytes
+from solvers import solve
 
 needs_torchrec = pytest.mark.skipif(
     find_spec("torchrec") is None, reason="torchrec is not installed; see docs/torchrec.md"
@@ -237,7 +238,7 @@ class TestAgainstTorchRec:
     @examples(40)
     def test_curves_say_what_plans_cost(self, case: Any, data: st.DataObject) -> None:
         problem, _, _, prefetch = case
-        model = TorchRec(prefetch_pipeline=prefetch, min_partition=8)
+        model = TorchRec(prefetch_pipeline=prefetch, min_partition=8, replicate=True)
         gpus = [gpu.id for gpu in problem.topology.gpus]
         shards: list[Shard] = []
         seconds, hbm, dram = ([0.0] * len(gpus) for _ in range(3))
@@ -255,7 +256,7 @@ class TestAgainstTorchRec:
                 continue
             table_shards = shards_of(number, option, table.rows)
             if option.blocked:
-                homes = list(range(len(gpus)))
+                homes = [shard.home_gpu for shard in table_shards]
             else:
                 homes = [data.draw(st.integers(0, len(gpus) - 1)) for _ in table_shards]
             largest = model.cost_curve(problem, table_shards[0], homes[0]).hot_rows
@@ -362,7 +363,7 @@ class TestWhatTorchRecKnows:
             topology=machine(4),
         )
         whole, rows = ShardingOption(cold="cached"), ShardingOption(4, cold="cached", blocked=True)
-        model = TorchRec()
+        model = TorchRec(replicate=True)
         assert model.sharding_options(problem, 0) == (
             whole,
             rows,
@@ -382,10 +383,42 @@ class TestWhatTorchRecKnows:
         assert model.sharding_options(problem, 3) == (whole,)
         narrow = TorchRec(min_partition=32).sharding_options(problem, 0)
         assert ShardingOption(1, (32, 32), cold="cached") in narrow
+        # TorchRec does not apply an optimizer of the backward pass to replicas.
+        assert TorchRec().sharding_options(problem, 0) == (whole, rows)
         small = replace(problem, topology=problem.topology.with_memory(hbm=parse_bytes("1KiB")))
         assert model.sharding_options(small, 0) == (whole, rows)
         alone = replace(problem, topology=machine(1))
         assert all(model.sharding_options(alone, number) == (whole,) for number in range(4))
+
+    def test_options_of_hosts(self) -> None:
+        topology = Topology.parse("2x2xh100")
+        problem = problem_of(
+            zipf_table("t", 1000, 256), zipf_table("few", 1, 64), topology=topology
+        )
+        options = TorchRec().sharding_options(problem, 0)
+        by_host = [option for option in options if option.blocked and option.row_slices == 2]
+        assert [(option.first_gpu, len(option.column_widths)) for option in by_host] == [
+            (0, 0),
+            (0, 2),
+            (2, 0),
+        ]
+        homes = [shard.home_gpu for shard in shards_of(0, by_host[1], 1000)]
+        assert homes == [0, 1, 2, 3]
+        assert [shard.home_gpu for shard in shards_of(0, by_host[2], 1000)] == [2, 3]
+        assert not any(option.blocked for option in TorchRec().sharding_options(problem, 1))
+
+    def test_solvers_place_rows_on_the_gpus_of_a_host(self) -> None:
+        topology = Topology.parse("2x2xh100", hbm="4MiB")
+        tables = [zipf_table(f"t{n}", 20_000, 64, lookups=40.0) for n in range(2)]
+        problem = problem_of(*tables, topology=topology, batch_size=512)
+        result = solve(problem, "greedy-cost", cost_model="torchrec", time_limit_s=5)
+        assert result.plan is not None
+        assert violations(result.plan) == []
+        kinds = {
+            sharding_of(topology, table.table, result.plan.shards_by_table[table.table.name]).kind
+            for table in tables
+        }
+        assert "table_row_wise" in kinds
 
     def test_an_empty_table_costs_a_finite_time(self) -> None:
         problem = problem_of(zipf_table("t", 0))

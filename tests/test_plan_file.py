@@ -24,6 +24,7 @@ from placer.errors import PlacerError, PlanError
 from placer.files import sha256_file
 from placer.plan.fields import RowOrder
 from placer.plan.file import to_dict
+from placer.plan.origin import load_sealed
 from placer.plan.schema import json_schema
 from placer.plan.verify import violations
 
@@ -58,6 +59,31 @@ def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
+
+
+def test_an_altered_plan_is_refused_until_it_is_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    hot_cold().save(path)
+    edited(path, lambda document: document.update(batch_size=77))
+    assert "was altered since it was written: restore it; if you edited" in error_of(path)
+    assert load_sealed(path).batch_size == 77
+    assert Plan.load(path).batch_size == 77
+    edited(path, lambda document: document.pop("sha256"))  # As earlier versions wrote it.
+    assert Plan.load(path).batch_size == 77
+    edited(path, lambda document: document.update(batch_size=-1))
+    with pytest.raises(PlanError, match=r"batch_size"):
+        load_sealed(path)
+
+
+def test_no_changed_digit_of_a_plan_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    hot_cold().save(path)
+    text = path.read_text()
+    places = [place for place, letter in enumerate(text) if letter.isdigit()]
+    for place in places[::3]:
+        path.write_text(text[:place] + str(9 - int(text[place])) + text[place + 1 :])
+        with pytest.raises(PlanError):
+            Plan.load(path)
 
 
 def error_of(path: Path) -> str:

@@ -10,8 +10,10 @@ from cli_cases import fail, invoke, succeed
 
 from cost_models import Roofline
 from cost_models.report import plot_sweep, sweep_report
+from cost_models.report.sweep_plot import _legend
 from cost_models.sweep import AXES, PLACEMENTS, Setting, platform, sweep
 from placer.errors import PlacerError
+from placer.report.picture import drawing
 
 NUMBER_OR_NONE = {"type": ["number", "null"]}
 SCHEMA = {
@@ -108,8 +110,23 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
     assert "of HBM for rows" in table.stdout
     assert "The fastest placement of each machine" in table.stdout
     lines = succeed(*COMMAND, "--format", "csv").stdout.splitlines()
-    assert lines[0].startswith("platform,placement,varied,dense,sparse,rows,")
-    assert len(lines) == 1 + 4 * 2 * len(PLACEMENTS)
+    assert lines[0].startswith("section,platform,placement,varied,dense,sparse,rows,")
+    assert sum(line.startswith("points,") for line in lines) == 4 * 2 * len(PLACEMENTS)
+
+
+@pytest.mark.parametrize("width", [1.5, 3.7, 9.0])
+def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) -> None:
+    """A picture of one axis is narrow: all nine names in a line used to be cropped."""
+    _, new_figure = drawing()
+    figure = new_figure(figsize=(width, 3.0), layout="constrained")
+    _legend(figure, dict.fromkeys(PLACEMENTS, "#123456"))
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert len(legend.get_texts()) == len(PLACEMENTS)
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert inside.x0 >= whole.x0
+    assert inside.x1 <= whole.x1
+    assert inside.y0 >= whole.y0
 
 
 def test_a_grid_is_drawn_as_maps_of_two_axes(tmp_path: Path) -> None:

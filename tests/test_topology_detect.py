@@ -1,5 +1,6 @@
 """``--topology auto`` on the machine that the tests run on."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,9 @@ def test_older_control_groups_limit_memory(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "memory.limit_in_bytes").write_text("1048576\n")
     assert host_memory_bytes(tmp_path) == 2**20
+
+
+def test_without_torch_a_machine_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TopologyError, match=r"install torch, or name a machine"):
+        Topology.parse("auto", hbm="2GiB")

@@ -109,7 +109,7 @@ def test_ctrl_c_finishes_the_step_saves_and_returns(tmp_path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    policy = CheckpointPolicy(tmp_path)
+    policy = CheckpointPolicy(str(tmp_path))  # A text will do.
     result = train(PLAN, LOG, QUICK, checkpoints=policy, on_progress=interrupt)
     assert result.interrupted
     assert result.steps == 8

@@ -1,13 +1,15 @@
 """What `placer calibrate` finds out: constants of the step equation, and how sure they are."""
 
 import json
+import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from placer.errors import PlacerError
-from placer.files import write_text
+from placer.files import sha256_json, write_text
+from placer.read_files import LimitError, read_json
 from placer.tables import OPTIMIZERS
 
 FORMAT = "placer-calibration"
@@ -130,7 +132,9 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, atomically."""
-        write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+        content = self.to_json()
+        text = json.dumps(content | {"sha256": sha256_json(content)}, indent=1)
+        write_text(path, text + "\n")
 
     def to_json(self) -> dict[str, Any]:
         """The calibration as a JSON object."""
@@ -146,8 +150,8 @@ class Calibration:
             If it is no such file, or of a newer version.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            data = read_json(Path(path))
+        except (OSError, LimitError) as error:
             raise PlacerError(
                 f"cannot read a calibration from {path}: {error!r}; make one with "
                 "`placer calibrate -o FILE`"
@@ -165,6 +169,8 @@ class Calibration:
         """
         try:
             data = dict(document)
+            sha256 = data.pop("sha256", "")
+            altered = bool(sha256) and sha256 != sha256_json(data)
             kind, version = data.pop("format"), data.pop("version")
         except (TypeError, ValueError, KeyError) as error:
             raise PlacerError(
@@ -179,9 +185,23 @@ class Calibration:
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
             unknown = sorted(constants.keys() - set(TERMS))
-            wrong = [name for name, c in constants.items() if not 0 <= c.value_s < float("inf")]
+            wrong = [name for name, c in constants.items() if not _is_sound(c)]
             if unknown or wrong:
                 raise ValueError(f"constants {unknown or wrong}")
-            return cls(constants, noise=Noise(**data.pop("noise")), **data)
+            made = cls(constants, noise=Noise(**data.pop("noise")), **data)
+            numbers = (made.relative_error, made.p90_error, *astuple(made.noise))
+            if not all(math.isfinite(number) for number in numbers):
+                raise ValueError(f"errors or noise are no numbers: {numbers}")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PlacerError(f"{path} is a damaged calibration: {error!r}") from error
+        if altered:
+            raise PlacerError(
+                f"{path} was altered since it was written: restore it, or run `placer calibrate` "
+                "again; a calibration of your own has no sha256"
+            )
+        return made
+
+
+def _is_sound(constant: Constant) -> bool:
+    """Whether all three are seconds."""
+    return all(0 <= seconds < math.inf for seconds in astuple(constant))

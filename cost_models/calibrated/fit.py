@@ -24,11 +24,9 @@ from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case
 from placer.measurement.dataset import Dataset, repeated
+from placer.measurement.designed import LEAST_CASES
 from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
-
-LEAST_CASES = 12
-"""With fewer, hardly any constant can be separated from another."""
 
 NOISY_DRIFT = 0.15
 """The same case differs more than this over a session: other things ran, or the clock fell."""

@@ -4,8 +4,11 @@ safetensors: parameters by name, and under the key ``placer`` of the header's me
 object with everything else. Nothing in such a file is ever run.
 """
 
+import hashlib
 import json
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,14 @@ from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES
 from cost_models.learned.network import NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS
 from placer.errors import PlacerError
-from placer.files import replacing
+from placer.files import replacing, sha256_json
+from placer.read_files import read_limited
 
 FORMAT = "placer-learned-cost-model"
 VERSION = 1
 
 _KEY = "placer"
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +72,7 @@ class LearnedFile:
             "facts": self.facts,
             "calibration": self.calibration.to_json(),
         }
+        about["sha256"] = _sha256(self.networks.arrays, about)
         content = save(self.networks.arrays, metadata={_KEY: json.dumps(about)})
         with replacing(path) as temporary:
             temporary.write_bytes(content)
@@ -82,7 +88,7 @@ class LearnedFile:
             this version of placer has.
         """
         try:
-            content = Path(path).read_bytes()
+            content = read_limited(Path(path), _MOST_BYTES)
             arrays = load(content)
             about = json.loads(_metadata(content)[_KEY])
             kind, version = about["format"], about["version"]
@@ -90,7 +96,13 @@ class LearnedFile:
             raise PlacerError(
                 f"cannot read the learned cost model {path}: {error.strerror or error}"
             ) from error
-        except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        except (
+            safetensors.SafetensorError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             raise PlacerError(
                 f"{path} is no learned cost model, or damaged ({error!r}); "
                 "`placer calibrate --learn` writes them"
@@ -107,15 +119,32 @@ class LearnedFile:
                 "`placer calibrate --learn-only DATASET`"
             )
         try:
-            return cls(
+            made = cls(
                 _networks(arrays, path),
                 Calibration.from_json(about["calibration"], path),
                 float(about["residual"]),
                 float(about["relative_error"]),
                 dict(about["facts"]),
             )
+            if not (math.isfinite(made.residual) and math.isfinite(made.relative_error)):
+                raise ValueError("its errors are no numbers")
         except (KeyError, TypeError, ValueError) as error:
             raise PlacerError(f"{path} is damaged: {error!r}; train it again") from error
+        if about.get("sha256", "") not in ("", _sha256(arrays, about)):
+            raise PlacerError(
+                f"{path} was altered since it was written: restore it, or train it again by "
+                "`placer calibrate --learn-only DATASET`"
+            )
+        return made
+
+
+def _sha256(arrays: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Hash of the parameters, by name, and of all else that is said of them."""
+    parameters = {
+        name: [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+        for name, array in arrays.items()
+    }
+    return sha256_json([parameters, {key: about[key] for key in about if key != "sha256"}])
 
 
 def _metadata(content: bytes) -> dict[str, str]:

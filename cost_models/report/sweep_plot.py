@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _COLOURS = ("#0f766e", "#5eb8ae", "#b45309", "#e0a458", "#1d4ed8", "#93b4f5", "#7c3aed",
             "#db2777", "#4b5563")  # fmt: skip
 _NONE = "#ffffff"
+_LEGEND_POINTS = 8
+_LEGEND_INCHES, _LINE_INCHES = 1.2, 0.17
+"""Width of the longest name with its colour, and height of a line, at so many points."""
 _MOST_GRID_AXES = 2
 
 
@@ -50,18 +53,27 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
             figure = _grid_figure(sweep, new_figure, colours)
         else:
             figure = _axes_figure(sweep, new_figure, colours)
-        from matplotlib.patches import Patch
-
-        handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
-        figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=len(handles),
-            frameon=False,
-            labelcolor=INK,
-        )
+        _legend(figure, colours)
         with replacing(Path(path)) as temporary:
             figure.savefig(temporary, format=suffix, dpi=130)
+
+
+def _legend(figure: Any, colours: Mapping[str, str]) -> None:
+    """Names and colours below the panels, in as many lines as the figure's width takes."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    across = min(len(handles), max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
+    lines = math.ceil(len(handles) / across)
+    figure.set_figheight(figure.get_figheight() + _LINE_INCHES * (lines - 1))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=math.ceil(len(handles) / lines),
+        frameon=False,
+        labelcolor=INK,
+        fontsize=_LEGEND_POINTS,
+    )
 
 
 def _axes_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> Any:

@@ -173,7 +173,7 @@ class StepEquation(ABC):
         return curve(problem, shard, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
-        """Ways to read the cold rows of a table that may pay, the usual one first.
+        """Ways to read the cold rows of a table that are allowed and may pay, the usual one first.
 
         Staging beats reading in place wherever its buffers fit, but they may not. A host that
         pools saves link time where bags are large and hardly repeat rows. A cache needs no map
@@ -205,4 +205,5 @@ class StepEquation(ABC):
         forbidden = problem.constraints.rule_of(profile.name).forbid
         if forbidden & {"staged", "uva"}:  # Then others may pay, or be all that is left.
             colds += [cold for cold in ("host", "cached") if cold not in colds]
-        return tuple(colds)
+        # The usual one goes with every way to divide the table, so that it has to be allowed.
+        return tuple(cold for cold in colds if cold not in forbidden) or ("staged",)

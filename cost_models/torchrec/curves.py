@@ -16,7 +16,7 @@ from placer.tables import Table
 
 Float = npt.NDArray[np.float64]
 
-_POINTS = 64
+_POINTS = 128
 _MS = 1e-3
 
 
@@ -130,4 +130,5 @@ def _curve_of(hot_rows: Any, total_ms: Any, hbm_bytes: Any, dram_bytes: Any) -> 
         dram_bytes=np.atleast_1d(np.asarray(dram_bytes, dtype=np.float64)),
         split_s=0.0,
         split_hbm_bytes=0.0,
+        only_points=True,
     )

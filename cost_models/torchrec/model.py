@@ -2,7 +2,8 @@
 
 The time of a rank is the sum of `Perf.total` over its shards and the step takes as long as
 the slowest rank, which is how the planner rates plans (`NoopPerfModel`). A table is placed
-whole, in even column slices, in contiguous row blocks over all GPUs, or replicated. Its
+whole, in even column slices, in contiguous row blocks over all GPUs or those of one host, in a
+grid of both, or replicated. Its
 rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in DRAM with
 a cache in HBM (``fused_uvm_caching``), whose misses come from the profile. docs/torchrec.md
 tells what the formulas leave out.
@@ -36,6 +37,7 @@ from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
+from placer.topology.topology import Topology
 
 if TYPE_CHECKING:
     from cost_models.torchrec.estimates import Estimates
@@ -59,6 +61,10 @@ class TorchRec:
     min_partition : int or None
         The narrowest column slice, like TorchRec's constraint of that name; by default
         128, so that narrower tables are not sharded by columns.
+    replicate : bool
+        Whether tables are replicated in the search. TorchRec does not apply an optimizer of the
+        backward pass to replicas, so only models whose tables the optimizer of the dense layers
+        updates can train such plans.
     """
 
     def __init__(
@@ -67,6 +73,7 @@ class TorchRec:
         prefetch_pipeline: bool = False,
         bandwidths: Literal["torchrec", "topology"] = "torchrec",
         min_partition: int | None = None,
+        replicate: bool = False,
     ) -> None:
         self.name = "torchrec-prefetch" if prefetch_pipeline else "torchrec"
         self._options: dict[str, Any] = {
@@ -74,6 +81,7 @@ class TorchRec:
             "bandwidths": bandwidths,
             "min_partition": min_partition,
         }
+        self._replicate = replicate
         # Of the last problem that was asked about, and only as long as this model lives.
         self._estimates: Estimates | None = None
         self._curves: dict[tuple[object, ...], CostCurve] = {}
@@ -114,7 +122,8 @@ class TorchRec:
         start, stop = even_blocks(spec.rows, len(gpus))[-1]
         if start < stop:
             options.append(ShardingOption(len(gpus), cold="cached", blocked=True))
-        if spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
+        options += _options_of_hosts(problem.topology, spec, column_widths)
+        if self._replicate and spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
             options.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
         return tuple(options)
 
@@ -174,10 +183,10 @@ class TorchRec:
         """
         estimates = self.estimates(problem)
         profile = problem.profile.tables[shard.table]
-        table, gpus = profile.table, len(problem.topology.gpus)
+        table = profile.table
         start, stop, _ = shard.rows(table.rows)
         first, last = shard.columns(table.dim)
-        kind = _kind_of_option(table, shard, gpus)
+        kind = _kind_of_option(table, shard, problem.topology)
         lookups = tuple(feature.lookups_per_sample for feature in table.features)
         poolings = tuple(feature.pooling for feature in table.features)
         # Tables of one size, read alike, share their curves.
@@ -209,7 +218,7 @@ class TorchRec:
         read in place.
         """
         profile = problem.profile.tables[table]
-        kind, kernel = _kind_of_shard(profile.table, shard, len(problem.topology.gpus))
+        kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
         estimates = self.estimates(problem)
         from cost_models.torchrec.curves import shard_buffer_bytes
 
@@ -217,7 +226,29 @@ class TorchRec:
         return replace(shard, staging_rows=0, buffer_bytes=size)
 
 
-def _kind_of_option(table: Table, shard: TableShard, gpus: int) -> ShardingType:
+def _options_of_hosts(
+    topology: Topology, table: Table, column_widths: tuple[int, ...]
+) -> list[ShardingOption]:
+    """A table's rows over the GPUs of a host, and a grid: a host for each column slice."""
+    hosts = len({gpu.host for gpu in topology.gpus})
+    local = len(topology.gpus) // hosts
+    start, stop = even_blocks(table.rows, local)[-1]
+    if hosts == 1 or start == stop or any(own.pooling == "none" for own in table.features):
+        return []
+    options = []
+    for first in range(hosts):
+        if local > 1:
+            options.append(ShardingOption(local, (), 0, "cached", True, first_gpu=first * local))
+        if 1 < len(column_widths) <= hosts - first and local > 1:
+            options.append(
+                ShardingOption(local, column_widths, 0, "cached", True, first_gpu=first * local)
+            )
+    return options
+
+
+def _kind_of_option(table: Table, shard: TableShard, topology: Topology) -> ShardingType:
+    gpus = len(topology.gpus)
+    local = len(topology.gpus_of(topology.gpus[0].host))
     option = shard.option
     if option.cold != "cached":
         raise ProblemError(f"TorchRec reads cold rows through caches, not {option.cold!r}")
@@ -227,17 +258,15 @@ def _kind_of_option(table: Table, shard: TableShard, gpus: int) -> ShardingType:
         return "table_wise"
     if option.replicated_rows == 0 and option.row_slices == 1:
         return "column_wise"
-    if (
-        option.replicated_rows == 0
-        and not option.column_widths
-        and option.blocked
-        and option.row_slices == gpus
-    ):
-        return "row_wise"
+    if option.replicated_rows == 0 and option.blocked:
+        if option.row_slices == gpus and not option.column_widths:
+            return "row_wise"
+        if option.row_slices == local:
+            return "grid_shard" if option.column_widths else "table_row_wise"
     raise ProblemError(f"TorchRec has no such sharding option of table {table.name!r}: {option}")
 
 
-def _kind_of_shard(table: Table, shard: Shard, gpus: int) -> tuple[ShardingType, Kernel]:
+def _kind_of_shard(table: Table, shard: Shard, topology: Topology) -> tuple[ShardingType, Kernel]:
     if shard.lookup not in KERNELS:
         raise PlanMismatchError(
             f"table {shard.table!r}: TorchRec has no lookup {shard.lookup!r}; "
@@ -250,8 +279,10 @@ def _kind_of_shard(table: Table, shard: Shard, gpus: int) -> tuple[ShardingType,
         kind = "grid_shard" if shard.row_count < table.rows else "column_wise"
     elif shard.row_count < table.rows:
         # Over the GPUs of one host TorchRec counts buffers of other sizes.
-        widest = even_blocks(table.rows, gpus)[0]
-        kind = "row_wise" if shard.row_count <= widest[1] else "table_row_wise"
+        ranks = [gpu.id for gpu in topology.gpus]
+        block = dict(zip(ranks, even_blocks(table.rows, len(ranks)), strict=True))
+        first, last, _ = shard.rows
+        kind = "row_wise" if block[shard.devices[0]] == (first, last) else "table_row_wise"
     return kind, KERNELS[shard.lookup]
 
 

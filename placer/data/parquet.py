@@ -15,6 +15,8 @@ from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
 
 _BATCH_ROWS = 16384
+UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
+"""What Arrow raises for a file that is no Parquet, or has names that are no UTF-8."""
 _LABEL_NAMES = ("label", "click", "clicked", "target")
 
 
@@ -66,12 +68,13 @@ class ParquetSource:
         self.files = tuple(files)
         self.missing: Missing = missing
         footers = [_footer(file) for file in self.files]
-        schema = footers[0].schema.to_arrow_schema()
+        schemas = [_schema(file, one) for file, one in zip(self.files, footers, strict=True)]
+        schema = schemas[0]
         for column in ignore:
             _check_column(self.files[0], schema, column)
         self.columns = infer_columns(schema, sparse, dense, label, ignore)
-        for file, footer in zip(self.files, footers, strict=True):
-            _check_schema(file, footer.schema.to_arrow_schema(), self.columns)
+        for file, own in zip(self.files, schemas, strict=True):
+            _check_schema(file, own, self.columns)
         if not self.columns.sparse:
             raise DataError(
                 f"{self.files[0]} has no categorical column; name them with sparse=, "
@@ -83,18 +86,18 @@ class ParquetSource:
         self.dense_names = self.columns.dense
         self.label_name = self.columns.label
         self.samples: int | None = sum(footer.num_rows for footer in footers)
-        self._footers = footers
+        self._footers, self._schemas = footers, schemas
 
     def largest_ids(self) -> Mapping[str, int] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
         largest: dict[str, int] = {}
         integers = [name for name, is_text in self.text_features.items() if not is_text]
-        for footer in self._footers:
+        for footer, schema in zip(self._footers, self._schemas, strict=True):
             # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.
-            counts = [_leaves(field.type) for field in footer.schema.to_arrow_schema()]
+            counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
                 return None
-            first = dict(zip(footer.schema.to_arrow_schema().names, _starts(counts), strict=True))
+            first = dict(zip(schema.names, _starts(counts), strict=True))
             leaves = {name: first[name] for name in integers}
             for group in range(footer.num_row_groups):
                 for name, leaf in leaves.items():
@@ -189,7 +192,7 @@ class ParquetCursor:
         while self._batch is None or self._used == self._batch.num_rows:
             try:
                 self._batch = next(self._batches, None)
-            except (OSError, pa.ArrowException) as error:
+            except UNREADABLE as error:
                 raise _unreadable(self._open_file, error) from error
             self._used = 0
             if self._batch is None:
@@ -211,7 +214,7 @@ class ParquetCursor:
             self._batches = self._parquet.iter_batches(
                 batch_size=_BATCH_ROWS, row_groups=[group], columns=self._columns.names
             )
-        except (OSError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             raise _unreadable(file, error) from error
         self._batch, self._used = None, 0
         self._row, self._group_end = before, before + rows
@@ -255,6 +258,13 @@ def infer_columns(
     return Columns(tuple(sparse), tuple(dense), label)
 
 
+def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
+    try:
+        return footer.schema.to_arrow_schema()
+    except UNREADABLE as error:
+        raise _unreadable(file, error) from error
+
+
 def _leaves(kind: pa.DataType) -> int:
     """Columns of a Parquet file that one of Arrow's takes."""
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
@@ -273,7 +283,7 @@ def _footer(file: str) -> pq.FileMetaData:
         footer = pq.read_metadata(file)
     except FileNotFoundError as error:
         raise DataError(f"cannot open {file}: no such file") from error
-    except (OSError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise _unreadable(file, error) from error
     if footer.num_rows == 0:
         raise DataError(f"{file} is empty; a log needs at least one sample")
@@ -281,7 +291,7 @@ def _footer(file: str) -> pq.FileMetaData:
 
 
 def _unreadable(file: str, error: Exception) -> DataError:
-    reason = str(error).splitlines()[0]
+    reason = (str(error) or type(error).__name__).splitlines()[0]
     return DataError(f"cannot read {file} as Parquet: {reason}")
 
 

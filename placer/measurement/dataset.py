@@ -104,6 +104,7 @@ def collect(
     setting: Setting,
     *,
     budget_s: float = float("inf"),
+    least: int = 0,
     effort: Effort | None = None,
     repeats: int = 1,
     on_case: Callable[[int], None] | None = None,
@@ -117,7 +118,9 @@ def collect(
     path : path
         A new file, or one that was begun in the same setting; not a compressed one.
     budget_s : float
-        No case is begun after so many seconds.
+        No case is begun after so many seconds,
+    least : int
+        but for those that are missing to so many.
     repeats : int
         How often each case is measured, all of them once before one of them twice.
     on_case : callable, optional
@@ -145,7 +148,8 @@ def collect(
     ]
     with Measurer(setting) as measurer:
         for number, (repeat, case) in enumerate(missing, 1):
-            if time.perf_counter() - started > budget_s or stop():
+            measurements = sum(done.values()) + number - 1
+            if stop() or (time.perf_counter() - started > budget_s and measurements >= least):
                 return False
             if number == 1:  # A process's first steps load and compile code, and ask for memory.
                 measurer.measure(case.plan(), case.profile, effort=QUICK)
@@ -153,7 +157,7 @@ def collect(
             measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
             _append(target, _line(case, repeat, time.perf_counter() - begun, measured))
             if on_case is not None:
-                on_case(sum(done.values()) + number)
+                on_case(measurements + 1)
     return True
 
 

@@ -14,6 +14,9 @@ from placer.tables import Feature, OptimizerName, Table
 SEED = 20_000
 """Of the mixtures; tests draw theirs with other seeds."""
 
+LEAST_CASES = 12
+"""With fewer, hardly any constant of a step can be separated from another."""
+
 _MIXED_WORKLOADS = 120
 _REFERENCE_EVERY = 20
 _OTHERS: tuple[OptimizerName, ...] = ("sgd", "adagrad", "adam")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from placer.measurement.dataset import collect
-from placer.measurement.designed import designed_cases
+from placer.measurement.designed import LEAST_CASES, designed_cases
 from placer.measurement.draw import random_cases
 from placer.measurement.times import Setting, resolved
 
@@ -37,7 +37,8 @@ def measure_machine(
     seed : int
         Of random workloads.
     budget_s : float
-        No case is begun after so many seconds.
+        No case is begun after so many seconds, but for the first `LEAST_CASES` of designed ones:
+        with fewer there are no constants.
     fresh : bool
         Start anew.
     stop : callable
@@ -54,5 +55,13 @@ def measure_machine(
         else random_cases(seed, workloads, plans=2, gpus=setting.ranks)
     )
     total = PASSES * len(cases)
-    collect(cases, file, setting, budget_s=budget_s, repeats=PASSES, stop=stop,
-            on_case=lambda done: on_case(done, total))  # fmt: skip
+    collect(
+        cases,
+        file,
+        setting,
+        budget_s=budget_s,
+        least=LEAST_CASES if workloads is None else 0,
+        repeats=PASSES,
+        stop=stop,
+        on_case=lambda done: on_case(done, total),
+    )

@@ -18,6 +18,7 @@ from placer.dense import Dense, DenseLayers, MeasuredDense
 from placer.errors import PlacerError, PlanError
 from placer.files import (
     StrPath,
+    is_name,
     read_parts,
     replacing_parts,
     sha256_file,
@@ -26,6 +27,7 @@ from placer.files import (
 )
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
+from placer.plan.seal import check_seal, sealed
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
 from placer.tables import Feature, Table
@@ -44,14 +46,32 @@ def write(plan: PlanFields, path: StrPath) -> None:
     unlisted = [name for name in ordered if name not in plan.hot_ids]
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
-    text = json.dumps(to_dict(plan), indent=1) + "\n"
+    text = _text(to_dict(plan))
     with replacing_parts(target, lambda: _row_orders_of(target)) as names:
         if ordered:
             file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
             names.add(file)
             reference = {"kind": "profile", "file": file, "sha256": sha256}
-            text = json.dumps(to_dict(plan, dict.fromkeys(ordered, reference)), indent=1) + "\n"
+            text = _text(to_dict(plan, dict.fromkeys(ordered, reference)))
         write_text(target, text)
+
+
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(sealed(document), indent=1) + "\n"
+
+
+def seal(path: StrPath) -> None:
+    """Give a plan that somebody has edited the hash of what it holds now.
+
+    Raises
+    ------
+    PlanError
+        If it is no plan, whatever its hash.
+    """
+    source = Path(path)
+    document, model = parse(source)
+    _with_row_orders(source, model)
+    write_text(source, _text(document))
 
 
 def read(path: StrPath) -> PlanFields:
@@ -61,20 +81,26 @@ def read(path: StrPath) -> PlanFields:
 
 
 def _read(source: Path) -> PlanFields:
-    model = parse(source)
+    document, model = parse(source)
+    plan = _with_row_orders(source, model)
+    check_seal(document, source)
+    return plan
+
+
+def _with_row_orders(source: Path, model: schema.PlanModel) -> PlanFields:
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
     hot_ids: dict[str, npt.NDArray[np.int64]] = {}
     for name, order in model.row_order.items():
         if order.kind == "id":
             continue
-        if order.file is None or Path(order.file).name != order.file:
+        if order.file is None or not is_name(order.file):
             raise PlanError(
                 f"{source}: row_order.{name} of kind 'profile' must name a file beside the plan, "
                 f"not {order.file!r}"
             )
         key = (order.file, order.sha256)
         if key not in files:
-            files[key] = _load_row_order(source.parent / order.file, order.sha256)
+            files[key] = _load_row_order(_beside(source, order.file), order.sha256)
         if name not in files[key]:
             raise PlanError(f"{source}: {order.file} holds no row order of table {name!r}")
         hot_ids[name] = files[key][name]
@@ -86,8 +112,8 @@ def _read(source: Path) -> PlanFields:
         raise PlanError(f"{source}: {error}") from error
 
 
-def parse(source: Path) -> schema.PlanModel:
-    """Read and check a plan file's form, without the row order beside it.
+def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
+    """Read and check a plan file's form, without the row order beside it and without its hash.
 
     Raises
     ------
@@ -114,7 +140,7 @@ def parse(source: Path) -> schema.PlanModel:
             f"{source} has schema_version {version}, this placer reads up to "
             f"{SCHEMA_VERSION}: upgrade placer"
         )
-    return _validated(document, str(source))
+    return document, _validated(document, str(source))
 
 
 def _validated(document: object, source: str) -> schema.PlanModel:
@@ -281,6 +307,12 @@ def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> 
     name = f"{target.name}.rows-{sha256[:12]}.safetensors"
     write_bytes(target.with_name(name), content)
     return name, sha256
+
+
+def _beside(source: Path, name: str) -> Path:
+    """A file beside a plan; or beside what the plan's symbolic link leads to."""
+    here = source.with_name(name)
+    return here if here.exists() or not source.is_symlink() else source.resolve().with_name(name)
 
 
 def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.int64]]:

@@ -117,7 +117,7 @@ def open_log_of(
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
-            f"training needs the id mapping that {file} was made with, and its profile "
+            f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
     return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
@@ -172,6 +172,20 @@ def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     if not other_data:
         check_ids(plan, profile.ids_sha256, "the profile")
     return replace(profile, tables=tuple(tables))
+
+
+def load_sealed(file: Path) -> Plan:
+    """A plan that somebody has edited, which is taken as it is now and gets the hash of that.
+
+    Raises
+    ------
+    PlanError
+        If it is no plan.
+    """
+    from placer.plan.file import seal  # not above: pydantic loads slowly
+
+    seal(file)
+    return Plan.load(file)
 
 
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:

@@ -6,6 +6,7 @@ docs/plan-format.md describes the file; `placer.plan.file`, below, reads and wri
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from placer.errors import PlanError
@@ -87,7 +88,15 @@ class Plan(PlanFields):
         return cls(**vars(file.read(path)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan, and the row order beside it, atomically."""
+        """Write the plan, and the row order beside it, atomically.
+
+        A profile that the plan names by an absolute path, as solvers do where it was loaded from a
+        folder, is named as seen from the plan's own folder: both can then move together.
+        """
         from placer.plan import file
 
-        file.write(self, path)
+        named = self.provenance.profile
+        if Path(named).is_absolute():
+            named = os.path.relpath(named, Path(path).resolve().parent)
+        provenance = replace(self.provenance, profile=named)
+        file.write(replace(self, provenance=provenance), path)

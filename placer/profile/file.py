@@ -27,6 +27,7 @@ from placer.data.keys import Keys
 from placer.errors import PlacerError, ProfileError
 from placer.files import (
     StrPath,
+    is_name,
     read_parts,
     replacing_parts,
     sha256_json,
@@ -258,7 +259,7 @@ def _write(folder: Path, kind: str, suffix: str, content: bytes) -> dict[str, An
 
 def _read(folder: Path, entry: Mapping[str, Any]) -> bytes:
     name: str = entry["name"]
-    if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+    if not isinstance(name, str) or not is_name(name):
         raise ProfileError(f"a profile's files are beside its JSON, not at {name!r}")
     try:
         # What is longer than the profile says was replaced; one byte of it shows that.

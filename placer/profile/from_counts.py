@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from placer.data.parquet import UNREADABLE
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
@@ -102,7 +103,7 @@ def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, Row
             ids, counts = _integers(batch, "id", file), _integers(batch, "count", file)
             if counts.size and counts.min() < 0:
                 raise DataError(f"{file}: count {counts.min()} is negative")
-            for index, name in enumerate(encoded.dictionary.to_pylist()):
+            for index, name in enumerate(_names(encoded.dictionary, "table", file)):
                 here = (tables == index) & (counts > 0)
                 parts.setdefault(name, []).append((ids[here], counts[here]))
     if not parts:
@@ -143,7 +144,7 @@ def _read_features(
 ) -> dict[str, dict[str, FeatureCounts]]:
     features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counted}
     for batch in _batches(file, _FEATURE_COLUMNS):
-        columns = [_texts(batch, name, file).to_pylist() for name in ("feature", "table")]
+        columns = [_names(_texts(batch, name, file), name, file) for name in _FEATURE_COLUMNS[:2]]
         numbers = (_integers(batch, name, file).tolist() for name in ("lookups", "bags"))
         for feature, table, lookups, bags in zip(*columns, *numbers, strict=True):
             if table not in features:
@@ -184,7 +185,7 @@ def _batches(file: str, columns: Sequence[str]) -> Any:
                 yield batch
     except FileNotFoundError as error:
         raise DataError(f"cannot open {file}: no such file") from error
-    except (OSError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
 
 
@@ -194,6 +195,14 @@ def _texts(batch: pa.RecordBatch, name: str, file: str) -> pa.Array:
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(f"{file}: column {name!r} is {column.type}; it holds texts")
     return column
+
+
+def _names(column: pa.Array, name: str, file: str) -> list[str]:
+    try:
+        names: list[str] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: column {name!r} holds texts that are no UTF-8") from error
+    return names
 
 
 def _integers(batch: pa.RecordBatch, name: str, file: str) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class Profile(ProfileFields):
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
+    folder : Path or None
+        Where it was loaded from, so that plans name it; the file does not say.
 
     Examples
     --------
@@ -121,13 +124,18 @@ class Profile(ProfileFields):
         """
         from placer.profile import file  # not above: pyarrow loads slowly
 
-        return cls(**vars(file.read(path)))
+        return replace(cls(**vars(file.read(path))), folder=_folder_of(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically."""
         from placer.profile import file
 
         file.write(self, path)
+
+    @property
+    def reference(self) -> str:
+        """What a plan is to name: its folder, as an absolute path, or else its source."""
+        return self.source if self.folder is None else str(self.folder)
 
     def sampling_error(self, table: str, share: float = 0.5) -> float:
         """Standard error of the share of lookups in the rows that take `share` of them.
@@ -141,3 +149,9 @@ class Profile(ProfileFields):
         if lookups == 0:
             return float("nan")
         return float(np.sqrt(max(0.0, 1 - self.sampling) * share * (1 - share) / lookups))
+
+
+def _folder_of(path: str | os.PathLike[str]) -> Path:
+    """The folder of a profile that is given as such, or as the JSON in it."""
+    resolved = Path(path).resolve()
+    return resolved if resolved.is_dir() else resolved.parent

@@ -1,6 +1,7 @@
 """What a log says of one table, below `placer.Profile`, which is of all tables."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placer.errors import ProfileError
@@ -111,3 +112,4 @@ class ProfileFields:
     sampling: float = 1.0
     source: str = ""
     encoding: "Encoding | None" = None
+    folder: Path | None = None

@@ -40,10 +40,16 @@ def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> To
     Raises
     ------
     TopologyError
-        If there is no GPU and `hbm` is not given, or exceeds the memory of the host.
+        If there is no GPU and `hbm` is not given, or exceeds the memory of the host; or if torch,
+        which finds and measures GPUs, is not installed.
     """
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        raise TopologyError(
+            f"GPUs of this machine are found by PyTorch, which cannot be imported ({error}); "
+            "install torch, or name a machine, such as --topology 8xh100"
+        ) from error
     if torch.cuda.is_available():
         return _cuda_machine()
     if hbm is None:

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from placer.errors import CheckpointError
 from placer.file_locks import is_locked
-from placer.files import FileRecord
+from placer.files import FileRecord, is_name
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
@@ -357,7 +357,7 @@ def _manifest_of(path: Path) -> _Manifest:
     """The manifest of a checkpoint whose files are all there, with the sizes that it lists."""
     file = path / MANIFEST
     manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train anew")
-    unsafe = [name for name in manifest.files if Path(name).name != name]
+    unsafe = [name for name in manifest.files if not is_name(name)]
     if unsafe:
         raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
     for name, entry in manifest.files.items():

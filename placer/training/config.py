@@ -1,6 +1,7 @@
 """Configurations of a training run; their import needs no torch."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -127,7 +128,7 @@ class CheckpointPolicy:
 
     Attributes
     ----------
-    folder : Path
+    folder : path
         Holds one folder per checkpoint.
     every_steps : int, optional
         Steps between checkpoints. A run is saved at its end and when it is interrupted too.
@@ -138,9 +139,14 @@ class CheckpointPolicy:
     ------
     PlacerError
         If nothing would be kept, or the steps are not positive.
+
+    Examples
+    --------
+    >>> CheckpointPolicy("checkpoints", every_steps=1000).is_due(2000)
+    True
     """
 
-    folder: Path
+    folder: str | os.PathLike[str]
     every_steps: int | None = None
     keep: int = 2
 

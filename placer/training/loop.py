@@ -161,7 +161,7 @@ def _own_folder(policy: CheckpointPolicy | None, ranks: Ranks) -> Iterator[None]
     """
     with contextlib.ExitStack() as held:
         if policy is not None:
-            folder, first = policy.folder, ranks.rank == 0
+            folder, first = Path(policy.folder), ranks.rank == 0
             ranks.together(lambda: held.enter_context(one_run(folder)) if first else None)
         yield
 
@@ -221,7 +221,7 @@ def _check(
         check_log(plan, eval_log, other_data)
         _check_label_column(eval_log)
     check_log(plan, log, other_data)
-    if checkpoints is not None and resume is None and checkpoint.exist(checkpoints.folder):
+    if checkpoints is not None and resume is None and checkpoint.exist(Path(checkpoints.folder)):
         raise CheckpointError(
             f"{checkpoints.folder} holds checkpoints of an earlier run; "
             "resume from it, or save to another folder"

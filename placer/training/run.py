@@ -137,7 +137,7 @@ class Run:
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(
-            self._policy.folder, saved, self._policy.keep, self._ranks, [named]
+            Path(self._policy.folder), saved, self._policy.keep, self._ranks, [named]
         )
         self._saved_position = self.position
 

@@ -77,8 +77,8 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
         gpus = _roomy_first(planned, shards[0]) if shards else []
         if planned.in_group:  # It stays with its group.
             gpus = [placed.gpu for placed in planned.placements]
-        if option.blocked:  # Blocks are in the order of GPUs.
-            gpus = sorted(gpus[: len(shards)])
+        if option.blocked:
+            gpus = [shard.home_gpu for shard in shards if shard.home_gpu is not None]
         if len(gpus) < len(shards):
             continue
         name = _option_name(option, instance.rows(planned.number))
@@ -86,7 +86,9 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
             list(zip(shards, gpus, strict=False)), instance.replica(planned.number, option)
         )
         # Options alike but for the widths of their column slices and the share in HBM.
-        kind = option._replace(column_widths=(0,) * len(option.column_widths), share=0.0)
+        kind = option._replace(
+            column_widths=(0,) * len(option.column_widths), share=0.0, first_gpu=0
+        )
         for one in planned.costed(name, own):
             best[kind] = min(best.get(kind, one), one, key=_rank)
     yield from best.values()

@@ -230,7 +230,7 @@ class _Replanning:
                 problem_sha256=self.problem.sha256,
                 placer_version=placer.__version__,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
-                profile=self.problem.profile.source,
+                profile=self.problem.profile.reference,
                 ids_sha256=self.problem.profile.ids_sha256,
             ),
         )

@@ -43,6 +43,10 @@ _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 
+Arena = tuple[str, str, int]
+"""Element type, optimizer and width of shards that one kernel looks up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """A shard on a GPU, with its `hot_rows` hottest rows in HBM."""
@@ -184,7 +188,7 @@ class Instance:
 
     def may_serve(self, shard: TableShard, gpu: int) -> bool:
         """Whether a GPU may serve a shard."""
-        if shard.option.blocked and shard.row_slice != gpu:
+        if shard.home_gpu not in (None, gpu):
             return False
         allowed = self._rules.gpus_of_table.get(shard.table)
         return allowed is None or bool(allowed[gpu])
@@ -196,8 +200,8 @@ class Instance:
             allowed = self.allowed(shard.table)
             if allowed is not None:
                 may_serve &= allowed
-            if shard.option.blocked:
-                may_serve &= np.arange(self.gpus) == shard.row_slice
+            if shard.home_gpu is not None:
+                may_serve &= np.arange(self.gpus) == shard.home_gpu
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
@@ -247,15 +251,21 @@ class Instance:
         extra_s = self.cost_model.sharding_overhead_s(self.problem)
         return None if extra_s is None else extra_s * float(self.objective.chain_weights[0])
 
-    def arenas(self, shards: Iterable[TableShard]) -> set[tuple[object, ...]]:
+    def arenas(self, shards: Iterable[TableShard]) -> set[Arena]:
         """Element types, widths and optimizers of shards: each is an arena on its GPU."""
         return {self.arena_of(shard) for shard in shards}
 
-    def arena_of(self, shard: TableShard) -> tuple[object, ...]:
+    def arena_of(self, shard: TableShard) -> Arena:
         """The arena that a shard is part of."""
+        option = shard.option
         table = self.problem.profile.tables[shard.table].table
-        first, last = shard.columns(table.dim)
-        return table.dtype, table.optimizer, last - first
+        whole = shard.is_replica or not option.column_widths
+        width = table.dim if whole else option.column_widths[shard.column_slice]
+        return table.dtype, table.optimizer, width
+
+    def launches_weighed_s(self, gpu: int) -> float:
+        """Seconds that an arena's launches take of a GPU, phases weighed."""
+        return float(self.objective.weights @ self.launches_s[gpu])
 
     @cached_property
     def fixed_s(self) -> float:

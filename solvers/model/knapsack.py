@@ -280,7 +280,7 @@ def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | N
         return None
     at = int(fits[-1])
     hot = float(curve.hot_rows[first + at])
-    if at + 1 < bytes_.size:
+    if at + 1 < bytes_.size and not curve.only_points:
         step = (limit - bytes_[at]) / (bytes_[at + 1] - bytes_[at])
         hot = np.floor(hot + step * float(curve.hot_rows[first + at + 1] - hot))
     if not 0 < hot < curve.hot_rows[-1]:

@@ -183,13 +183,13 @@ def _options_of(
     )
     slices = max(1, len(by_gpu) // len(column_ranges))
     steps = {1} if not mine else {max(shard.rows[2] for shard in mine), slices}
-    shapes = [(row_slices, False) for row_slices in sorted(steps)]
+    shapes = [ShardingOption(row_slices, column_widths) for row_slices in sorted(steps)]
     if slices > 1:
-        shapes.append((slices, True))
+        shapes.append(ShardingOption(slices, column_widths, blocked=True, first_gpu=min(by_gpu)))
     return [
-        ShardingOption(row_slices, column_widths, replicated_rows, cold, blocked)
+        shape._replace(replicated_rows=replicated_rows, cold=cold)
         for cold in colds
-        for row_slices, blocked in shapes
+        for shape in shapes
     ]
 
 

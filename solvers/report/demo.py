@@ -115,6 +115,7 @@ def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
     try:
         plot_compare(rows, folder / "compare.png")
     except BackendError as error:
+        (folder / "compare.png").unlink(missing_ok=True)  # Of another log, if there is one.
         print_stderr(f"no picture: {error}")
     print_report(compare_report(rows, f"The log's tables on {MACHINE}"))
     return problem
@@ -146,3 +147,13 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
     )
     print("\n".join(parity_lines(parity)))
     return parity.equal
+
+
+def closing_words(folder: Path, log: Path) -> str:
+    """What the demo has written, and what to do with it."""
+    made = [name for name in ("profile/", "plan.json", "compare.png") if (folder / name).exists()]
+    plan = folder / "plan.json"
+    return (
+        f"\nIn {folder}: {', '.join(made)}. Go on with `placer show {plan}`, or "
+        f"`placer train --plan {plan} --data {log}`."
+    )

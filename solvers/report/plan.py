@@ -250,7 +250,7 @@ def _time_section(cost: CostReport) -> Section:
     rows = [{**row, "of_slowest": row["total_s"] / slowest if slowest else None} for row in rows]
     if len(rows) > MOST_DEVICES:
         rows.sort(key=lambda row: -row["total_s"])
-    hidden = ", of which copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
+    hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
     return Section(
         "time",
         f"Work of a step by device{hidden} ({cost.cost_model})",

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 
 Block = tuple[TableShard, ...]
@@ -123,6 +124,13 @@ class _Loads:
         evenly_s = float(self.load.mean()) + sum(self.sizes.values()) / instance.gpus
         self.evenly_s = max(1e-12, evenly_s)
         self.holders: dict[int, list[int]] = {}
+        # What the first shard of each arena adds to a GPU's time.
+        launch_s = [instance.launches_weighed_s(gpu) for gpu in instance.kinds]
+        self.launch_s = np.array(launch_s)[self.kinds]
+        self.arenas: dict[Arena, npt.NDArray[np.bool_]] = {}
+        for arena in instance.arenas(replicas):
+            self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
+            self.load += self.launch_s
         self.pairs: list[tuple[TableShard, int]] = []
 
     def put(self, block: Block) -> bool:
@@ -140,10 +148,15 @@ class _Loads:
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
         short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
+        arenas = [self._arena(arena) for arena in self.instance.arenas(block)]
+        for present in arenas:
+            short_s += np.where(present, 0.0, self.launch_s)
         score = np.where(allowed, self._fullness(block, cost, short_s), np.inf)
         gpu = int(np.argmin(score))
         if not np.isfinite(score[gpu]):
             return False
+        for present in arenas:
+            present[gpu] = True
         for shard in block:
             self.pairs.append((shard, gpu))
             if shard.option.shard_count > 1:
@@ -155,6 +168,12 @@ class _Loads:
         self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
         self.held[self.hosts[gpu]] += self.rows[block]
         return True
+
+    def _arena(self, arena: Arena) -> npt.NDArray[np.bool_]:
+        """Which GPUs have shards of an arena, shape (GPUs,)."""
+        if arena not in self.arenas:
+            self.arenas[arena] = np.zeros(self.instance.gpus, dtype=bool)
+        return self.arenas[arena]
 
     def _fullness(self, block: Block, cost: Float, short_s: Float) -> Float:
         """How full each GPU would be with a block, in what GPUs are balanced by."""

@@ -4,11 +4,14 @@ Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.ph
 once; only the best few have their HBM filled exactly.
 """
 
+from collections import Counter
+
 import numpy as np
 
+from solvers.model.arenas import arena_changes, arena_counts
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, total
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import (
     GPU_S,
     OF_GPU,
@@ -125,10 +128,14 @@ def _exchange_keys(
     hbm = instance.hbm_bytes
     of_slow = phases_of_swaps(assignment.sums[slow], here, there_here, hbm[slow])
     of_other = phases_of_swaps(assignment.sums[other], there, here_there, hbm[other])
-    # Launches of arenas are left as they are: only what is made is rated exactly.
     phase_s = assignment.phase_s
-    for gpu, times in ((slow, of_slow), (other, of_other)):
-        times += len(instance.arenas(assignment.shards[gpu])) * instance.launches_s[gpu]
+    for gpu, times, leaving, arriving in (
+        (slow, of_slow, mine, [*theirs, ()]),
+        (other, of_other, [*theirs, ()], mine),
+    ):
+        counts = arena_counts(assignment, gpu)
+        arenas = len(counts) + arena_changes(instance, counts, leaving, arriving)
+        times += arenas[..., None] * instance.launches_s[gpu]
     scale_s = objective.scale_s(phase_s)
     rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s).sum(axis=0)
     changed = objective.powers(of_slow, scale_s)
@@ -240,6 +247,7 @@ class _Without:
         self.holders = assignment.holders(table)
         instance = assignment.instance
         self.phase_s = assignment.phase_s
+        self._arenas: dict[int, Counter[Arena]] = {}
         self.least_loaded = least_loaded(assignment, instance.allowed(table), instance.gpus)
         self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
         self.sums = assignment.sums
@@ -256,6 +264,12 @@ class _Without:
             - total(instance, (p for p in assignment.shards[gpu] if p.table == table), gpu)
             for gpu in self.holders
         }
+
+    def arenas_of(self, gpu: int) -> Counter[Arena]:
+        """Shards of each arena on a GPU, the table's aside."""
+        if gpu not in self._arenas:
+            self._arenas[gpu] = arena_counts(self.assignment, gpu, without=self.table)
+        return self._arenas[gpu]
 
     @property
     def work_s(self) -> float:
@@ -287,7 +301,12 @@ class _Without:
                 extra = sums[gpu] - self.sums[gpu]
                 open_sums[at] = self.sums_of_holders[gpu] + extra
         objective, hbm = instance.objective, instance.hbm_bytes[candidates]
-        launches_s = np.array([instance.launches_s[gpu] for gpu in candidates])
+        arenas = [set(self.arenas_of(gpu)) for gpu in candidates]
+        if replica is not None:
+            for present in arenas:
+                present.add(instance.arena_of(replica))
+        launch_s = np.array([instance.launches_s[gpu] for gpu in candidates])
+        launches_s = np.array([len(present) for present in arenas])[:, None] * launch_s
         phase_s = self.phase_s.copy() if everywhere else self.phase_s
         if everywhere and len(candidates) < instance.gpus:
             others = np.delete(np.arange(instance.gpus), candidates)
@@ -307,8 +326,10 @@ class _Without:
                 added = np.array([instance.priced_costs(shard, gpu) for gpu in candidates])
                 added = added[:, OF_GPU]
             may = free & instance.open_gpus((shard,))[candidates]
-            then = phases_with(open_sums, added, hbm)
-            after = objective.powers(then + launches_s, scale_s)
+            arena = instance.arena_of(shard)
+            new = np.array([arena not in present for present in arenas])
+            then = phases_with(open_sums, added, hbm) + launches_s + new[:, None] * launch_s
+            after = objective.powers(then, scale_s)
             with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
                 powers_then = rest + powers.sum(axis=0) - powers + after
             keys = objective.norm_s(scale_s, powers_then)
@@ -319,7 +340,7 @@ class _Without:
             gpu = candidates[at]
             open_sums[at] += added if added.ndim == 2 else added[at]
             powers[at] = after[at]
-            free[at] = False  # One shard of a table on a GPU.
+            free[at] = False  # One shard of a table on a GPU, so no other has this arena from it.
             change.setdefault(gpu, list(assignment.shards[gpu])).append(shard)
         key_s = float(objective.norm_s(scale_s, rest + powers.sum(axis=0)))
         return key_s, {gpu: sorted(mine) for gpu, mine in change.items()}, replicas

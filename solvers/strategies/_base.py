@@ -257,6 +257,6 @@ def _provenance(problem: Problem) -> Provenance:
         problem_sha256=problem.sha256,
         placer_version=placer.__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        profile=problem.profile.source,
+        profile=problem.profile.reference,
         ids_sha256=problem.profile.ids_sha256,
     )

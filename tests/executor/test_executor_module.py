@@ -124,7 +124,7 @@ def test_unknown_names_list_the_known() -> None:
 
 def test_a_feature_belongs_to_one_table() -> None:
     tables = [Table(name, 4, 2, features=(Feature("same"),)) for name in "ab"]
-    with pytest.raises(PlanMismatchError, match=r"\['same'\] are read from more than one table"):
+    with pytest.raises(PlanMismatchError, match=r"feature 'same' is listed 2 times"):
         PlacedEmbeddings(plan_of(tables))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import CheckpointError
+from placer.files import is_name
 from placer.torch_files.pickled import (
     MOST_BYTES,
     Global,
@@ -163,7 +164,7 @@ def _block(
         offset + size <= limit for offset, size, limit in zip(offsets, sizes, shape, strict=True)
     )
     # A name with folders in it could lead anywhere.
-    if not fits or not isinstance(file, str) or Path(file).name != file or "\0" in file:
+    if not fits or not isinstance(file, str) or not is_name(file):
         raise _Wrong(f"{_shown(name)} has a part at {offsets} of {sizes} in {_shown(file)}")
     if not _is_count(start) or not _is_count(length):
         raise _Wrong(

@@ -1,0 +1,39 @@
+"""The hash of a plan's own content, by which a plan that was altered is known.
+
+It is of the JSON of all other keys, written by Python's `json.dumps` with sorted keys and no other
+option. A plan without one, written by hand or by an earlier version, is read as it is.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from placer.errors import PlanError
+from placer.files import sha256_json
+
+SEAL = "sha256"
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's document with the hash of its content.
+
+    >>> sealed({"schema_version": 1})["sha256"][:8]
+    '04212149'
+    """
+    content = {name: value for name, value in document.items() if name != SEAL}
+    return content | {SEAL: sha256_json(content)}
+
+
+def check_seal(document: Mapping[str, Any], source: Path) -> None:
+    """Check that a plan is as it was written.
+
+    Raises
+    ------
+    PlanError
+        If it was altered.
+    """
+    if document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
+        raise PlanError(
+            f"{source} was altered since it was written: restore it; if you edited it by hand, "
+            "`placer verify --seal` takes it as it is now"
+        )
