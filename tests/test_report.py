@@ -413,6 +413,30 @@ def test_a_section_without_rows() -> None:
     assert report.to_csv() == ""
 
 
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 160])
+def test_a_number_keeps_its_digits_and_unit_at_any_width(width: int) -> None:
+    sizes = [Column(f"size{n}", f"size {n}", form.size) for n in range(6)]
+    columns = (Column("budget", "HBM", form.size), Column("name", "name"), *sizes)
+    rows = [
+        {"budget": budget, "name": name, **{f"size{n}": n * 1.5e9 + 7e8 for n in range(6)}}
+        for budget in (2**30, 2**34)
+        for name in ("greedy-cost", "ilp")
+    ]
+    text = shown(Report("r", (Section("s", "S", columns, tuple(rows)),)), width)
+    assert "…" not in text
+    for column in (*sizes, columns[0]):
+        assert text.count(column.cell(rows[0])) >= 2
+    assert text.count("16 GiB") == 2 * text.count("HBM")  # Each part has what its rows are of.
+
+
+def test_no_line_of_a_headline_ends_before_a_unit() -> None:
+    words = "one more would save 12.5 GiB of 30 GB/s in 7 s on 3 GPUs"
+    for width in range(12, 60):
+        lines = shown(Report("r", (), headline=(words,)), width).splitlines()[1:]
+        assert " ".join(line.strip() for line in lines) == words
+        assert not any(line.rstrip().endswith(("12.5", "30", "7")) for line in lines)
+
+
 def test_csv_has_the_rows_of_all_sections() -> None:
     one = Section("one", "One", (), ({"name": "a", "bytes": 1}, {"name": "b", "bytes": 2}))
     two = Section("two", "Two", (), ({"name": "c", "time_s": 0.5},))

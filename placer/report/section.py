@@ -6,6 +6,8 @@ them for people and may show only the first ones.
 
 import csv
 import io
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +118,25 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Prose:
+    """A sentence that takes several lines where it has to, none of which ends before a unit."""
+
+    words: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        joined = _BEFORE_UNIT.sub(_JOINER, self.words)
+        lines = textwrap.wrap(
+            joined, options.max_width, break_long_words=False, break_on_hyphens=False
+        )
+        yield from (Text(line.replace(_JOINER, " ")) for line in lines)
+
+
+_JOINER = "\ue000"
+"""Of no meaning (private use area), and no white space."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[GT]B/s|B|[um]?s|min|h|[GM])\b)")
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A titled list of rows.
 
@@ -150,9 +171,12 @@ class Section:
         widths = {column.key: column.least_width(cells[column.key]) for column in columns}
         spare = [column for column in columns if column.spare]
         fitting = list(columns)
-        while spare and sum(widths[one.key] + _GAP for one in fitting) - _GAP > options.max_width:
+        while spare and _width(fitting, widths) > options.max_width:
             fitting.remove(spare.pop())
-        yield _table(self.title, fitting, cells)
+        for number, block in enumerate(_blocks(fitting, cells, options.max_width)):
+            if number:
+                yield Text("")
+            yield _table("" if number else self.title, block, cells, options.max_width)
         if len(visible) < len(self.rows):
             order = f", {self.order}" if self.order else ""
             yield _note(f"{len(visible)} of {len(self.rows)}{order}; --format json has all")
@@ -164,9 +188,47 @@ def _note(words: str) -> Text:
     return Text(words, style="dim")
 
 
-def _table(title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[str]]) -> Table:
+def _blocks(
+    columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
+) -> list[Sequence[Column]]:
+    """Columns as several tables where one would be wider: a number is shown whole or not at all.
+
+    Each begins with the columns that tell its rows apart.
+    """
+    widths = {column.key: column.least_width(cells[column.key]) for column in columns}
+    names = _names_of_rows(columns, cells)
+    if _width(names, widths) > most // 2:
+        names = columns[:1]
+    blocks = [list(names)]
+    for column in columns[len(names) :]:
+        if _width([*blocks[-1], column], widths) > most and len(blocks[-1]) > len(names):
+            blocks.append(list(names))
+        blocks[-1].append(column)
+    return list(blocks)
+
+
+def _names_of_rows(
+    columns: Sequence[Column], cells: Mapping[str, Sequence[str]]
+) -> Sequence[Column]:
+    """The first columns that no two rows have in common; the first one where all do not."""
+    for last in range(1, len(columns) + 1):
+        rows = list(zip(*(cells[column.key] for column in columns[:last]), strict=True))
+        if len(set(rows)) == len(rows):
+            return columns[:last]
+    return columns[:1]
+
+
+def _width(columns: Sequence[Column], widths: Mapping[str, int]) -> int:
+    return sum(widths[column.key] + _GAP for column in columns) - _GAP
+
+
+def _table(
+    title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
+) -> Table:
+    widths = {column.key: column.least_width(cells[column.key]) for column in columns}
+    fits = _width(columns, widths) <= most
     table = Table(
-        title=title,
+        title=title or None,
         title_justify="left",
         title_style="bold",
         box=None,
@@ -175,7 +237,9 @@ def _table(title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[s
     )
     for column in columns:
         justify: JustifyMethod = "left" if column.is_text else "right"
-        table.add_column(column.title, justify=justify, no_wrap=not column.wraps)
+        # A name that is wider than the terminal takes several lines, numbers never.
+        wraps = column.wraps or (column.is_text and not fits)
+        table.add_column(column.title, justify=justify, no_wrap=not wraps, overflow="fold")
     for line in zip(*(cells[column.key] for column in columns), strict=True):
         table.add_row(*(Text(cell) for cell in line))
     return table
@@ -202,8 +266,8 @@ class Report:
 
     def renderable(self) -> RenderableType:
         """For ``rich.print`` or a Console."""
-        lines = [Text(plain(self.title), style="bold")]
-        lines += [Text(plain(line)) for line in self.headline]
+        lines: list[RenderableType] = [Text(plain(self.title), style="bold")]
+        lines += [Prose(plain(line)) for line in self.headline]
         tables: list[RenderableType] = []
         for section in self.sections:
             tables += [Text(""), section]
