@@ -20,9 +20,10 @@ from placer.errors import PlacerError
 from placer.profile.profile import Profile
 from solvers.registry import SOLVERS
 from solvers.result import Limit, Reason, SolveResult, Termination
-from solvers.torchrec.proposers import Again, Limited, OwnSearch, Planning
+from solvers.torchrec.planning import Planning
+from solvers.torchrec.proposers import Again, Limited, OwnSearch
 from solvers.torchrec.search import Effort
-from solvers.torchrec.trainable import is_replica_of_fused, is_trainable
+from solvers.torchrec.trainable import is_replica_of_fused, trained_wrong
 
 DEFAULT_TIME_LIMIT_S = 20.0
 
@@ -146,8 +147,7 @@ constraints, debug, callbacks, plan_loader
         try:
             plan = super().plan(module, sharders)
         except PlannerError:
-            space = getattr(self._enumerator, "last_stored_search_space", None) or []
-            if all(is_trainable(option) for option in space):
+            if not self._planning.leaves_out_options:
                 raise
             self._planning.only_trainable = False
             plan = super().plan(module, sharders)
@@ -186,7 +186,7 @@ constraints, debug, callbacks, plan_loader
 
 def _warn(plan: list[Any]) -> None:
     """Say which tables TorchRec would not train as the user may think."""
-    wrong = [option.fqn for option in plan if not is_trainable(option)]
+    wrong = trained_wrong(plan)
     if wrong:
         warnings.warn(
             "TorchRec trains tables wrong that this plan, the only one found, places so: "

@@ -1,5 +1,6 @@
 """Exported plans train in TorchRec on two processes; and what TorchRec does to other plans."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dmp_cases import (
     sharded,
     train,
 )
+from plan_cases import machine
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -26,9 +28,9 @@ from torchrec.distributed.types import (
     ShardingPlan,
     ShardMetadata,
 )
-from torchrec_cases import plan_of_all, table
+from torchrec_cases import plan_of_all, shard, table
 
-from placer import Table
+from placer import Plan, Table
 from placer.adapters.torchrec import (
     load_optimizer_state_dict,
     load_state_dict,
@@ -204,3 +206,31 @@ def test_the_traps_that_the_exporter_guards_are_there(tmp_path: Path) -> None:
     assert error_of(replica) > 1e-2
     assert first[replica][2]
     assert error_of("strips with row-wise Adagrad") > 1e-2
+
+
+FEW = [table("few", 4, 8), table("many", 41, 8)]
+
+
+def with_empty_block(rank: int) -> list[torch.Tensor]:
+    """Logits of two tables over three ranks, of one of which the last rank has no rows."""
+    shards = [
+        shard(name, (start, stop), (0, 8), f"gpu:{number}")
+        for name, edges in (("few", (0, 2, 4)), ("many", (0, 14, 28, 41)))
+        for number, (start, stop) in enumerate(pairwise(edges))
+    ]
+    plan = Plan(tuple(FEW), machine(3), tuple(shards))
+    model: Any = model_of(FEW)
+    whole = {key: value.clone() for key, value in model.state_dict().items()}
+    apply_optimizers(model, FEW, [])
+    env = ShardingEnv.from_process_group(dist.GroupMember.WORLD)
+    model = sharded(model, to_sharding_plan(plan, model, env))
+    load_state_dict(model, whole)
+    return train(model, FEW, rank, 3)
+
+
+def test_a_block_of_no_rows_trains_beside_another_table(tmp_path: Path) -> None:
+    logits = on_ranks(3, with_empty_block, tmp_path)
+    expected, _ = reference(FEW, 3, 3)
+    for step, whole in enumerate(expected):
+        together = torch.cat([own[step] for own in logits])
+        torch.testing.assert_close(together, whole, atol=1e-6, rtol=0)

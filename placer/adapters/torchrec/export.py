@@ -67,6 +67,7 @@ def to_sharding_plan(
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
     _require_tables(parts, tables)
+    _require_rows(parts, {name: own.path for name, own in tables.items()}, prefetch_pipeline)
     modules: dict[str, Any] = {}
     kind = _device_type(env) if device is None else torch.device(device).type
     for part in parts:
@@ -105,8 +106,10 @@ def document(
     verify(plan)
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
-    for table in plan.tables:
-        for part in parts_of(plan, table, staged_as=staged_as):
+    every = {table.name: parts_of(plan, table, staged_as=staged_as) for table in plan.tables}
+    _require_rows([part for parts in every.values() for part in parts], {}, prefetch=False)
+    for parts in every.values():
+        for part in parts:
             _require_exact(part, state_by_column_slice=state_by_column_slice)
             own: dict[str, Any] = {
                 "sharding_type": part.sharding.kind,
@@ -229,12 +232,6 @@ def _require_trainable(part: Part, table: "TableOfModel") -> None:
 def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
     """Raise if TorchRec would fail with such a placement, or train other weights."""
     own, sharding = part.table, part.sharding
-    empty = [block.rank for block in sharding.blocks if not block.rows]
-    if empty and own.rows:
-        raise PlanMismatchError(
-            f"table {own.name!r}: of blocks of {sharding.blocks[0].rows} of its {own.rows} rows "
-            f"rank {empty[0]} gets none, with which TorchRec's kernels fail; shard it otherwise"
-        )
     column_wise = any(block.width < own.dim for block in sharding.blocks)
     if column_wise and own.optimizer == "rowwise_adagrad" and not state_by_column_slice:
         raise PlanMismatchError(
@@ -242,6 +239,34 @@ def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
             "mean of the squared gradient over each column slice, not over the row: it would train "
             "other weights than the whole table. Say state_by_column_slice=True if that may be"
         )
+
+
+def _require_rows(parts: Iterable[Part], path_of: Mapping[str, str], prefetch: bool) -> None:
+    """Raise if a rank has no rows of a table, and serves no other table with it.
+
+    TorchRec's kernels serve tables together that have a module, a sharding type, a kernel, an
+    element type, an optimizer and a pooling in common; they fail where none of these has rows.
+    """
+
+    def group(part: Part) -> tuple[object, ...]:
+        own, sharding = part.table, part.sharding
+        ahead = prefetch and sharding.kernel == "fused_uvm_caching"
+        width = sharding.blocks[0].width if ahead else None
+        pooling = {feature.pooling for feature in own.features}
+        path = path_of.get(part.name, "")
+        alike = own.dtype, own.optimizer, frozenset(pooling)
+        return path, sharding.kind, sharding.kernel, alike, width
+
+    known = list(parts)
+    served = {(group(p), block.rank) for p in known for block in p.sharding.blocks if block.rows}
+    for part in known:
+        for block in part.sharding.blocks:
+            if part.table.rows and not block.rows and (group(part), block.rank) not in served:
+                raise PlanMismatchError(
+                    f"table {part.table.name!r}: of blocks of {part.sharding.blocks[0].rows} of "
+                    f"its {part.table.rows} rows rank {block.rank} gets none, nor any of a table "
+                    "that is served with it, with which TorchRec's kernels fail; shard it otherwise"
+                )
 
 
 def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> Any:
