@@ -8,9 +8,11 @@ the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves
     Σ_p,k x[p,g,k] ≤ 1                                              for the shards p of t in o
     Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
     Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
-    Σ_p,k time(p,k,f)·x[p,g,k] + ... + Σ_e launches(f)·a[g,e] ≤ T[f]     for each g and phase f
+    Σ_p,k time(p,k,f)·x[p,g,k] + ... + Σ_e launches(f)·a[g,e] + added[g,f] ≤ T[f]   for each g, f
     Σ_f of a chain T[f] ≤ T,   Σ_p,k dram_time(p,k)·x[p,g,k] ≤ T    for each chain and host
     minimise T
+
+where added is what lanes that two phases share make longer (`cost_models.schedule.SharedLane`).
 
 `solvers.search.integer_program` has no points and prices rows of HBM instead, so that it is small.
 This one is exact, and so is for small problems, and for those where room is hard to find. For
@@ -38,7 +40,7 @@ from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, cos
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
 
-_TIME_UNITS = 1_000_000
+_TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
 
 _ROUNDING_BYTES = 1e-6
@@ -284,7 +286,7 @@ class ExactProgram:
             terms = self._rows[kind, number]
             if not terms:
                 continue
-            used = sum(each * variable for variable, each in terms)
+            used = _sum(terms)
             if self.step is None:
                 most = sum(each for _, each in terms)
                 short = self.short[kind, number] = self.model.new_int_var(0, most, "")
@@ -292,20 +294,42 @@ class ExactProgram:
             self.model.add(used <= math.floor(bytes_))
 
     def _add_times(self) -> Any:
-        """Times of phases, chains and hosts; the step time."""
+        """Times of phases, with what shared lanes add, of chains and hosts; the step time."""
         instance, schedule = self.instance, self.instance.objective.schedule
         step = self.model.new_int_var(0, _TIME_UNITS, "T")
         phases = [self.model.new_int_var(0, _TIME_UNITS, "") for _ in schedule.phases]
         fixed = np.floor(instance.objective.fixed / self.unit_s).astype(int).tolist()
         for chain, more in zip(schedule.chains, fixed, strict=True):
             self.model.add(sum(phases[phase] for phase in chain) + more <= step)
-        for (kind, _), terms in self._rows.items():
-            used = sum(each * variable for variable, each in terms)
-            if kind.startswith("phase "):
-                self.model.add(used <= phases[int(kind.split()[1])])
-            elif kind == "dram_s":
-                self.model.add(used <= step)
+        used: dict[tuple[int, int], Any] = {}
+        for (kind, number), terms in self._rows.items():
+            if kind == "dram_s":
+                self.model.add(_sum(terms) <= step)
+            elif kind.startswith("phase "):
+                used[number, int(kind.split()[1])] = _sum(terms)
+        for lane in schedule.shared:
+            waited = sum(phases[phase] for phase in lane.before)
+            for gpu in range(instance.gpus):
+                phase, part, beside = (
+                    used.get((gpu, row), 0) for row in (lane.phase, lane.part, lane.beside)
+                )
+                if not isinstance(part, int) and not isinstance(beside, int):
+                    added = self._added(lane.begin_s, waited, phase, part, beside)
+                    used[gpu, lane.phase] = phase + added
+        for (_, number), units in used.items():
+            self.model.add(units <= phases[number])
         return step
+
+    def _added(self, begin_s: float, waited: Any, phase: Any, part: Any, beside: Any) -> Any:
+        """What a shared lane adds to a phase: the least of four; see `SharedLane.added_s`."""
+        begin, begins = math.floor(begin_s / self.unit_s), waited + phase - part
+        added = self.model.new_int_var(0, _TIME_UNITS, "")
+        least = part, part + begins - begin, begin + beside - begins, beside
+        picked = [self.model.new_bool_var("") for _ in least]
+        self.model.add_bool_or(picked)
+        for units, chosen in zip(least, picked, strict=True):
+            self.model.add(added >= units).only_enforce_if(chosen)
+        return added
 
     def hint(self, warm: Assignment) -> None:
         """Start from an assignment."""
@@ -327,9 +351,10 @@ class ExactProgram:
         if self.aim != "time":
             fewest = max(0.0, proven)
         elif status == cp_model.INFEASIBLE and self.is_complete:
-            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit.
-        elif proven > 0:
-            bound_s = proven * self.unit_s
+            bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan takes less than the limit.
+        elif proven > 0:  # Terms of phases are rounded down, and shared lanes subtract some.
+            rounded = 3 * self.instance.tables * len(self.instance.objective.schedule.phases)
+            bound_s = max(0.0, proven - rounded) * self.unit_s
         short, assignment = {}, None
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             short = {of: solver.value(lacking) for of, lacking in self.short.items()}
@@ -352,6 +377,10 @@ class ExactProgram:
         filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
+
+
+def _sum(terms: Sequence[tuple[Any, int]]) -> Any:
+    return sum(each * variable for variable, each in terms)
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:

@@ -1,7 +1,6 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
 import math
-from dataclasses import replace
 
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
@@ -96,7 +95,7 @@ def linear_program(search: Search, share: float) -> Assignment | None:
 
 def another(search: Search, share: float, strategy: Strategy) -> Assignment | None:
     """The best assignment of another strategy, improved, whatever is known already."""
-    own = replace(search, clock=search.clock.part(share), best=None, stats={})
+    own = search.apart(share)
     best = next(iter(strategy.assignments(own)), None)
     if best is not None:
         improve(best, own.clock)

@@ -63,7 +63,7 @@ class AutoParams:
     linear_program_share: float = 0.1
     annealing_share: float = 0.5
     exact_share: float = 0.5
-    exact_places: int = 10_000
+    exact_places: int = 4000
     program_share: float = 0.5
     search_share: float = 0.6
     common_shares_share: float = 0.05

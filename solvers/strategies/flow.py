@@ -31,7 +31,7 @@ assigned shard by shard.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -80,14 +80,15 @@ class Flow(Strategy):
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Choose options, assign by flows, fill HBM, correct times: the best of all rounds."""
-        best = flow_rounds(search, 1.0, self.params)
-        return [] if best is None else [best]
+        _Rounds(search, self.params).run()
+        return [] if search.best is None else [search.best]
 
 
 def flow_rounds(search: Search, share: float, params: FlowParams) -> Assignment | None:
     """The best assignment of all rounds within a share of the time, whatever is known already."""
-    own = replace(search, clock=search.clock.part(share), best=None)
+    own = search.apart(share)
     _Rounds(own, params).run()
+    search.stats |= own.stats
     return own.best
 
 
