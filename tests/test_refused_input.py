@@ -16,6 +16,7 @@ from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
 from placer.data.parquet import ParquetSource
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError, ProfileError
 from placer.executor import BagBatch, PlacedEmbeddings
+from placer.plan.origin import profile_of
 from placer.plan.verify import check_shards, violations
 from placer.profile.counts import RowCounts
 from placer.profile.from_counts import profile_counts
@@ -140,6 +141,13 @@ def test_a_feature_reads_one_table() -> None:
     assert (violation.rule, violation.where) == ("feature", "f")
     with pytest.raises(PlanMismatchError):
         PlacedEmbeddings(plan, backend="torch")
+
+
+def test_a_profile_of_a_name_that_no_file_has_is_not_there(tmp_path: Path) -> None:
+    plan = plan_with(tables=())
+    for name in ("a" * 5000, "a\0b"):
+        named = replace(plan, provenance=replace(plan.provenance, profile=name))
+        assert profile_of(named, tmp_path / "plan.json") is None
 
 
 def test_a_shard_on_no_device_is_named() -> None:

@@ -78,7 +78,7 @@ def profile_of(
     name = plan.provenance.profile
     folder = file.resolve().parent / name
     try:
-        recorded = Profile.load(folder) if name and folder.exists() else named_workload(name)
+        recorded = Profile.load(folder) if name and _is_there(folder) else named_workload(name)
     except ProfileError as error:
         if needed_for is None:
             return None
@@ -121,6 +121,14 @@ def open_log_of(
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
     return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something at a path that a file names; it may be too long for one."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:

@@ -140,7 +140,7 @@ class PlanModel(_Strict):
     """A placement of embedding tables on a machine."""
 
     schema_version: Literal[1] = Field(description="version of this format")
-    batch_size: int = Field(1, ge=1, description="samples per GPU and step")
+    batch_size: int = Field(1, ge=1, lt=1 << 31, description="samples per GPU and step")
     pipeline: Pipeline = "look-ahead"
     dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
