@@ -1,6 +1,6 @@
 """TorchRec's own planner on our problems, and our plans rated by TorchRec.
 
-    python benchmarks/torchrec_planner.py [--prefetch] [--proposers default,dynamic,...]
+    python benchmarks/torchrec_planner.py [--prefetch] [--proposers default,dynamic,placer,...]
                                           [WORKLOAD:HBM ...]
 
 such as ``mlperf-dcnv2:8GiB``; by default those of `PROBLEMS` and DCNv2. Hours, on two cores.
@@ -11,7 +11,8 @@ profile's CDF), HBM of each rank net of everything else (nothing is reserved bey
 TorchRec's default bandwidths. Host memory is each rank's part of its host's, which is how
 TorchRec takes it. TorchRec rates every plan, by its perf model: the time of the slowest rank.
 
-A table whose load factor is left open gets TorchRec's default cache of a fifth of its rows,
+Replicas are left out on both sides. A table whose load factor is left open gets TorchRec's default
+cache of a fifth of its rows,
 and then the planner forgets to charge the misses. So the factor is told, unless --open, and
 what is reported is the time with misses either way.
 """
@@ -66,6 +67,7 @@ from placer import Plan, Problem, Topology
 from placer.adapters.torchrec.sharding import sharding_of
 from placer.units import format_bytes, format_seconds
 from placer.workloads import named_workload
+from solvers import PlacerPlanner
 
 LOAD_FACTOR = UVM_CACHING_RATIO
 
@@ -75,6 +77,14 @@ PROPOSERS: dict[str, Callable[[], Any]] = {
     "dynamic": DynamicProgrammingProposer,
     "scale-up": EmbeddingOffloadScaleupProposer,
 }
+
+PLACER = "placer"
+"""In the place of a proposer: `PlacerPlanner`, whose load factors are open."""
+
+SHARDING_TYPES = [
+    "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"
+]  # fmt: skip
+"""Replicas are left out: TorchRec does not apply an optimizer of the backward pass to them."""
 
 PROBLEMS = {
     # Of a thousand seeds, those whose tables come closest to 369 and 807 GiB.
@@ -157,24 +167,31 @@ class Contender:
         self.topology = self.estimates.topology
         self.model = torchrec_model(problem)
         self.sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
-        self.constraints = {
+        self._min_partition = min_partition
+        self._load_factor = load_factor
+
+    def constraints(self, load_factor: float | None) -> dict[str, ParameterConstraints]:
+        """What TorchRec is told of each table; None leaves load factors open."""
+        return {
             profile.name: ParameterConstraints(
-                min_partition=min_partition,
+                sharding_types=SHARDING_TYPES,
+                min_partition=self._min_partition,
                 pooling_factors=input_lengths(profile.table)[0],
                 cache_params=self.estimates.cache_params(profile, load_factor),
             )
-            for profile in problem.profile
+            for profile in self.problem.profile
         }
 
     def run(self, proposer: str, timeout_s: int | None = None) -> PlannerRun:
-        """Plan with one of `PROPOSERS`; the enumeration of options is part of the time."""
+        """Plan with one of `PROPOSERS` or `PLACER`; enumeration is part of the time."""
         started = time.perf_counter()
-        planner = EmbeddingShardingPlanner(
+        ours = proposer == PLACER
+        planner = (PlacerPlanner if ours else EmbeddingShardingPlanner)(
             topology=self.topology,
             batch_size=self.problem.batch_size,
             storage_reservation=FixedPercentageStorageReservation(0.0),
-            proposer=PROPOSERS[proposer](),
-            constraints=self.constraints,
+            proposer=None if ours else PROPOSERS[proposer](),
+            constraints=self.constraints(None if ours else self._load_factor),
             stats=[],
             debug=False,
             timeout_seconds=timeout_s,
@@ -345,7 +362,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("problems", nargs="*", metavar="WORKLOAD:HBM")
-    parser.add_argument("--proposers", default=",".join(PROPOSERS))
+    parser.add_argument("--proposers", default=",".join((*PROPOSERS, PLACER)))
     parser.add_argument("--prefetch", action="store_true", help="with the prefetching pipeline")
     parser.add_argument("--open", action="store_true", help="leave load factors open")
     parser.add_argument("--timeout", type=int, help="seconds for each run of the planner")

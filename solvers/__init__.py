@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     """See `lazy_exports`; `PlacerPlanner` needs torchrec."""
     try:
         return _exported(name)
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
         if name != "PlacerPlanner":
             raise
         from placer.adapters.torchrec.export import INSTALL

@@ -27,8 +27,8 @@ from solvers.torchrec.trainable import is_replica_of_fused, trained_wrong
 
 DEFAULT_TIME_LIMIT_S = 20.0
 
-PLACEMENTS = 20_000
-"""Tables that each of TorchRec's default proposers may place: a second or two of its time."""
+PLACEMENTS = 5_000
+"""Tables that each of TorchRec's default proposers may place: about a second of its time."""
 
 
 class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
@@ -37,8 +37,8 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
     the enumerator, over all options that the enumerator has and TorchRec can train, within
     the memory that the storage reservation leaves each rank. Load factors of caches with
-    statistics are searched as well. TorchRec's default proposers run beside it, for a second
-    or two where there are many tables, and the plan that the performance model rates best is taken.
+    statistics are searched as well. TorchRec's default proposers run beside it, for about a second
+    each where there are many tables, and the plan that the performance model rates best is taken.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ def test_problems_that_had_no_plan(seed: int, why: str) -> None:
     assert solved(problem, "greedy-cost").plan is not None, why
 
 
-@pytest.mark.parametrize("seed", [24, 28, 38])
+@pytest.mark.parametrize("seed", [24, 28])
 def test_a_proof_says_what_is_short(seed: int) -> None:
     """Of a problem whose devices have room together, but not one by one."""
     problem = tiny_problem(seed)
@@ -107,8 +107,8 @@ def test_a_proof_says_what_is_short(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1080, 20))
+@pytest.mark.parametrize("first", range(1000, 1100, 10))
 def test_auto_against_the_best_plan(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + 10):
         problem = tiny_problem(seed)
         check(problem, solved(problem))

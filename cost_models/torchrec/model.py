@@ -97,7 +97,7 @@ class TorchRec:
         if self._estimates is None or self._estimates.problem is not problem:
             try:
                 from cost_models.torchrec.estimates import Estimates, Settings
-            except ImportError as error:
+            except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
                 raise BackendError(
                     f"cost model {self.name!r} asks TorchRec's estimators, which cannot be "
                     f"imported ({error}); install them with: {INSTALL}"

@@ -271,6 +271,18 @@ class TestRefusals:
         with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
             to_sharding_plan(plan_of_all(), None, None)
 
+    def test_a_library_of_another_torch_is_one_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Broken:
+            @staticmethod
+            def find_spec(name: str, path: object = None, target: object = None) -> None:
+                if name == "torchrec":
+                    raise OSError("fbgemm_gpu_py.so: undefined symbol: _ZN3c10")
+
+        monkeypatch.delitem(sys.modules, "torchrec")
+        monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
+        with pytest.raises(BackendError, match=r"undefined symbol.*install it with: pip install"):
+            to_sharding_plan(plan_of_all(), None, None)
+
 
 class TestReading:
     def test_a_plan_comes_back(self) -> None:

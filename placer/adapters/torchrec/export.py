@@ -130,7 +130,7 @@ def document(
 
 
 def require_torchrec() -> None:
-    """Raise unless torchrec can be imported.
+    """Raise unless torchrec can be imported, and FBGEMM's library with it.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def require_torchrec() -> None:
     """
     try:
         import torchrec  # noqa: F401
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
         raise BackendError(
             f"torchrec cannot be imported ({error}); install it with: {INSTALL}"
         ) from error
