@@ -142,7 +142,7 @@ class Strategy(ABC):
             plan = fitted_plan(assignment)
             if plan is not None:
                 return plan
-        fitting = None if search.failure or search.best else search.first_fit()
+        fitting = None if search.failure else search.first_fit()
         plan = None if fitting is None else fitted_plan(fitting)
         if plan is not None:
             return plan
