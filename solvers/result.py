@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from cost_models import CostModel
+from placer.errors import ProblemError
 from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -36,6 +37,11 @@ class Limits:
     stop : callable or None
         Asked now and then whether to end at once with the best plan so far: how Ctrl-C, or
         a thread, ends a search.
+
+    Raises
+    ------
+    ProblemError
+        If a time limit or a gap is negative or no number.
     """
 
     time_limit_s: float = 60.0
@@ -44,6 +50,11 @@ class Limits:
     threads: int = 0
     max_steps: int | None = None
     stop: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):
+            if not value >= 0:
+                raise ProblemError(f"a {name} must be 0 or more, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,13 @@ def test_the_traceback_is_raised_for_who_asks_for_it(monkeypatch: pytest.MonkeyP
         invoke("workloads")
 
 
+def test_who_lacks_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ModuleNotFoundError("No module named 'torch'", name="torch"))
+    assert "needs PyTorch" in fail("workloads")
+    failing(monkeypatch, ModuleNotFoundError("No module named 'toad'", name="toad"))
+    assert "did not expect" in fail("workloads")
+
+
 @pytest.mark.parametrize(
     "error", [click.UsageError("not so"), click.Abort(), BrokenPipeError(errno.EPIPE, "Broken")]
 )

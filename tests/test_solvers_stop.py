@@ -8,6 +8,7 @@ from fast_and_full import mostly_slow
 
 from cost_models import Roofline
 from placer import Problem, Topology
+from placer.errors import PlacerError
 from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
 from placer.workloads import named_workload
@@ -18,6 +19,12 @@ from solvers.model.instance import Instance
 from solvers.search.integer_program import Program
 
 SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
+
+
+@pytest.mark.parametrize("wrong", [{"time_limit_s": float("nan")}, {"gap": -0.1}])
+def test_limits_are_numbers(wrong: dict[str, float]) -> None:
+    with pytest.raises(PlacerError, match="0 or more, not"):
+        Limits(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,10 @@ def one_line_errors() -> Iterator[None]:
             sys.stdout.flush()
     except PlacerError as error:
         _end(str(error))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            _unexpected(error)
+        _end("this needs PyTorch, which is not installed here: pip install torch")
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # Whoever reads has enough, as `head` has.
