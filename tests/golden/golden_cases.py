@@ -38,6 +38,7 @@ from placer import (
 )
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
+from placer.plan.seal import sealed
 from placer.profile.counts import RowCounts
 from solvers import SOLVERS, solve
 
@@ -506,7 +507,7 @@ def write_plan(base: Plan, shards: list[dict[str, Any]], path: Path) -> Path:
     base.save(path)
     document = json.loads(path.read_text(encoding="utf-8"))
     document["shards"] = shards
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_text(json.dumps(sealed(document)), encoding="utf-8")
     return path
 
 
@@ -562,7 +563,7 @@ def random_plans(name: str) -> tuple[Plan, ...]:
             rng = np.random.default_rng([COST_PROBLEMS.index(name), number])
             drawn = torchrec_shards if number % 3 == 2 else random_shards
             document["shards"] = drawn(base.tables, asked.topology, rng)
-            path.write_text(json.dumps(document), encoding="utf-8")
+            path.write_text(json.dumps(sealed(document)), encoding="utf-8")
             plans.append(Plan.load(path))
     return tuple(plans)
 
