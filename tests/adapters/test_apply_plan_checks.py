@@ -109,7 +109,9 @@ def test_names() -> None:
     apply_plan(model, plan_for(tables=[one]), names={"C1": "item.C1"}, strict=False)
     assert type(model.user["C1"]) is nn.EmbeddingBag
     model = Two()
-    apply_plan(model, plan_for(tables=[replace(one, name=path) for path in both.values()]))
+    features = {path: tuple(replace(f, name=path) for f in one.features) for path in both.values()}
+    tables = [replace(one, name=path, features=features[path]) for path in both.values()]
+    apply_plan(model, plan_for(tables=tables))
 
 
 def test_a_plan_that_is_too_large_with_this_optimizer() -> None:
