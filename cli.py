@@ -610,7 +610,7 @@ def whatif(
         if answer.base.plan is None:
             _refuse(answer.base)
         points = front(
-            lambda budget: options.problem(loaded, str(budget)),
+            lambda budget: options.problem(loaded, f"{budget}B"),
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )

@@ -233,7 +233,9 @@ def _options_of_hosts(
     hosts = len({gpu.host for gpu in topology.gpus})
     local = len(topology.gpus) // hosts
     start, stop = even_blocks(table.rows, local)[-1]
-    if hosts == 1 or start == stop or any(own.pooling == "none" for own in table.features):
+    # Blocks of one row each are read as those of all GPUs.
+    divisible = table.rows > local and start < stop
+    if hosts == 1 or not divisible or any(own.pooling == "none" for own in table.features):
         return []
     options = []
     for first in range(hosts):

@@ -340,7 +340,7 @@ class _Without:
             gpu = candidates[at]
             open_sums[at] += added if added.ndim == 2 else added[at]
             powers[at] = after[at]
-            free[at] = False  # One shard of a table on a GPU, so no other has this arena from it.
+            free[at] = False  # One shard of a table on a GPU.
             change.setdefault(gpu, list(assignment.shards[gpu])).append(shard)
         key_s = float(objective.norm_s(scale_s, rest + powers.sum(axis=0)))
         return key_s, {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
