@@ -10,7 +10,6 @@ here may need them either.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import os
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn
 
 import click
 
@@ -28,13 +27,13 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
+from placer.click_options import Commands, Name, add_command
 from placer.data.names import FORMATS, ID_MAPPINGS
 from placer.executor.names import BACKENDS
-from placer.knobs import Option, argument, called, choices_of, members, option, options_of
+from placer.knobs import argument, option, options_of
 from placer.pipeline import Pipeline
 from placer.simulator.names import CachePolicy
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.presets import preset_help
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices, parse_seconds
 from solvers import report as solver_reports
@@ -44,82 +43,8 @@ _EXIT_LIMIT = 4
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-# Options of commands ----------------------------------------------------------------------------
-
-
-def _click_type(hint: Any, limits: Option) -> Any:
-    """The click type of a type: of its members, where there may be several."""
-    choices = [choice for choice in choices_of(hint) if choice is not None]
-    if choices:
-        return click.Choice(choices)
-    kind = next(one for one in (*get_args(hint), hint) if one is not type(None))
-    least = limits.above if limits.least is None else limits.least
-    if kind is Path:
-        return click.Path(path_type=Path)
-    if least is None:
-        return kind
-    limited: Any = click.IntRange if kind is int else click.FloatRange
-    return limited(least, min_open=limits.least is None)
-
-
-def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
-    """What click makes of a member of a command's parameters."""
-    several, required = get_origin(hint) is tuple, spec.default is ...
-    unset = any(spec.default is value for value in (..., None, (), False))
-    known: dict[str, Any] = {} if unset else {"default": spec.default}
-    known["type"] = spec.kind or _click_type(hint, spec)
-    if spec.is_argument:
-        return click.Argument([name], nargs=-1 if several else 1, required=required, **known)
-    declared = spec.flags.split() or ["--" + name.replace("_", "-")]
-    declared = [name, *declared] if declared[0].startswith("-") else declared
-    # Not False: click then lets an option stand without its value.
-    is_flag = True if hint is bool else None
-    known |= {"multiple": several, "is_flag": is_flag, "metavar": spec.metavar}
-    return click.Option(declared, required=required, help=spec.help, **known)
-
-
-def _command(function: Callable[..., None], name: str | None = None) -> Callable[..., None]:
-    """Make a function a command: its parameters are options, its docstring is the help."""
-    made = {(of, each): _parameter(each, hint, spec) for of, each, hint, spec in members(function)}
-
-    def call(**options: Any) -> None:
-        called(function, {at: options[str(one.name)] for at, one in made.items()})
-
-    text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
-    named, parameters = name or function.__name__, list(made.values())
-    main.add_command(click.Command(named, callback=call, params=parameters, help=text))
-    return function
-
-
-class _Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """A name, or several between commas, that a function has to accept."""
-
-    def __init__(
-        self, name: str, accepts: Callable[[str], bool], wrong: str, several: bool = False
-    ) -> None:
-        self.name, self._accepts, self._wrong, self._several = name, accepts, wrong, several
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        names = [one.strip() for one in value.split(",") if one.strip()]
-        for one in names if self._several else [value]:
-            if not self._accepts(one):
-                self.fail(self._wrong.format(one), param, ctx)
-        return names if self._several else value
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        return f"[{'|'.join(BACKENDS)}]" if self.name == "backend" else None
-
-
-class _Commands(click.Group):
-    """Errors are one line, not a traceback."""
-
-    def invoke(self, context: click.Context) -> Any:
-        with report.one_line_errors():
-            return super().invoke(context)
-
-
 @click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
 )
 @click.version_option(placer.__version__, prog_name="placer")
 def main() -> None:
@@ -130,6 +55,9 @@ def main() -> None:
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
     """
+
+
+_command = partial(add_command, main)
 
 
 def _refuse(result: solvers.SolveResult) -> NoReturn:
@@ -155,12 +83,17 @@ _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
 _MODELS = cost_models.model_names()
-_A_MODEL = _Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
-_A_BACKEND = _Name("backend", BACKENDS.__contains__, f"{{!r}} is none of {', '.join(BACKENDS)}")
+_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+_A_BACKEND = Name(
+    "backend",
+    BACKENDS.__contains__,
+    f"{{!r}} is none of {', '.join(BACKENDS)}",
+    shown=f"[{'|'.join(BACKENDS)}]",
+)
 
 
 def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return _Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
 
 
 _SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
