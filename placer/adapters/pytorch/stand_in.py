@@ -87,7 +87,9 @@ class StandIn(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.table.weight()
+        if self.table.in_state_dict:
+            destination[f"{prefix}weight"] = self.table.weight()
+            self.table.saves.weights_saved()
 
     def _load_from_state_dict(
         self,
@@ -105,7 +107,8 @@ class StandIn(nn.Module):
                 other for other in state_dict if other.startswith(prefix) and other != key
             )
         if key not in state_dict:
-            missing_keys.append(key)
+            if self.table.in_state_dict:
+                missing_keys.append(key)
             return
         weight, shape = state_dict[key], (self.num_embeddings, self.embedding_dim)
         if tuple(weight.shape) != shape:
