@@ -1,7 +1,7 @@
 """Threads: how many a step is worth, and those that kernels without Python's lock run on.
 
-The latter sleep between kernels. The threads of a second OpenMP runtime would spin, and take the cores
-from PyTorch's.
+The latter sleep between kernels. The threads of a second OpenMP runtime would spin, and take the
+cores from PyTorch's.
 """
 
 import os
