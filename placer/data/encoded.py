@@ -23,6 +23,8 @@ class EncodedLog:
     before : mapping of file to FileState, optional
         What the files were when reading began; as they are now by default. A file that changes
         between or within passes is a DataError.
+    expected_samples : int or None
+        Samples that somebody else has counted, where the files do not say how many they hold.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EncodedLog:
                 )
         self.source = source
         self.encoding = encoding
+        self.expected_samples: int | None = None
         self._states = states(source.files) if before is None else before
         check_unchanged(self._states)
 
@@ -68,7 +71,7 @@ class EncodedLog:
     @property
     def samples(self) -> int | None:
         """Samples of the log where that is known without reading it."""
-        return self.source.samples
+        return self.expected_samples if self.source.samples is None else self.source.samples
 
     @property
     def description(self) -> str:
