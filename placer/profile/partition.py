@@ -6,7 +6,7 @@ these up, and `profile` makes of the sum what `profile_log` would make of the wh
 docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -154,6 +154,16 @@ class PartitionCounter:
             rows=row_counts,
             **common,
         )
+
+    @property
+    def reads(self) -> list[str]:
+        """The columns of the log that are read; an engine may leave out the others."""
+        return [*self.columns.sparse, *([] if self.position is None else [self.position])]
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order of the log's samples makes a difference: to vocabularies it does."""
+        return len(self.mappings) < len(self.kinds)
 
     def count(
         self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
@@ -312,6 +322,29 @@ class PartitionCounter:
                     f"the features of table {name!r} have {lookups} lookups, but its counts sum to "
                     f"{int(counts.sum())}; is a part missing, or there twice?"
                 )
+
+
+def profile_in_parts(
+    some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
+) -> Profile:
+    """The profile that `count` gives with a counter for a log like `some` samples of it.
+
+    Parameters
+    ----------
+    some
+        As of `PartitionCounter.for_log`.
+    count : callable
+        Returns counts of all parts of the log.
+    options
+        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    """
+    own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
+    others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}
+    counter = PartitionCounter.for_log(some, **others)
+    return counter.profile(count(counter), **own)
+
+
+_PROFILE_OPTIONS = ("dim", "dtype", "optimizer", "pooling", "sampling", "source")
 
 
 class _Reader:
