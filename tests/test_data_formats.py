@@ -247,12 +247,12 @@ def test_a_bad_line_of_json_is_named(tmp_path: Path, kind: str) -> None:
 
 def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_text("click,user_id\n0,7.0\n1,\n0,9.0\n")
+    path.write_text("click,item,user_id\n0,a,7.0\n1,b,\n0,c,9.0\n")
     log = open_log(path)
     assert log.dense_names == ("user_id",)
     assert any("user_id is dense: numbers, but whole ones up to 9" in note for note in log.notes)
     log = open_log(path, sparse=["user_id"])
     assert [sample[0] for sample in collect(log)] == [[[7]], [[0]], [[9]]]
-    path.write_text("click,user_id\n0,7.5\n")
+    path.write_text("click,item,user_id\n0,a,7.5\n")
     with pytest.raises(DataError, match=r"line 2: user_id is '7.5', and its column"):
         list(open_log(path, encoding=log.encoding).chunks())

@@ -1,9 +1,10 @@
 """How the ids of each table become rows, where a profile does not say."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from placer.data.files.stores import shown
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import ID_MAPPINGS, MappingKind
 from placer.data.source import Progress, Source
@@ -11,7 +12,7 @@ from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 
 # A table that the largest id seen would give more rows than this is surely not meant.
-_MAX_INFERRED_ROWS = 1 << 31
+MAX_INFERRED_ROWS = 1 << 31
 _SURELY_FINE_ROWS = 1 << 20
 _ROWS_A_SAMPLE = 64
 """From both on, most rows of a table of identity would never be read."""
@@ -34,28 +35,12 @@ def choose_mappings(
         If an option does not fit a table, or there is no such table.
     """
     names = list(dict.fromkeys(feature_tables.values()))
-    row_counts = _of_each("rows", rows, names)
+    chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
+    asked = _of_each("id_mapping", id_mapping, names)
     counts = _of_each("min_count", min_count, names)
-    kinds = _of_each("id_mapping", id_mapping, names)
-    for kind in kinds.values():
-        if kind not in ID_MAPPINGS:
-            raise DataError(f"id_mapping {kind!r} is none of {', '.join(ID_MAPPINGS)}")
-    for name, count in row_counts.items():
-        if count < 1:
-            raise DataError(f"table {name!r} needs at least 1 row, not {count}")
     for name, least in counts.items():
         if least < 1:
             raise DataError(f"table {name!r}: min_count is at least 1, not {least}")
-    texts = {name: _has_texts(source, feature_tables, name) for name in names}
-    chosen: dict[str, MappingKind] = {
-        name: _kind(kinds.get(name, "auto"), texts[name]) for name in names
-    }
-    unsized = [name for name in names if chosen[name] == "hash" and name not in row_counts]
-    if unsized:
-        raise DataError(
-            f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
-            "one number for all tables or one for each (--rows N, --rows TABLE=N)"
-        )
 
     def read_by(kind: MappingKind) -> dict[str, str]:
         return {
@@ -68,7 +53,7 @@ def choose_mappings(
     notes: list[str] = []
     inferred: dict[str, int] = {}
     for name, most in _by_table(largest, feature_tables).items():
-        is_auto = kinds.get(name, "auto") == "auto"
+        is_auto = asked.get(name, "auto") == "auto"
         if is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
             chosen[name] = "vocabulary"
             notes.append(
@@ -98,6 +83,62 @@ def choose_mappings(
             # Texts are refused by `EncodedLog`, whatever their table's rows.
             mappings[name] = Identity(row_counts.get(name) or inferred.get(name, 1))
     return mappings, notes
+
+
+def feature_tables_of(
+    source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
+) -> dict[str, str]:
+    """The table that each feature reads, in the log's order.
+
+    Raises
+    ------
+    DataError
+        If there is no such feature.
+    """
+    tables = dict(renamed or {})
+    kept = list(source.text_features) if sparse is None else list(sparse)
+    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
+    if unknown:
+        raise DataError(
+            f"{shown(source.files[0])} has no feature {unknown[0]!r}; "
+            f"it has {', '.join(source.text_features)}"
+        )
+    return {feature: tables.get(feature, feature) for feature in kept}
+
+
+def mapping_kinds(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    id_mapping: str | Mapping[str, str],
+    rows: int | Mapping[str, int] | None,
+) -> tuple[dict[str, MappingKind], dict[str, int]]:
+    """How the ids of each table become rows, and the rows of those whose number is set.
+
+    Raises
+    ------
+    DataError
+        If an option is for a table that is not there, rows are too few, or are missing for a hash.
+    """
+    names = list(dict.fromkeys(feature_tables.values()))
+    row_counts = _of_each("rows", rows, names)
+    asked = _of_each("id_mapping", id_mapping, names)
+    for kind in asked.values():
+        if kind not in ID_MAPPINGS:
+            raise DataError(f"id_mapping {kind!r} is none of {', '.join(ID_MAPPINGS)}")
+    for name, count in row_counts.items():
+        if count < 1:
+            raise DataError(f"table {name!r} needs at least 1 row, not {count}")
+    kinds = {
+        name: _kind(asked.get(name, "auto"), _has_texts(source, feature_tables, name))
+        for name in names
+    }
+    unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
+    if unsized:
+        raise DataError(
+            f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
+            "one number for all tables or one for each (--rows N, --rows TABLE=N)"
+        )
+    return kinds, row_counts
 
 
 def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
@@ -136,7 +177,7 @@ def _by_table(largest: Mapping[str, int], feature_tables: Mapping[str, str]) -> 
 
 def _rows(table: str, largest: int, headroom: float) -> int:
     """One more than the largest id, with headroom."""
-    if largest >= _MAX_INFERRED_ROWS:
+    if largest >= MAX_INFERRED_ROWS:
         raise DataError(
             f"table {table!r} has id {largest}, too large for a row number; "
             "map it with id_mapping='hash' or 'vocabulary', or give rows="

@@ -1,9 +1,10 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
-from placer.data.choosing import choose_mappings
+from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
 from placer.data.files.finding import AnyPath, find
@@ -11,6 +12,7 @@ from placer.data.files.identity import FileState, states
 from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
+from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
 from placer.data.keys import Missing
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
@@ -36,7 +38,7 @@ _DELIMITED = ("criteo", "csv", "tsv")
 
 
 def open_log(
-    paths: AnyPath | Sequence[AnyPath],
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None = None,
     *,
     id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | Mapping[str, str] = "auto",
@@ -57,9 +59,10 @@ def open_log(
 
     Parameters
     ----------
-    paths : path or sequence of paths
+    paths : path or sequence of paths, or what a program holds
         Files, folders, patterns, URIs or ``-``, read in order; see
-        `placer.data.files.finding.find`.
+        `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
+        `placer.data.in_memory.batches_of` takes.
     format : optional
         One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
     id_mapping
@@ -92,12 +95,20 @@ def open_log(
     DataError
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
-    files = find(paths)
-    before = states(files)
-    files, notes = _without_empty(files, before)
     if layout is None:
         layout = Layout() if encoding is None else encoding.layout
-    format = format or _format_of(files, layout)
+    if is_in_memory(paths):
+        held = batches_of(paths)
+        files, kind = [held.name], "memory"
+        before: dict[str, FileState] = {}
+        notes: list[str] = []
+        make: Callable[..., Source] = partial(ArrowSource, held, layout=layout)
+    else:
+        files = find(paths)
+        before = states(files)
+        files, notes = _without_empty(files, before)
+        kind = format or _format_of(files, layout)
+        make = partial(_source, files, kind, layout)
     if encoding is not None:
         columns: Any = {
             "sparse": list(encoding.feature_tables),
@@ -105,22 +116,13 @@ def open_log(
             "label": encoding.label,
             "missing": encoding.missing,
         }
-        source = _source(files, format, layout, **columns)
+        source = make(**columns)
         _check_largest_ids(source, encoding)
         return EncodedLog(source, encoding, before, notes=(*notes, *_notes(source)))
-    _check_options(files[0], format, label, ignore)
-    source = _source(
-        files,
-        format,
-        layout,
-        sparse=sparse,
-        dense=dense,
-        label=label,
-        ignore=ignore,
-        missing=missing,
-    )
-    has_names = format not in ("criteo", "dlrm")
-    features = _feature_tables(source, None if has_names else sparse, feature_tables)
+    _check_options(files[0], kind, label, ignore)
+    source = make(sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing)
+    has_names = kind not in ("criteo", "dlrm")
+    features = feature_tables_of(source, None if has_names else sparse, feature_tables)
     mappings, chosen = choose_mappings(
         source, features, id_mapping, rows, min_count, headroom, progress
     )
@@ -194,9 +196,9 @@ def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -
 
             return ParquetSource(files, layout=layout, **columns)
         case "arrow":
-            from placer.data.formats.arrow import ArrowSource
+            from placer.data.formats.arrow import IpcSource
 
-            return ArrowSource(files, layout, **columns)
+            return IpcSource(files, layout, **columns)
         case "jsonl":
             from placer.data.formats.json_lines import JsonLinesSource
 
@@ -211,20 +213,6 @@ def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -
             return DlrmSource(files)
         case _:
             raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
-
-
-def _feature_tables(
-    source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
-) -> dict[str, str]:
-    tables = dict(renamed or {})
-    kept = list(source.text_features) if sparse is None else list(sparse)
-    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
-    if unknown:
-        raise DataError(
-            f"{shown(source.files[0])} has no feature {unknown[0]!r}; "
-            f"it has {', '.join(source.text_features)}"
-        )
-    return {feature: tables.get(feature, feature) for feature in kept}
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:

@@ -1,11 +1,13 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
 import math
+from collections.abc import Iterator
 
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
 from solvers.search.annealing import AnnealingParams, anneal
-from solvers.search.construction import construct
+from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
 from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
@@ -16,18 +18,20 @@ from solvers.strategies._base import Search, Strategy
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 """Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
 
+LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
+"""Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
+
 _CLOSE_ENOUGH = 1e-3
+_CONSTRUCTION_SHARE = 0.3
+"""Of the time; the rest is for improvement."""
 
 
 def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
-    """The best of `TARGETS` in a share of the time, improved; at least one is constructed."""
-    clock, bound = search.clock.part(share), search.lagrangian
+    """The best of `TARGETS` and `LONGEST_SHARES`, improved; at least one is constructed."""
+    clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
-    for target in TARGETS:
-        assignment = construct(search.instance, bound, target * bound.step_time_s)
-        if assignment is None:
-            continue
+    for assignment in _constructed(search, clock):
         improve(assignment, clock, reshard_tables=False)
         if best is None or assignment.key_s < best.key_s:
             best = assignment
@@ -38,6 +42,27 @@ def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
     if best is not None and best.step_time_s > enough_s:
         improve(best, clock)
     return best
+
+
+def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
+    """First assignments, those that promise most first; none twice."""
+    instance, bound = search.instance, search.lagrangian
+    price = bound.price_s_per_byte
+    by_target = [options_for(instance, bound, share * bound.step_time_s) for share in TARGETS]
+    choices = [tuple(options) for options in by_target if options is not None]
+    if choices and instance.gpus > 1:
+        choices[1:1] = [
+            tuple(short_options(instance, choices[0], price, share)) for share in LONGEST_SHARES
+        ]
+    clock = clock.part(_CONSTRUCTION_SHARE)
+    made = []
+    for options in dict.fromkeys(choices):
+        assignment = packed(instance, options, price)
+        if assignment is not None:
+            made.append(assignment)
+        if made and clock.spent:
+            break
+    yield from sorted(made, key=lambda assignment: assignment.key_s)
 
 
 def annealing(search: Search, share: float, params: AnnealingParams) -> Assignment | None:

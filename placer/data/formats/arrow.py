@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from placer.data.files.stores import first_line, local_path, scheme_of, shown
 from placer.data.formats.columns import (
     Columns,
     Place,
-    check_column,
+    check_columns,
     check_schema,
     infer_columns,
     raw_batch,
@@ -30,7 +29,7 @@ _SAMPLE_ROWS = 10_000
 _UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 
 
-class ArrowSource:
+class IpcSource:
     """Arrow files of one schema, in order; see `placer.data.formats.parquet.ParquetSource`.
 
     Memory is bounded by a record batch of the file.
@@ -58,8 +57,6 @@ class ArrowSource:
         self._partitions = Partitions(self.files, known.types)
         schemas = [self._partitions.added_to(_schema(file)) for file in self.files]
         schema = schemas[0]
-        for column in ignore:
-            check_column(self.files[0], schema, column)
         self.columns = infer_columns(
             schema,
             sparse,
@@ -70,11 +67,10 @@ class ArrowSource:
             types=known.types,
             lists=known.lists if layout is not None else None,
         )
+        check_columns(self.files[0], schema, self.columns, ignore)
         for file, own in zip(self.files, schemas, strict=True):
             check_schema(file, own, self.columns)
-        self.layout = replace(
-            known, format="arrow", types=self.columns.types, lists=self.columns.lists
-        )
+        self.layout = self.columns.layout
         self.text_features: Mapping[str, bool] = {
             name: self.columns.is_text(name) for name in self.columns.sparse
         }
@@ -86,9 +82,9 @@ class ArrowSource:
         """None: the files keep no statistics."""
         return None
 
-    def open(self) -> "ArrowCursor":
+    def open(self) -> "IpcCursor":
         """A cursor at the log's start."""
-        return ArrowCursor(self.files, self.columns, self.missing, self._partitions)
+        return IpcCursor(self.files, self.columns, self.missing, self._partitions)
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
         """The first samples of the log."""
@@ -102,7 +98,7 @@ class ArrowSource:
         raise DataError(f"{shown(self.files[0])} is empty; a log needs at least one sample")
 
 
-class ArrowCursor:
+class IpcCursor:
     """Reads record batches, one after another."""
 
     def __init__(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import Missing, bags_from_arrow, can_be_ids, is_list, is_text
+from placer.data.layout import Layout
 from placer.data.names import IdType
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
@@ -53,6 +54,11 @@ class Columns:
         """All of them."""
         label = [] if self.label is None else [self.label]
         return [*label, *self.dense, *self.sparse]
+
+    @property
+    def layout(self) -> Layout:
+        """What another log of these columns is read by, where its files say all else."""
+        return Layout(types=self.types, lists=self.lists)
 
     def is_text(self, name: str) -> bool:
         """Whether the ids of a sparse column are texts."""
@@ -146,6 +152,26 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
             )
         if name not in columns.sparse and is_list(kind):
             raise DataError(f"{shown(file)}: column {name!r} is {kind}, but should hold one number")
+
+
+def check_columns(
+    file: str, schema: pa.Schema, columns: Columns, ignore: Sequence[str] = ()
+) -> None:
+    """Check that a log has the columns, of types that fit, and one to count.
+
+    Raises
+    ------
+    DataError
+        Names the column that is missing or does not fit.
+    """
+    for column in ignore:
+        check_column(file, schema, column)
+    check_schema(file, schema, columns)
+    if not columns.sparse:
+        raise DataError(
+            f"{shown(file)} has no categorical column; name them with sparse=, "
+            f"there are {', '.join(schema.names)}"
+        )
 
 
 def written_as_text(schema: pa.Schema) -> pa.Schema:

@@ -14,8 +14,7 @@ from placer.data.files.stores import shown
 from placer.data.formats.columns import (
     ARROW_TYPES,
     Columns,
-    check_column,
-    check_schema,
+    check_columns,
     infer_columns,
     raw_batch,
     written_as_text,
@@ -83,8 +82,6 @@ class DelimitedSource:
             sample = self._partitions.filled(table, self.files[0], names).cast(
                 self._partitions.added_to(table.schema)
             )
-            for column in ignore:
-                check_column(self.files[0], sample.schema, column)
             self.columns = infer_columns(
                 sample.schema,
                 sparse,
@@ -95,7 +92,7 @@ class DelimitedSource:
                 types=known.types,
                 lists=known.lists,
             )
-            check_schema(self.files[0], written_as_text(sample.schema), self.columns)
+            check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
         self.layout = replace(
             known, format=format, types=self.columns.types, lists=self.columns.lists
         )

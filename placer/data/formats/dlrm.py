@@ -54,7 +54,7 @@ class DlrmSource:
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])
         self.text_features: Mapping[str, bool] = {f"t{t}": False for t in range(first.tables)}
-        self.layout = Layout("dlrm", lists={})
+        self.layout = Layout(lists={})
         self.samples: int | None = first.samples if len(self.files) == 1 else None
 
     def largest_ids(self) -> Mapping[str, int] | None:

@@ -120,7 +120,7 @@ def decide(
 
 def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int) -> Decision:
     """What a column is taken for by its type and some values, without missing ones."""
-    if pa.types.is_null(kind) or (samples and column is not None and not len(column)):
+    if pa.types.is_null(kind):
         why = f"it has no value in the first {samples:,} samples"
         return Decision(name, "ignore", why, warns=True)
     if pa.types.is_temporal(kind):
@@ -131,7 +131,7 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
         return Decision(name, "ignore", f"{kind} is neither an id nor a number", warns=True)
     if is_list(kind):
         return Decision(name, "sparse", "it holds lists of ids")
-    if pa.types.is_dictionary(kind) or column is None:
+    if pa.types.is_dictionary(kind) or column is None or not len(column):
         return Decision(name, "sparse", "it holds texts" if is_text(kind) else f"it holds {kind}")
     if is_text(kind):
         return _guess_text(name, column)

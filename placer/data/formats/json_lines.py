@@ -4,7 +4,6 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +12,7 @@ import pyarrow.json as arrow_json
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.columns import (
     ARROW_TYPES,
-    check_column,
-    check_schema,
+    check_columns,
     infer_columns,
     raw_batch,
     written_as_text,
@@ -54,8 +52,6 @@ class JsonLinesSource:
         known = layout or Layout()
         self._partitions = Partitions(self.files, known.types)
         sample = self._sample(known.types, [*(dense or ()), *([label] if label else [])])
-        for column in ignore:
-            check_column(self.files[0], sample.schema, column)
         self.columns = infer_columns(
             sample.schema,
             sparse,
@@ -66,16 +62,14 @@ class JsonLinesSource:
             types=known.types,
             lists=known.lists if layout is not None else None,
         )
-        check_schema(self.files[0], written_as_text(sample.schema), self.columns)
+        check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
         self._schema = pa.schema(
             [
                 (name, self._type(name, sample.schema.field(name).type))
                 for name in self._partitions.of_file(self.columns.names, _own(sample.schema))
             ]
         )
-        self.layout = replace(
-            known, format="jsonl", types=self.columns.types, lists=self.columns.lists
-        )
+        self.layout = self.columns.layout
         self.label_name = self.columns.label
         self.dense_names = self.columns.dense
         self.text_features: Mapping[str, bool] = {

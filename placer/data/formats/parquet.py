@@ -1,7 +1,6 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +10,7 @@ from placer.data.files.stores import first_line, local_path, scheme_of, shown
 from placer.data.formats.columns import (
     Columns,
     Place,
-    check_column,
+    check_columns,
     check_schema,
     infer_columns,
     raw_batch,
@@ -25,7 +24,7 @@ from placer.errors import DataError
 _BATCH_ROWS = 16384
 UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 """What Arrow raises for a file that is no Parquet, or has names that are no UTF-8."""
-_SAMPLE_ROWS = 10_000
+SAMPLE_ROWS = 10_000
 
 
 class ParquetSource:
@@ -66,8 +65,6 @@ class ParquetSource:
         schemas = [_schema(file, one) for file, one in zip(self.files, footers, strict=True)]
         self._partitions = Partitions(self.files, known.types)
         full = [self._partitions.added_to(schema) for schema in schemas]
-        for column in ignore:
-            check_column(self.files[0], full[0], column)
         sample = None
         if sparse is None or dense is None:
             sample = self._sample(full[0])
@@ -81,16 +78,10 @@ class ParquetSource:
             types=known.types,
             lists=known.lists if layout is not None else None,
         )
+        check_columns(self.files[0], full[0], self.columns, ignore)
         for file, own in zip(self.files, full, strict=True):
             check_schema(file, own, self.columns)
-        if not self.columns.sparse:
-            raise DataError(
-                f"{shown(self.files[0])} has no categorical column; name them with sparse=, "
-                f"there are {', '.join(full[0].names)}"
-            )
-        self.layout = replace(
-            known, format="parquet", types=self.columns.types, lists=self.columns.lists
-        )
+        self.layout = self.columns.layout
         self.text_features: Mapping[str, bool] = {
             name: self.columns.is_text(name) for name in self.columns.sparse
         }
@@ -104,7 +95,7 @@ class ParquetSource:
         file = self.files[0]
         try:
             with _parquet_file(file) as opened:
-                batch = next(opened.iter_batches(batch_size=_SAMPLE_ROWS))
+                batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS))
         except UNREADABLE as error:
             raise _unreadable(file, error) from error
         table = pa.Table.from_batches([batch])
