@@ -8,7 +8,7 @@ import numpy.typing as npt
 from placer.data.encoding import Encoding
 from placer.data.identity import FileIdentity, FileState, check_unchanged, identify, states
 from placer.data.log import Bags, Chunk
-from placer.data.mapping import OutOfRange
+from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
 from placer.errors import DataError
 
@@ -23,6 +23,8 @@ class EncodedLog:
     before : mapping of file to FileState, optional
         What the files were when reading began; as they are now by default. A file that changes
         between or within passes is a DataError.
+    expected_samples : int or None
+        Samples that somebody else has counted, where the files do not say how many they hold.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EncodedLog:
                 )
         self.source = source
         self.encoding = encoding
+        self.expected_samples: int | None = None
         self._states = states(source.files) if before is None else before
         check_unchanged(self._states)
 
@@ -68,7 +71,7 @@ class EncodedLog:
     @property
     def samples(self) -> int | None:
         """Samples of the log where that is known without reading it."""
-        return self.source.samples
+        return self.expected_samples if self.source.samples is None else self.source.samples
 
     @property
     def description(self) -> str:
@@ -78,7 +81,9 @@ class EncodedLog:
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log's files are known by, in order."""
-        return identify(self.source.files)
+        own: Callable[[], tuple[FileIdentity, ...]] | None
+        own = getattr(self.source, "identity", None)  # of a log that has no files
+        return identify(self.source.files) if own is None else own()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
@@ -131,25 +136,38 @@ class EncodedLog:
         return _joined(parts) if parts else None
 
     def _encode(self, batch: RawBatch) -> Chunk:
-        features = {}
-        for feature, table in self.encoding.feature_tables.items():
-            raw = batch.features[feature]
-            try:
-                ids = self.encoding.mappings[table].map(raw.keys)
-            except OutOfRange as error:
-                sample = (
-                    error.position
-                    if raw.offsets is None
-                    else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
-                )
-                rows = self.encoding.mappings[table].rows
-                raise DataError(
-                    f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
-                    f"table {table!r} has rows 0..{rows - 1}; give it more rows, or map ids "
-                    "with id_mapping='hash' or 'vocabulary'"
-                ) from None
-            features[feature] = Bags(ids, raw.offsets)
+        features = {
+            feature: Bags(
+                rows_of(batch, feature, table, self.encoding.mappings[table]),
+                batch.features[feature].offsets,
+            )
+            for feature, table in self.encoding.feature_tables.items()
+        }
         return Chunk(batch.samples, features, batch.dense, batch.labels)
+
+
+def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
+    """The rows that the ids of a feature read.
+
+    Raises
+    ------
+    DataError
+        If an id is out of range; the message names its place.
+    """
+    raw = batch.features[feature]
+    try:
+        return mapping.map(raw.keys)
+    except OutOfRange as error:
+        sample = (
+            error.position
+            if raw.offsets is None
+            else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
+        )
+        raise DataError(
+            f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
+            f"table {table!r} has rows 0..{mapping.rows - 1}; give it more rows, or map ids "
+            "with id_mapping='hash' or 'vocabulary'"
+        ) from None
 
 
 def _check_size(samples: int) -> None:

@@ -70,16 +70,10 @@ class ParquetSource:
         footers = [_footer(file) for file in self.files]
         schemas = [_schema(file, one) for file, one in zip(self.files, footers, strict=True)]
         schema = schemas[0]
-        for column in ignore:
-            _check_column(self.files[0], schema, column)
         self.columns = infer_columns(schema, sparse, dense, label, ignore)
+        check_columns(self.files[0], schema, self.columns, ignore)
         for file, own in zip(self.files, schemas, strict=True):
             _check_schema(file, own, self.columns)
-        if not self.columns.sparse:
-            raise DataError(
-                f"{self.files[0]} has no categorical column; name them with sparse=, "
-                f"there are {', '.join(schema.names)}"
-            )
         self.text_features: Mapping[str, bool] = {
             name: is_text(schema.field(name).type) for name in self.columns.sparse
         }
@@ -149,7 +143,7 @@ class ParquetCursor:
         if batch is None:
             return None
         part = batch.slice(self._used, samples)
-        raw = _raw_batch(part, self._open_file, self._row, self._columns, self._missing)
+        raw = raw_batch(part, self._open_file, self._row, self._columns, self._missing)
         self._used += part.num_rows
         self._row += part.num_rows
         return raw
@@ -258,6 +252,26 @@ def infer_columns(
     return Columns(tuple(sparse), tuple(dense), label)
 
 
+def check_columns(
+    file: str, schema: pa.Schema, columns: Columns, ignore: Sequence[str] = ()
+) -> None:
+    """Check that a log has the columns, of types that fit, and one to count.
+
+    Raises
+    ------
+    DataError
+        Names the column that is missing or does not fit.
+    """
+    for column in ignore:
+        _check_column(file, schema, column)
+    _check_schema(file, schema, columns)
+    if not columns.sparse:
+        raise DataError(
+            f"{file} has no categorical column; name them with sparse=, "
+            f"there are {', '.join(schema.names)}"
+        )
+
+
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
     try:
         return footer.schema.to_arrow_schema()
@@ -314,9 +328,10 @@ def _check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
             raise DataError(f"{file}: column {name!r} is {kind}, but should hold one number")
 
 
-def _raw_batch(
+def raw_batch(
     batch: pa.RecordBatch, file: str, row: int, columns: Columns, missing: Missing
 ) -> RawBatch:
+    """The samples of a record batch, whose first one is row `row` of `file`."""
     features = {}
     for name in columns.sparse:
         keys, offsets = bags_from_arrow(batch.column(name), missing)

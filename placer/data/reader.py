@@ -10,6 +10,7 @@ from placer.data.dlrm import DlrmSource
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
 from placer.data.identity import states
+from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of, is_in_memory
 from placer.data.keys import Missing
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import FORMATS, ID_MAPPINGS, Format, MappingKind
@@ -25,12 +26,13 @@ _SUFFIXES: dict[str, Format] = {
     ".pt": "dlrm",
     ".pt.gz": "dlrm",
 }
+_NAMED_COLUMNS = ("parquet", "memory")
 # A table that the largest id seen would give more rows than this is surely not meant.
-_MAX_INFERRED_ROWS = 1 << 31
+MAX_INFERRED_ROWS = 1 << 31
 
 
 def open_log(
-    paths: _Path | Sequence[_Path],
+    paths: _Path | Sequence[_Path] | InMemory,
     format: Format | None = None,
     *,
     id_mapping: Literal["auto", "identity", "hash", "vocabulary"] = "auto",
@@ -49,8 +51,9 @@ def open_log(
 
     Parameters
     ----------
-    paths : path or sequence of paths
-        Files, read in order. A folder stands for its files in order of their names.
+    paths : path or sequence of paths, or what a program holds
+        Files, read in order. A folder stands for its files in order of their names. Or an Arrow
+        table, stream or data set, or what `placer.data.in_memory.batches_of` takes.
     format : optional
         By default by the first file's suffix: ``.parquet``, ``.pt`` or ``.pt.gz``, else criteo.
     id_mapping
@@ -78,15 +81,18 @@ def open_log(
     DataError
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
-    files = _files(paths)
-    before = states(files)
-    format = format or _format_of(files[0])
+    held = batches_of(paths) if is_in_memory(paths) else None
+    files = [held.name] if held else _files(paths)
+    before = {} if held else states(files)
+    kind = "memory" if held else format or _format_of(files[0])
     if encoding is not None:
         columns = (list(encoding.feature_tables), encoding.dense, encoding.label, ())
-        return EncodedLog(_source(files, format, *columns, encoding.missing), encoding, before)
-    _check_options(files[0], format, label, ignore, id_mapping)
-    source = _source(files, format, sparse, dense, label, ignore, missing)
-    features = _feature_tables(source, sparse if format != "parquet" else None, feature_tables)
+        source = _source(held or files, kind, *columns, encoding.missing)
+        return EncodedLog(source, encoding, before)
+    _check_options(files[0], kind, label, ignore, id_mapping)
+    source = _source(held or files, kind, sparse, dense, label, ignore, missing)
+    named = kind in _NAMED_COLUMNS
+    features = feature_tables_of(source, None if named else sparse, feature_tables)
     mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
     encoding = Encoding(features, mappings, source.dense_names, source.label_name, missing)
     return EncodedLog(source, encoding, before)
@@ -95,7 +101,7 @@ def open_log(
 def _check_options(
     file: str, format: str, label: str | None, ignore: Sequence[str], id_mapping: str
 ) -> None:
-    if format != "parquet" and (label is not None or ignore):
+    if format not in _NAMED_COLUMNS and (label is not None or ignore):
         raise DataError(
             f"{file} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="
@@ -130,7 +136,7 @@ def _format_of(file: str) -> Format:
 
 
 def _source(
-    files: Sequence[str],
+    files: Sequence[str] | BatchSource,
     format: str,
     sparse: Sequence[str] | None,
     dense: Sequence[str] | None,
@@ -138,6 +144,10 @@ def _source(
     ignore: Sequence[str],
     missing: Missing,
 ) -> Source:
+    if isinstance(files, BatchSource):
+        return ArrowSource(
+            files, sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing
+        )
     match format:
         case "parquet":
             return ParquetSource(
@@ -151,9 +161,10 @@ def _source(
             raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
 
 
-def _feature_tables(
+def feature_tables_of(
     source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
 ) -> dict[str, str]:
+    """The table that each feature reads, in the log's order."""
     tables = dict(renamed or {})
     kept = list(source.text_features) if sparse is None else list(sparse)
     unknown = [name for name in [*kept, *tables] if name not in source.text_features]
@@ -165,14 +176,19 @@ def _feature_tables(
     return {feature: tables.get(feature, feature) for feature in kept}
 
 
-def _mappings(
+def mapping_kinds(
     source: Source,
     feature_tables: Mapping[str, str],
     id_mapping: str,
     rows: int | Mapping[str, int] | None,
-    min_count: int,
-    progress: Progress | None,
-) -> dict[str, IdMapping]:
+) -> tuple[dict[str, MappingKind], dict[str, int]]:
+    """How the ids of each table become rows, and the rows of those whose number is set.
+
+    Raises
+    ------
+    DataError
+        If rows are set for a table that is not there, are too few, or are missing for a hash.
+    """
     names = list(dict.fromkeys(feature_tables.values()))
     row_counts = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(rows or {})
     for name, count in row_counts.items():
@@ -187,6 +203,18 @@ def _mappings(
             f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
             "one number for all tables or one for each"
         )
+    return kinds, row_counts
+
+
+def _mappings(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    id_mapping: str,
+    rows: int | Mapping[str, int] | None,
+    min_count: int,
+    progress: Progress | None,
+) -> dict[str, IdMapping]:
+    kinds, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
 
     def read_by(kind: MappingKind) -> dict[str, str]:
         return {
@@ -202,10 +230,10 @@ def _mappings(
         )
     inferred = _rows_from_largest_id(source, read_by("identity"))
     mappings: dict[str, IdMapping] = {}
-    for name in names:
+    for name, kind in kinds.items():
         if name in vocabularies:
             mappings[name] = vocabularies[name]
-        elif kinds[name] == "hash":
+        elif kind == "hash":
             mappings[name] = Hash(row_counts[name])
         else:
             mappings[name] = Identity(row_counts.get(name) or inferred[name])
@@ -235,7 +263,7 @@ def _rows_from_largest_id(source: Source, features: Mapping[str, str]) -> dict[s
     rows: dict[str, int] = {}
     for feature, table in features.items():
         rows[table] = max(rows.get(table, 1), largest[feature] + 1)
-        if rows[table] > _MAX_INFERRED_ROWS:
+        if rows[table] > MAX_INFERRED_ROWS:
             raise DataError(
                 f"feature {feature!r} has id {largest[feature]}, too large for a row number; "
                 "map it with id_mapping='hash' or 'vocabulary', or give rows="

@@ -28,6 +28,12 @@ class RawBags:
         return RawBags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
+def samples_of(bags: RawBags, samples: int) -> Offsets:
+    """The sample that each lookup belongs to."""
+    every = np.arange(samples, dtype=np.int64)
+    return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
     """Consecutive samples of one file, with the place that they come from.

@@ -286,9 +286,18 @@ def _read_document(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ProfileError(f"cannot read profile {file}: {error.strerror or error}") from error
     except LimitError as error:
-        raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
+        if file.name == JSON_NAME:
+            raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
+        raise ProfileError(
+            f"{file} is no profile ({error}); if it is a log, make one with "
+            f"`placer profile {file} -o profile`"
+        ) from error
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ProfileError(f"{file} is no profile; it has no schema_version")
+    if "shards" in document:
+        raise ProfileError(
+            f"{file} is a plan and no profile; give the folder that `placer profile` wrote"
+        )
     version = document["schema_version"]
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(

@@ -12,6 +12,7 @@ from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.uncompiled import uncompiled
 
 _HOOKS = (
     "_forward_hooks",
@@ -138,7 +139,7 @@ class StandIn(nn.Module):
 class PlacedEmbedding(StandIn):
     """Called as an `nn.Embedding`."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, input: Tensor) -> Tensor:
         """Rows of ids of any shape: shape (*ids, dim).
 
@@ -171,7 +172,7 @@ class PlacedEmbeddingBag(StandIn):
         self.mode = original.mode
         self.include_last_offset = original.include_last_offset
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
