@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
-from placer.data.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
@@ -23,31 +24,39 @@ class EncodedLog:
     before : mapping of file to FileState, optional
         What the files were when reading began; as they are now by default. A file that changes
         between or within passes is a DataError.
+    notes : sequence of str
+        What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
         Samples that somebody else has counted, where the files do not say how many they hold.
     """
 
     def __init__(
-        self, source: Source, encoding: Encoding, before: dict[str, FileState] | None = None
+        self,
+        source: Source,
+        encoding: Encoding,
+        before: dict[str, FileState] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
+        first = shown(source.files[0])
         missing = [name for name in encoding.feature_tables if name not in source.text_features]
         if missing:
             raise DataError(
-                f"{source.files[0]} has no feature {missing[0]!r}, which the encoding names; "
+                f"{first} has no feature {missing[0]!r}, which the encoding names; "
                 f"it has {', '.join(source.text_features)}"
             )
         if source.dense_names != encoding.dense:
             raise DataError(
-                f"{source.files[0]} has numeric columns {', '.join(source.dense_names) or 'none'}, "
+                f"{first} has numeric columns {', '.join(source.dense_names) or 'none'}, "
                 f"but the encoding names {', '.join(encoding.dense) or 'none'}"
             )
         for feature, table in encoding.feature_tables.items():
             if source.text_features[feature] and encoding.mappings[table].kind == "identity":
                 raise DataError(
-                    f"{source.files[0]}: feature {feature!r} holds texts, which are no row "
+                    f"{first}: feature {feature!r} holds texts, which are no row "
                     "numbers; map it with id_mapping='hash' or 'vocabulary'"
                 )
         self.source = source
+        self.notes = tuple(notes)
         self.encoding = encoding
         self.expected_samples: int | None = None
         self._states = states(source.files) if before is None else before
@@ -77,7 +86,8 @@ class EncodedLog:
     def description(self) -> str:
         """The log's files, for people."""
         files = self.source.files
-        return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        first = shown(files[0])
+        return first if len(files) == 1 else f"{first} and {len(files) - 1} more"
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log's files are known by, in order."""

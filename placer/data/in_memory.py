@@ -13,9 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from placer.data.identity import FileIdentity
-from placer.data.keys import Missing, is_text
-from placer.data.parquet import UNREADABLE, Columns, check_columns, infer_columns, raw_batch
+from placer.data.files.identity import FileIdentity
+from placer.data.formats.columns import Columns, Place, check_columns, infer_columns, raw_batch
+from placer.data.formats.parquet import SAMPLE_ROWS, UNREADABLE
+from placer.data.keys import Missing
+from placer.data.layout import Layout
 from placer.data.source import RawBatch
 from placer.errors import DataError
 
@@ -120,6 +122,8 @@ class ArrowSource:
         As of `placer.data.open_log`.
     columns : Columns, optional
         Instead of `sparse`, `dense`, `label` and `ignore`.
+    layout : Layout, optional
+        Types of columns, and which texts are lists.
 
     Raises
     ------
@@ -137,20 +141,40 @@ class ArrowSource:
         ignore: Sequence[str] = (),
         missing: Missing = "zero",
         columns: Columns | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.batches = batches
         self.files: Sequence[str] = (batches.name,)
         self.missing: Missing = missing
         schema = _plain_schema(batches.schema)
-        self.columns = columns or infer_columns(schema, sparse, dense, label, ignore)
+        known = layout or Layout()
+        self.columns = columns or infer_columns(
+            schema,
+            sparse,
+            dense,
+            label,
+            ignore,
+            sample=None if sparse is not None and dense is not None else self._sample(schema),
+            types=known.types,
+            lists=known.lists if layout is not None else None,
+        )
+        self.layout = self.columns.layout
         check_columns(batches.name, schema, self.columns, ignore)
         self.text_features: Mapping[str, bool] = {
-            name: is_text(schema.field(name).type) for name in self.columns.sparse
+            name: self.columns.is_text(name) for name in self.columns.sparse
         }
         self.dense_names = self.columns.dense
         self.label_name = self.columns.label
         self.samples = batches.samples
         self._was_read = False
+
+    def _sample(self, schema: pa.Schema) -> pa.Table | None:
+        """The first samples; None where reading them would be the only pass that there is."""
+        if self.batches.once:
+            return None
+        batches = self.batches.read(schema.names)
+        first = next((batch for batch in batches if batch.num_rows), None)
+        return first and pa.Table.from_batches([_plain(first).slice(0, SAMPLE_ROWS)])
 
     def largest_ids(self) -> Mapping[str, int] | None:
         """None: there are no statistics."""
@@ -220,7 +244,7 @@ class ArrowCursor:
             return None
         part = batch.slice(self._used, min(samples, _BATCH_ROWS))
         name, columns = self._source.batches.name, self._source.columns
-        raw = raw_batch(part, name, self._row, columns, self._source.missing)
+        raw = raw_batch(part, Place(name, self._row), columns, self._source.missing)
         self._used += part.num_rows
         self._row += part.num_rows
         return raw

@@ -78,7 +78,7 @@ def build_vocabularies(
     source: Source,
     feature_tables: Mapping[str, str],
     *,
-    min_count: int = 1,
+    min_count: int | Mapping[str, int] = 1,
     rows: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Vocabulary]:
@@ -92,7 +92,7 @@ def build_vocabularies(
     source : Source
     feature_tables : mapping of feature name to table name
         May leave features out.
-    min_count : int
+    min_count : int or mapping of table name to int
         Keys read less often than this share row 0.
     rows : mapping of table name to int, optional
         A table's largest number of rows; the most read keys are kept (ties to the one that
@@ -110,8 +110,9 @@ def build_vocabularies(
         if progress is not None:
             progress(start + batch.samples, source.samples)
     limits = rows or {}
+    least = min_count if isinstance(min_count, Mapping) else dict.fromkeys(distinct, min_count)
     return {
-        table: vocabulary_of(keys.merge(), min_count, limits.get(table))
+        table: vocabulary_of(keys.merge(), least.get(table, 1), limits.get(table))
         for table, keys in distinct.items()
     }
 

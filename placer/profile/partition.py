@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_kinds
 from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
+from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.keys import Missing
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import MappingKind
-from placer.data.parquet import Columns
-from placer.data.reader import MAX_INFERRED_ROWS, feature_tables_of, mapping_kinds
 from placer.data.source import RawBatch, samples_of
 from placer.data.vocabulary import Run, vocabulary_of
 from placer.errors import DataError
@@ -122,7 +122,13 @@ class PartitionCounter:
         else:
             ignore = [*ignore, *([position] if position is not None else [])]
         log = ArrowSource(
-            source, sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing
+            source,
+            sparse=sparse,
+            dense=dense,
+            label=label,
+            ignore=ignore,
+            missing=missing,
+            layout=None if encoding is None else encoding.layout,
         )
         common: dict[str, Any] = {
             "columns": log.columns,
@@ -279,7 +285,12 @@ class PartitionCounter:
             sampling=sampling,
             source=source,
             encoding=Encoding(
-                self.feature_tables, mappings, columns.dense, columns.label, self.missing
+                self.feature_tables,
+                mappings,
+                columns.dense,
+                columns.label,
+                self.missing,
+                columns.layout,
             ),
         )
 
