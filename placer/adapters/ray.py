@@ -55,8 +55,11 @@ def profile_ray(dataset: Any, partitions: int | None = None, **options: Any) -> 
         dataset = dataset.with_column(_POSITION, monotonically_increasing_id())
         options = {**options, "position": _POSITION}
     some = dataset.take_batch(_SOME_SAMPLES, batch_format="pyarrow")
-    return profile_in_parts(
-        some,
-        lambda counter: count_ray(dataset, counter, partitions).iter_batches(batch_format="pyarrow"),
-        options,
-    )
+
+    def count(counter: PartitionCounter) -> Iterator[pa.Table]:
+        found: Iterator[pa.Table] = count_ray(dataset, counter, partitions).iter_batches(
+            batch_format="pyarrow"
+        )
+        return found
+
+    return profile_in_parts(some, count, options)

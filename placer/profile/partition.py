@@ -18,7 +18,8 @@ from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_k
 from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
-from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
+from placer.data.held import BatchSource, InMemory, batches_of
+from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import MappingKind
@@ -95,7 +96,7 @@ class PartitionCounter:
         Parameters
         ----------
         some
-            What `placer.data.in_memory.batches_of` takes. Only its columns are read.
+            What `placer.data.held.batches_of` takes. Only its columns are read.
         id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables, missing, encoding
             As of `placer.data.open_log`.
         position : str, optional
@@ -179,7 +180,7 @@ class PartitionCounter:
         Parameters
         ----------
         part
-            Its record batches, or what `placer.data.in_memory.batches_of` takes.
+            Its record batches, or what `placer.data.held.batches_of` takes.
         partition : int
             Its place among the parts, which orders the ids of vocabularies; parts may share a
             number where no table has one, or where a column has the samples' positions.
