@@ -10,6 +10,7 @@ from placer.data.identity import FileIdentity, FileState, check_unchanged, ident
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import OutOfRange
 from placer.data.source import Cursor, RawBatch, Source
+from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
 
 
@@ -25,6 +26,8 @@ class EncodedLog:
         between or within passes is a DataError.
     expected_samples : int or None
         Samples that somebody else has counted, where the files do not say how many they hold.
+    unknown : mapping of table name to UnknownKeys
+        Ids that were read and that a vocabulary does not list.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class EncodedLog:
         self.source = source
         self.encoding = encoding
         self.expected_samples: int | None = None
+        self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
         self._states = states(source.files) if before is None else before
         check_unchanged(self._states)
 
@@ -151,6 +155,8 @@ class EncodedLog:
                     f"table {table!r} has rows 0..{rows - 1}; give it more rows, or map ids "
                     "with id_mapping='hash' or 'vocabulary'"
                 ) from None
+            if table in self.unknown:
+                self.unknown[table].add(raw.keys[ids == 0])
             features[feature] = Bags(ids, raw.offsets)
         return Chunk(batch.samples, features, batch.dense, batch.labels)
 
