@@ -2,5 +2,5 @@
 
 Each module needs the trainer's own package: `placer.trainers.lightning` has `PlacerCallback`,
 `placer.trainers.accelerate` has `register_tables`, `placer.trainers.huggingface` has
-`PlacedTablesMixin`.
+`PlacerTrainer`.
 """
