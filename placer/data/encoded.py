@@ -150,7 +150,7 @@ class EncodedLog:
         return _joined(parts) if parts else None
 
     def _encode(self, batch: RawBatch) -> Chunk:
-features = {}
+        features = {}
         for feature, table in self.encoding.feature_tables.items():
             raw = batch.features[feature]
             ids = rows_of(batch, feature, table, self.encoding.mappings[table])
