@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,12 @@ _command = partial(add_command, main)
 def _refuse(result: solvers.SolveResult) -> NoReturn:
     """Say why there is no plan, and exit."""
     report.print_stderr(f"placer: {solver_reports.refusal(result)}", "red")
-    sys.exit(_EXIT_LIMIT if result.termination.limit else _EXIT_NO_PLACEMENT)
+    sys.exit(_exit_code([result.termination.reason]))
+
+
+def _exit_code(reasons: Iterable[str]) -> int:
+    """Of searches without a plan: there is none, or none was found."""
+    return _EXIT_NO_PLACEMENT if "infeasible" in reasons else _EXIT_LIMIT
 
 
 def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
@@ -75,7 +80,7 @@ def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> N
 
 # Options that commands share --------------------------------------------------------------------
 
-_COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp"
+_COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
 _DTYPES, _OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
 _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
 _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
@@ -312,8 +317,11 @@ def plan(
     from placer.plan.origin import save_with_profile
 
     problem, costs = options.problem(options.profile(), hbm), cost_models.cost_model(model)
-    with report.stoppable() as stop:
-        result = solvers.solver(solver).solve(problem, costs, effort.limits(stop))
+    with (
+        report.stoppable() as stop,
+        solver_reports.search_progress(effort.limits(stop)) as limits,
+    ):
+        result = solvers.solver(solver).solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
     source = options.profile_path or str(options.workload)
@@ -364,7 +372,7 @@ def compare(
     title = f"{len(loaded)} tables on {options.topology}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
-        sys.exit(_EXIT_NO_PLACEMENT)
+        sys.exit(_exit_code(row.status.split()[0] for row in rows))
 
 
 @_command
@@ -566,6 +574,7 @@ TRAINING = options_of(
         "optimizer": "--dense-optimizer",
         "seed": "--seed",
         "device": "--device",
+        "threads": "--threads",
         "cache_policy": "--cache-policy",
         "amp": "--amp",
         "timeout_s": "timeout_s --timeout",
@@ -633,7 +642,7 @@ def train(
             checkpoints=None if checkpoints is None else CheckpointPolicy(checkpoints, every),
             resume=checkpoints if resumes else None,
             trace=trace,
-            on_progress=lambda now: update(now.step, config.max_steps, str(now)),
+            on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
         report.print_training(result, output, trace, checkpoints)

@@ -120,7 +120,10 @@ def open_log_of(
             f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
-    return open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
+    log = open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
+    if recorded.source == log.description and recorded.sampling == 1:
+        log.expected_samples = recorded.samples
+    return log
 
 
 def _is_there(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """What a command prints: results on stdout, notes and progress on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
     """A progress bar on stderr, on a terminal only; yields how to move it."""
     console = Console(stderr=True)
     remarks = TextColumn("{task.description}")
-    columns = TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), remarks
+    columns = TextColumn(words), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), remarks
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task("", total=None)
 
@@ -70,9 +71,11 @@ def print_report(shown: Report, output: str = "table") -> None:
     elif output == "csv":
         sys.stdout.write(shown.to_csv())
     else:
-        # Off a terminal there is no width to fit: a log or a pager keeps every column.
+        # Off a terminal there is no width to fit, unless COLUMNS says one, which rich reads: a log
+        # or a pager keeps every column.
         console = Console()
-        console = console if console.is_terminal else Console(width=160)
+        fits = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+        console = console if fits else Console(width=160)
         console.print(shown.renderable())
 
 
