@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices, parse_seconds
 from solvers import report as solver_reports
+from solvers.report.page import QUESTION_FLAGS, Questions
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -418,6 +420,32 @@ def show(
     # Times are those of the rows that the plan has in HBM, hot or not any more.
     evaluate = partial(costs.evaluate, problem.in_plan_order(loaded))
     report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
+
+
+@partial(_command, name="report")
+def report_command(
+    path: Path = argument(...),
+    second: File = argument(None),
+    asked: dict[str, Any] = options_of(Questions, QUESTION_FLAGS),
+    profile_path: File = PROFILE,
+    model: str = MODEL,
+    rules: File = RULES,
+    effort: Effort = BUNDLE,
+    file: Path = option(..., "HTML file to write.", "-o --output"),
+) -> None:
+    """Write a page to look at: one file, without a network. With a second plan, what moves.
+
+    \b
+    placer report plan.json -o report.html
+    placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
+    """
+    from solvers.report.page import ask, write_page
+
+    with report.stoppable() as stop, report.progress_bar("parts") as update:
+        answers = ask(path, second, Questions(**asked), profile_path, rules, model,
+                      limits=effort.limits(stop), on_progress=update)  # fmt: skip
+    write_page(answers, file, command=shlex.join(["placer", *sys.argv[1:]]))
+    click.echo(f"page written to {file}")
 
 
 @_command
