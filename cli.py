@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,13 +28,14 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, add_command
+from placer.click_options import Commands, Name, Suggested, add_command
 from placer.data.names import FORMATS, ID_MAPPINGS
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.pipeline import Pipeline
 from placer.simulator.names import CachePolicy
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.topology.presets import GPU_KINDS, NAMED
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices, parse_seconds
 from solvers import report as solver_reports
@@ -44,17 +46,30 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        "auto_envvar_prefix": "PLACER",
+    },
 )
 @click.version_option(placer.__version__, prog_name="placer")
-def main() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print results and errors, no notes.")
+@click.option("-v", "--verbose", is_flag=True, help="Say where options come from, and the time.")
+def main(quiet: bool, verbose: bool) -> None:
     """Decide where the embedding tables of a recommendation model live, and train with it.
 
     \b
     placer profile day_0.gz --format criteo --id-mapping hash --rows 1000000 -o profile
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
+
+    Any option may stand in placer.toml, or in a variable such as PLACER_PLAN_TOPOLOGY.
     """
+    report.set_quiet(quiet)
+    if verbose:
+        context, began_s = click.get_current_context(), time.monotonic()
+        context.call_on_close(lambda: report.print_seconds(time.monotonic() - began_s))
 
 
 _command = partial(add_command, main)
@@ -95,6 +110,16 @@ _A_BACKEND = Name(
     f"{{!r}} is none of {', '.join(BACKENDS)}",
     shown=f"[{'|'.join(BACKENDS)}]",
 )
+
+
+def _workloads() -> Iterable[str]:
+    from placer.workloads import workload_names
+
+    return workload_names()
+
+
+_A_WORKLOAD = Suggested(_workloads)
+_A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), files=True)
 
 
 def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
@@ -142,8 +167,12 @@ class ProblemOptions:
     """What is to be placed, and where."""
 
     profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
-    workload: str | None = option(None, "A named workload; `placer workloads` lists them.")
-    topology: str = option("auto", "8xh100, 2x8xa100-80, a YAML/TOML file, or this machine.")
+    workload: str | None = option(
+        None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
+    )
+    topology: str = option(
+        "auto", "8xh100, 2x8xa100-80, a YAML/TOML file, or this machine.", kind=_A_MACHINE
+    )
     dram: str | None = DRAM
     batch_size: int = option(8192, "Samples per GPU and step.", least=1)
     dim: int | None = option(None, "Columns of every table.", least=1)
