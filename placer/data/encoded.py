@@ -11,6 +11,7 @@ from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
+from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
 
 
@@ -28,6 +29,8 @@ class EncodedLog:
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
         Samples that somebody else has counted, where the files do not say how many they hold.
+    unknown : mapping of table name to UnknownKeys
+        Ids that were read and that a vocabulary does not list.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class EncodedLog:
         self.notes = tuple(notes)
         self.encoding = encoding
         self.expected_samples: int | None = None
+        self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
         self._states = states(source.files) if before is None else before
         check_unchanged(self._states)
 
@@ -146,13 +150,13 @@ class EncodedLog:
         return _joined(parts) if parts else None
 
     def _encode(self, batch: RawBatch) -> Chunk:
-        features = {
-            feature: Bags(
-                rows_of(batch, feature, table, self.encoding.mappings[table]),
-                batch.features[feature].offsets,
-            )
-            for feature, table in self.encoding.feature_tables.items()
-        }
+        features = {}
+        for feature, table in self.encoding.feature_tables.items():
+            raw = batch.features[feature]
+            ids = rows_of(batch, feature, table, self.encoding.mappings[table])
+            if table in self.unknown:
+                self.unknown[table].add(raw.keys[ids == 0])
+            features[feature] = Bags(ids, raw.offsets)
         return Chunk(batch.samples, features, batch.dense, batch.labels)
 
 

@@ -14,6 +14,9 @@ _Int = npt.NDArray[np.int64]
 _CHUNK_SAMPLES = 16384
 _MIN_MERGE = 1 << 20
 
+KEPT_HASHES = 16384
+"""The standard error of an estimate is 1 / √16,384 = 0.8%."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
@@ -137,3 +140,45 @@ def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:
     # Keys of one bag share a place and keep their order, as the sort is stable.
     order = np.argsort(run.first[kept], kind="stable")
     return Vocabulary(run.keys[kept][order])
+
+
+class UnknownKeys:
+    """How many different keys a vocabulary does not list, in memory that does not grow with them.
+
+    The smallest k hashes tell.
+
+    Of n different hashes within 0..1 the k-th smallest is near k / n, so that (k − 1) / it is an
+    unbiased estimate of n. Z. Bar-Yossef et al., "Counting Distinct Elements in a Data Stream",
+    RANDOM 2002, doi:10.1007/3-540-45726-7_1. Up to `KEPT_HASHES` keys the number is exact.
+
+    Examples
+    --------
+    >>> seen = UnknownKeys()
+    >>> seen.add(np.array([3, 5, 3], dtype=np.uint64))
+    >>> seen.estimate()
+    2
+    """
+
+    def __init__(self) -> None:
+        self._smallest = np.zeros(0, dtype=np.uint64)
+
+    def add(self, keys: Keys) -> None:
+        """Count keys, which may have been counted before."""
+        if keys.size:
+            joined = np.concatenate((self._smallest, _hashes(np.unique(keys))))
+            self._smallest = np.unique(joined)[:KEPT_HASHES]
+
+    def estimate(self) -> int:
+        """Different keys so far."""
+        if self._smallest.size < KEPT_HASHES:
+            return int(self._smallest.size)
+        largest = float(self._smallest[-1]) / 2.0**64
+        return round((KEPT_HASHES - 1) / largest)
+
+
+def _hashes(keys: Keys) -> Keys:
+    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2714064.2660195)."""
+    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
