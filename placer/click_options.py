@@ -44,7 +44,8 @@ def _click_type(hint: Any, limits: Option) -> Any:
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     """What click makes of a member of a command's parameters."""
     several, required = get_origin(hint) is tuple, spec.default is ...
-    unset = any(spec.default is value for value in (..., None, (), False))
+    # None has to be said: click takes False for the default of a flag that has a negation.
+    unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
     known["type"] = spec.kind or _click_type(hint, spec)
     if spec.is_argument:

@@ -80,7 +80,7 @@ def test_any_division_and_any_tree_give_the_profile_of_the_log(
     data: st.DataObject, log: pa.Table, options: dict[str, Any]
 ) -> None:
     expected = profile_log(open_log(log, **options), dim=8)
-    counter = PartitionCounter.for_log(log.slice(0, 1), **options)
+    counter = PartitionCounter.for_log(log, **options)
     counter = pickle.loads(pickle.dumps(counter))
     bounds = data.draw(st.lists(st.integers(0, log.num_rows), max_size=3))
     parts = counted(counter, log, bounds)

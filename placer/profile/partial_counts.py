@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from placer.data.formats.parquet import UNREADABLE
-from placer.data.in_memory import batches_of, is_in_memory
+from placer.data.held import batches_of, is_in_memory
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 

@@ -6,7 +6,7 @@ these up, and `profile` makes of the sum what `profile_log` would make of the wh
 docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_k
 from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
-from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
+from placer.data.held import BatchSource, InMemory, batches_of
+from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
 from placer.data.mapping import Hash, Identity, IdMapping
 from placer.data.names import MappingKind
@@ -95,7 +96,7 @@ class PartitionCounter:
         Parameters
         ----------
         some
-            What `placer.data.in_memory.batches_of` takes. Only its columns are read.
+            What `placer.data.held.batches_of` takes. Only its columns are read.
         id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables, missing, encoding
             As of `placer.data.open_log`.
         position : str, optional
@@ -161,6 +162,16 @@ class PartitionCounter:
             **common,
         )
 
+    @property
+    def reads(self) -> list[str]:
+        """The columns of the log that are read; an engine may leave out the others."""
+        return [*self.columns.sparse, *([] if self.position is None else [self.position])]
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order of the log's samples makes a difference: to vocabularies it does."""
+        return len(self.mappings) < len(self.kinds)
+
     def count(
         self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
     ) -> Iterator[pa.RecordBatch]:
@@ -169,7 +180,7 @@ class PartitionCounter:
         Parameters
         ----------
         part
-            Its record batches, or what `placer.data.in_memory.batches_of` takes.
+            Its record batches, or what `placer.data.held.batches_of` takes.
         partition : int
             Its place among the parts, which orders the ids of vocabularies; parts may share a
             number where no table has one, or where a column has the samples' positions.
@@ -323,6 +334,29 @@ class PartitionCounter:
                     f"the features of table {name!r} have {lookups} lookups, but its counts sum to "
                     f"{int(counts.sum())}; is a part missing, or there twice?"
                 )
+
+
+def profile_in_parts(
+    some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
+) -> Profile:
+    """The profile that `count` gives with a counter for a log like `some` samples of it.
+
+    Parameters
+    ----------
+    some
+        As of `PartitionCounter.for_log`.
+    count : callable
+        Returns counts of all parts of the log.
+    options
+        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    """
+    own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
+    others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}
+    counter = PartitionCounter.for_log(some, **others)
+    return counter.profile(count(counter), **own)
+
+
+_PROFILE_OPTIONS = ("dim", "dtype", "optimizer", "pooling", "sampling", "source")
 
 
 class _Reader:
