@@ -190,6 +190,8 @@ class Problem:
         for profile in self.profile:
             digest.update(profile.cdf.ranks.tobytes())
             digest.update(profile.cdf.shares.tobytes())
+            if profile.locality:
+                digest.update(repr(profile.locality).encode())
         return digest.hexdigest()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from cost_models import CostModel
 from placer.errors import ProblemError
@@ -12,6 +12,24 @@ from placer.problem import Problem
 
 Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
 Limit = Literal["time", "steps", "stop"]
+
+
+class SearchState(NamedTuple):
+    """How far a search is.
+
+    Attributes
+    ----------
+    stage : str
+        What the strategy is at.
+    step_time_s : float or None
+        Of the best placement so far.
+    bound_s : float
+        What is proven that none is faster than.
+    """
+
+    stage: str
+    step_time_s: float | None
+    bound_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,8 @@ class Limits:
     stop : callable or None
         Asked now and then whether to end at once with the best plan so far: how Ctrl-C, or
         a thread, ends a search.
+    on_state : callable or None
+        Called when a stage begins, and when a stage has found a better placement.
 
     Raises
     ------
@@ -50,6 +70,7 @@ class Limits:
     threads: int = 0
     max_steps: int | None = None
     stop: Callable[[], bool] | None = None
+    on_state: Callable[[SearchState], None] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):
@@ -133,4 +154,13 @@ class Solver(Protocol):
         ...
 
 
-__all__ = ["Limit", "Limits", "Reason", "Shortage", "SolveResult", "Solver", "Termination"]
+__all__ = [
+    "Limit",
+    "Limits",
+    "Reason",
+    "SearchState",
+    "Shortage",
+    "SolveResult",
+    "Solver",
+    "Termination",
+]

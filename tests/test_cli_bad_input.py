@@ -11,6 +11,7 @@ import pytest
 from cli_cases import Workbench, fail, files_of, invoke, succeed
 from fast_and_full import mostly_slow
 
+import cli
 import placer
 
 
@@ -151,6 +152,23 @@ def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver
                 tmp_path / "plan.json", exit_code=3)  # fmt: skip
     assert "short" in line
     assert files_of(tmp_path) == {}
+
+
+def test_only_a_proof_that_there_is_no_placement_ends_with_3() -> None:
+    """Some strategies find none and prove nothing, whatever the limits."""
+    assert [cli._exit_code([reason]) for reason in ("infeasible", "no_plan")] == [3, 4]
+    assert cli._exit_code(["no_plan", "infeasible"]) == 3
+
+
+def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -> None:
+    said = {
+        ("verify", workbench.profile): "is a profile and no plan; make one with `placer plan",
+        ("verify", tmp_path): "is a folder; a plan is the JSON file",
+        ("show", "--profile", workbench.plan, workbench.plan): "is a plan and no profile",
+        ("merge", workbench.log, "-o", tmp_path): "if it is a log, make one with `placer profile",
+    }
+    for command, words in said.items():
+        assert words in fail(*command)
 
 
 def test_comparing_where_nothing_fits_ends_with_3(workbench: Workbench) -> None:

@@ -49,7 +49,7 @@ def test_what_the_command_line_spells_out_is_what_the_packages_have() -> None:
     assert default("sweep", "--placements") == ",".join(PLACEMENTS)
     assert default("sweep", "--parameter-servers") == PARAMETER_SERVERS
     assert default("replan", "--horizon-steps") == HORIZON_STEPS
-    assert default("compare", "--solvers") == ",".join([*CLASSIC, "greedy-cost", "ilp"])
+    assert default("compare", "--solvers") == ",".join([*CLASSIC, "greedy-cost", "ilp", "auto"])
     shown = " ".join(succeed("sweep", "--help").stdout.split())
     assert f"Axes: {', '.join(AXES)} Placements: {', '.join(PLACEMENTS)}" in shown
     assert "|".join(MODELS) in shown

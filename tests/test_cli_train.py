@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,24 @@ def trained(*arguments: str | Path) -> dict[str, Any]:
     """The JSON result of a run."""
     result: dict[str, Any] = json.loads(succeed(*arguments, "--format", "json").stdout)
     return result
+
+
+_IMPORTS = """
+import sys
+from cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("imported", "torch._dynamo" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_does_not_wait_for_the_compiler(workbench: Workbench) -> None:
+    """It takes two seconds to import, and nothing is compiled."""
+    command = [sys.executable, "-c", _IMPORTS, *map(str, workbench.training()), "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "imported False" in done.stderr
 
 
 def test_the_result_says_what_was_trained(workbench: Workbench, tmp_path: Path) -> None:

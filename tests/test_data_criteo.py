@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from placer.data import criteo, open_log
+from placer.data import open_log
 from placer.data.log import Log
+from placer.data.names import DENSE
 from placer.errors import DataError
 
 
@@ -53,7 +54,7 @@ def test_values_of_a_line(tmp_path: Path) -> None:
     assert chunk.features["C3"].ids[6] == (6 * 26 + 2) % 1000
     assert chunk.features["C1"].ids[0] == 0, "a missing category is id 0"
     assert chunk.features["C1"].offsets is None
-    assert log.dense_names == criteo.DENSE
+    assert log.dense_names == DENSE
     assert isinstance(log, Log)
 
 
@@ -71,7 +72,7 @@ def test_chunks_and_skips_do_not_change_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
 ) -> None:
     # Blocks shorter than a line, of a few lines, and longer than the log.
-    monkeypatch.setattr(criteo, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block_bytes)
     log = open_log(write(tmp_path / "log", 57), id_mapping="hash", rows=97)
     whole = collect(log, 1000)
     for samples, skip in [(1, 0), (7, 0), (10, 3), (57, 20), (13, 56)]:
@@ -144,7 +145,7 @@ BAD_LINES = {
 def test_a_bad_line_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(criteo, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block_bytes)
     change, message = BAD_LINES[kind]
     lines = write(tmp_path / "log", 60).read_text().splitlines()
     lines[37] = change(lines[37])
@@ -162,10 +163,13 @@ def test_a_file_that_is_no_log(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="empty is empty"):
         open_log(tmp_path / "empty", **options)
     full = write(tmp_path / "full", 3)
-    with pytest.raises(DataError, match="empty is empty"):
-        list(open_log([full, tmp_path / "empty"], **options).chunks())
+    log = open_log([full, tmp_path / "empty"], **options)
+    assert sum(chunk.samples for chunk in log.chunks()) == 3
+    assert any(note.endswith("empty is empty and was passed over") for note in log.notes)
     (tmp_path / "text").write_text("hello\n")
     with pytest.raises(DataError, match="text, line 1: 1 fields, expected 40"):
+        open_log(tmp_path / "text", "criteo", **options)
+    with pytest.raises(DataError, match="no separator divides its lines"):
         open_log(tmp_path / "text", **options)
     with pytest.raises(DataError, match=r"cannot open .*nowhere: No such file"):
         open_log(tmp_path / "nowhere", **options)

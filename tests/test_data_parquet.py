@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log
+from placer.data.formats.columns import infer_columns
 from placer.data.log import Log
-from placer.data.parquet import infer_columns
 from placer.errors import DataError
 
 SAMPLES = 100
@@ -181,10 +181,16 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
     pq.write_table(pa.table({"a": [1, -5]}), path)
     with pytest.raises(DataError, match="row 1: feature 'a' has id -5"):
-        list(open_log(path).chunks())
+        list(open_log(path, id_mapping="identity").chunks())
+    log = open_log(path)
+    assert (log.tables, log.notes[1][:29]) == ({"a": 3}, "table a: a has negative ids, ")
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     with pytest.raises(DataError, match="too large for a row number"):
-        open_log(path)
+        open_log(path, id_mapping="identity")
+    log = open_log(path)
+    assert log.tables == {"a": 3}
+    assert log.notes[0] == "no column is the label, which training needs; name it with --label"
+    assert log.notes[1].startswith("table a: ids up to 1,099,511,627,776 in 2 samples are no row")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -196,7 +202,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         open_log(good, sparse=["C3"])
     with pytest.raises(DataError, match="has no column 'gone'"):
         open_log(good, ignore=["gone"])
-    with pytest.raises(DataError, match="'price' is float, which cannot hold ids"):
+    with pytest.raises(DataError, match=r"row 0: price is 0\.\d+, which is no id"):
         open_log(good, sparse=["price"])
     with pytest.raises(DataError, match=r"'history' is list.* should hold one number"):
         open_log(good, dense=["history"])

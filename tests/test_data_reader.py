@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
 from placer.data.encoding import Encoding
+from placer.data.formats.parquet import ParquetSource
 from placer.data.mapping import Hash
-from placer.data.parquet import ParquetSource
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 
@@ -73,7 +73,7 @@ def test_an_encoding_of_another_log_is_refused(log_path: Path) -> None:
     text.write_text("\t".join(["0"] * 40) + "\n")
     with pytest.raises(DataError, match=r"has numeric columns I1, .* but the encoding names none"):
         open_log(text, encoding=encoding)
-    with pytest.raises(DataError, match="has no feature 'user'"):
+    with pytest.raises(DataError, match=r"log.tsv has no feature 'user', .* it has C1"):
         open_log(text, encoding=open_log(log_path).encoding)
 
 
@@ -118,7 +118,7 @@ def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
 
 def test_wrong_options(log_path: Path, tmp_path: Path) -> None:
     for options, message in [
-        ({"format": "csv"}, "format 'csv' is none of criteo, parquet, dlrm"),
+        ({"format": "orc"}, "format 'orc' is none of criteo, csv, tsv"),
         ({"id_mapping": "md5"}, "id_mapping 'md5' is none of auto, identity"),
         ({"id_mapping": "hash"}, "needs the number of rows of table 'user'"),
         ({"id_mapping": "hash", "rows": {"user": 3}}, "number of rows of table 'item'"),

@@ -12,8 +12,8 @@ from training_cases import plan_for, small_log
 
 from placer import Feature, Plan, Shard, Table, Topology
 from placer.data import open_log
+from placer.data.formats.parquet import ParquetSource
 from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
-from placer.data.parquet import ParquetSource
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError, ProfileError
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.origin import profile_of
@@ -65,8 +65,8 @@ def test_a_line_that_is_ragged_and_no_text(tmp_path: Path) -> None:
 
 
 def test_a_long_line_and_a_long_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placer.data.criteo.MOST_LINE_BYTES", 1000)
-    monkeypatch.setattr("placer.data.criteo._BLOCK_BYTES", 100)
+    monkeypatch.setattr("placer.data.formats.text.MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", 100)
     path = tmp_path / "log.tsv"
     path.write_text(f"{LINE}\n{LINE}{'a' * 2000}\n")
     with pytest.raises(DataError, match=r"line 2 has more than 1000 bytes"):

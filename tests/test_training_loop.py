@@ -3,14 +3,16 @@
 import os
 import signal
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError
+from placer.executor.backends.threads import threads_for
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.tables import Feature
@@ -18,6 +20,7 @@ from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress
+from placer.training.trainer import step_work_s
 
 LOG = small_log(3200)
 PLAN = plan_for(LOG, "split")
@@ -52,6 +55,42 @@ def test_held_out_samples_have_no_influence_on_the_training() -> None:
     assert one.losses == two.losses
     assert one.auc is not None
     assert two.auc == pytest.approx(1 - one.auc)
+
+
+@dataclass(frozen=True)
+class _CountedLog(ArrayLog):
+    @property
+    def samples(self) -> int:
+        return self.chunk.samples
+
+
+def test_progress_knows_the_last_step() -> None:
+    config = replace(QUICK, epochs=2, report_every=40)  # 90 steps a pass
+    heard: list[Progress] = []
+    train(PLAN, LOG, config, on_progress=heard.append)
+    # A log that does not tell its length is known after a pass.
+    assert [one.last_step for one in heard] == [None, None, 180, 180, 180]
+    assert str(heard[-1]).startswith("pass 2 of 2, ")
+    counted, heard = _CountedLog(**vars(LOG)), []
+    train(PLAN, counted, config, on_progress=heard.append)
+    assert {one.last_step for one in heard} == {180}
+    train(PLAN, counted, replace(config, max_steps=45), on_progress=heard.append)
+    assert heard[-1].last_step == 45
+
+
+def test_threads_are_for_work_that_keeps_them_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    small, large = nn.Linear(64, 64), nn.Linear(1024, 4096)
+    assert threads_for(step_work_s(small, PLAN, 1024)) == 1
+    assert threads_for(step_work_s(large, PLAN, 8192)) == 16
+
+
+def test_a_run_uses_the_threads_that_it_is_given() -> None:
+    before, used = torch.get_num_threads(), []
+    config = replace(QUICK, max_steps=1, threads=3)
+    train(PLAN, LOG, config, on_progress=lambda _: used.append(torch.get_num_threads()))
+    assert used == [3]
+    assert torch.get_num_threads() == before
 
 
 def test_another_log_can_be_the_held_out_one() -> None:

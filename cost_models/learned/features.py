@@ -63,7 +63,7 @@ def features(problem: Problem) -> tuple[Float, Float]:
     samples, gpus = problem.global_batch_size, len(problem.topology.gpus)
     profiles = problem.profile.tables
     lookups = np.array([p.table.lookups_per_sample for p in profiles]) * samples
-    unique = np.array([p.cdf.unique(n) for p, n in zip(profiles, lookups.tolist(), strict=True)])
+    unique = np.array([p.unique(n) for p, n in zip(profiles, lookups.tolist(), strict=True)])
     row_bytes = np.array([p.table.bytes_per_row() for p in profiles], dtype=np.float64)
     weight_bytes = np.array([p.table.weight_bytes_per_row() for p in profiles], dtype=np.float64)
     table_bytes = np.array([p.table.total_bytes for p in profiles], dtype=np.float64)

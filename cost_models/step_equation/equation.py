@@ -182,7 +182,7 @@ class StepEquation(ABC):
         profile, topology = problem.profile.tables[table], problem.topology
         spec, samples = profile.table, problem.global_batch_size
         lookups = samples * spec.lookups_per_sample
-        unique = profile.cdf.unique(float(lookups))
+        unique = profile.unique(float(lookups))
         costs = self.unit_costs(problem, table, 0)
         whole = Work(
             table,

@@ -26,7 +26,7 @@ def slice_load(
 @lru_cache(maxsize=32)
 def _row_load(profile: TableProfile, step_lookups: float) -> Float:
     """Probability that a step touches a row of each segment of the CDF, shape (m,)."""
-    touched: Float = np.diff(profile.cdf.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
+    touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
     return touched
 
 

@@ -89,7 +89,7 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
 
     def __init__(self, profile: TableProfile, samples: int) -> None:
         self._ranks = profile.cdf.ranks.astype(np.float64)
-        self._unique = profile.cdf.unique_at_ranks(samples * profile.table.lookups_per_sample)
+        self._unique = profile.unique_at_ranks(samples * profile.table.lookups_per_sample)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProfileCacheStatistics":
         return self  # The planner copies options by the thousand; these never change.

@@ -6,10 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
-from placer.data.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk
-from placer.data.mapping import OutOfRange
+from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
+from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
 
 
@@ -23,30 +25,44 @@ class EncodedLog:
     before : mapping of file to FileState, optional
         What the files were when reading began; as they are now by default. A file that changes
         between or within passes is a DataError.
+    notes : sequence of str
+        What the user should hear: columns that were left out, files without a sample.
+    expected_samples : int or None
+        Samples that somebody else has counted, where the files do not say how many they hold.
+    unknown : mapping of table name to UnknownKeys
+        Ids that were read and that a vocabulary does not list.
     """
 
     def __init__(
-        self, source: Source, encoding: Encoding, before: dict[str, FileState] | None = None
+        self,
+        source: Source,
+        encoding: Encoding,
+        before: dict[str, FileState] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
+        first = shown(source.files[0])
         missing = [name for name in encoding.feature_tables if name not in source.text_features]
         if missing:
             raise DataError(
-                f"{source.files[0]} has no feature {missing[0]!r}, which the encoding names; "
+                f"{first} has no feature {missing[0]!r}, which the encoding names; "
                 f"it has {', '.join(source.text_features)}"
             )
         if source.dense_names != encoding.dense:
             raise DataError(
-                f"{source.files[0]} has numeric columns {', '.join(source.dense_names) or 'none'}, "
+                f"{first} has numeric columns {', '.join(source.dense_names) or 'none'}, "
                 f"but the encoding names {', '.join(encoding.dense) or 'none'}"
             )
         for feature, table in encoding.feature_tables.items():
             if source.text_features[feature] and encoding.mappings[table].kind == "identity":
                 raise DataError(
-                    f"{source.files[0]}: feature {feature!r} holds texts, which are no row "
+                    f"{first}: feature {feature!r} holds texts, which are no row "
                     "numbers; map it with id_mapping='hash' or 'vocabulary'"
                 )
         self.source = source
+        self.notes = tuple(notes)
         self.encoding = encoding
+        self.expected_samples: int | None = None
+        self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
         self._states = states(source.files) if before is None else before
         check_unchanged(self._states)
 
@@ -68,17 +84,20 @@ class EncodedLog:
     @property
     def samples(self) -> int | None:
         """Samples of the log where that is known without reading it."""
-        return self.source.samples
+        return self.expected_samples if self.source.samples is None else self.source.samples
 
     @property
     def description(self) -> str:
         """The log's files, for people."""
         files = self.source.files
-        return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        first = shown(files[0])
+        return first if len(files) == 1 else f"{first} and {len(files) - 1} more"
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log's files are known by, in order."""
-        return identify(self.source.files)
+        own: Callable[[], tuple[FileIdentity, ...]] | None
+        own = getattr(self.source, "identity", None)  # of a log that has no files
+        return identify(self.source.files) if own is None else own()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
@@ -134,22 +153,35 @@ class EncodedLog:
         features = {}
         for feature, table in self.encoding.feature_tables.items():
             raw = batch.features[feature]
-            try:
-                ids = self.encoding.mappings[table].map(raw.keys)
-            except OutOfRange as error:
-                sample = (
-                    error.position
-                    if raw.offsets is None
-                    else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
-                )
-                rows = self.encoding.mappings[table].rows
-                raise DataError(
-                    f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
-                    f"table {table!r} has rows 0..{rows - 1}; give it more rows, or map ids "
-                    "with id_mapping='hash' or 'vocabulary'"
-                ) from None
+            ids = rows_of(batch, feature, table, self.encoding.mappings[table])
+            if table in self.unknown:
+                self.unknown[table].add(raw.keys[ids == 0])
             features[feature] = Bags(ids, raw.offsets)
         return Chunk(batch.samples, features, batch.dense, batch.labels)
+
+
+def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
+    """The rows that the ids of a feature read.
+
+    Raises
+    ------
+    DataError
+        If an id is out of range; the message names its place.
+    """
+    raw = batch.features[feature]
+    try:
+        return mapping.map(raw.keys)
+    except OutOfRange as error:
+        sample = (
+            error.position
+            if raw.offsets is None
+            else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
+        )
+        raise DataError(
+            f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
+            f"table {table!r} has rows 0..{mapping.rows - 1}; give it more rows, or map ids "
+            "with id_mapping='hash' or 'vocabulary'"
+        ) from None
 
 
 def _check_size(samples: int) -> None:

@@ -5,9 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from placer.data.keys import Keys, Missing
+from placer.data.layout import Layout
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.errors import DataError
 from placer.files import sha256_json
+
+_UNKNOWN = Layout(lists={})
+"""Of a profile that was made before layouts were recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class Encoding:
         The label's column.
     missing : {"zero", "empty"}
         Whether a missing value is read as id 0 or as an empty bag.
+    layout : Layout
+        How the values of the log's files were written.
     """
 
     feature_tables: Mapping[str, str]
@@ -35,6 +41,7 @@ class Encoding:
     dense: tuple[str, ...] = ()
     label: str | None = None
     missing: Missing = "zero"
+    layout: Layout = _UNKNOWN
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.feature_tables.values()) - set(self.mappings))
@@ -85,6 +92,7 @@ class Encoding:
             "dense": list(self.dense),
             "label": self.label,
             "missing": self.missing,
+            "layout": self.layout.to_json(),
         }
 
     @classmethod
@@ -113,4 +121,5 @@ class Encoding:
             dense=tuple(values["dense"]),
             label=values["label"],
             missing=values["missing"],
+            layout=Layout.from_json(values.get("layout", {"lists": {}})),
         )

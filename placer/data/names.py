@@ -2,8 +2,15 @@
 
 from typing import Literal, get_args
 
-Format = Literal["criteo", "parquet", "dlrm"]
+Format = Literal["criteo", "csv", "tsv", "jsonl", "arrow", "parquet", "dlrm"]
 MappingKind = Literal["identity", "hash", "vocabulary"]
+IdType = Literal["integer", "unsigned", "text", "boolean"]
+"""How the values of a column of ids are read where a file does not say."""
 
 FORMATS: tuple[str, ...] = get_args(Format)
 ID_MAPPINGS: tuple[str, ...] = ("auto", *get_args(MappingKind))
+
+LABEL = "label"
+DENSE = tuple(f"I{number}" for number in range(1, 14))
+CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
+"""Columns of Criteo's logs."""

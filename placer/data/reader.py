@@ -1,47 +1,58 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from placer.data.criteo import CriteoSource
-from placer.data.dlrm import DlrmSource
+from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
-from placer.data.identity import states
+from placer.data.files.finding import AnyPath, find
+from placer.data.files.identity import FileState, states
+from placer.data.files.opening import head, suffixes
+from placer.data.files.stores import shown
+from placer.data.formats.dialect import sniff
+from placer.data.held import InMemory, batches_of, is_in_memory
+from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
-from placer.data.mapping import Hash, Identity, IdMapping
-from placer.data.names import FORMATS, ID_MAPPINGS, Format, MappingKind
-from placer.data.parquet import ParquetSource
+from placer.data.layout import Layout
+from placer.data.mapping import Identity
+from placer.data.names import FORMATS, LABEL, Format
 from placer.data.source import Progress, Source
-from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 
-_Path = str | os.PathLike[str]
 _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".parq": "parquet",
     ".pt": "dlrm",
-    ".pt.gz": "dlrm",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
 }
-# A table that the largest id seen would give more rows than this is surely not meant.
-_MAX_INFERRED_ROWS = 1 << 31
+_DELIMITED = ("criteo", "csv", "tsv")
 
 
 def open_log(
-    paths: _Path | Sequence[_Path],
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None = None,
     *,
-    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] = "auto",
+    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | Mapping[str, str] = "auto",
     rows: int | Mapping[str, int] | None = None,
-    min_count: int = 1,
+    min_count: int | Mapping[str, int] = 1,
     sparse: Sequence[str] | None = None,
     dense: Sequence[str] | None = None,
     label: str | None = None,
     ignore: Sequence[str] = (),
     feature_tables: Mapping[str, str] | None = None,
     missing: Missing = "zero",
+    headroom: float = 0.0,
+    layout: Layout | None = None,
     encoding: Encoding | None = None,
     progress: Progress | None = None,
 ) -> EncodedLog:
@@ -49,27 +60,34 @@ def open_log(
 
     Parameters
     ----------
-    paths : path or sequence of paths
-        Files, read in order. A folder stands for its files in order of their names.
+    paths : path or sequence of paths, or what a program holds
+        Files, folders, patterns, URIs or ``-``, read in order; see
+        `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
+        `placer.data.held.batches_of` takes.
     format : optional
-        By default by the first file's suffix: ``.parquet``, ``.pt`` or ``.pt.gz``, else criteo.
+        One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
     id_mapping
         ``identity``: ids are rows. ``hash``: row = key modulo rows. ``vocabulary``: ids get
         rows from 1 on as they first appear, in one more pass over the log; ids that are left
-        out share row 0. ``auto``: vocabulary for texts, identity for integers.
+        out share row 0. ``auto``: vocabulary for texts and for integers that are far larger
+        than there are samples, identity for other integers. One for all tables, or by table.
     rows : int or mapping of table name to int, optional
         Rows of the tables. A hash needs them; a vocabulary keeps so many of the most read ids;
-        for identity the default is the largest id + 1.
-    min_count
+        for identity the default is the largest id + 1, and `headroom`.
+    min_count : int or mapping of table name to int
         A vocabulary leaves out ids that are read less often.
     sparse, dense, label, ignore
-        Columns of a Parquet log; see `placer.data.parquet.infer_columns`.
+        Columns; see `placer.data.formats.columns.infer_columns`.
     feature_tables
         Tables of features that are not named like their table; several features may share one.
     missing
         Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
+    headroom : float
+        Share of rows for ids that later logs may have, in tables sized by the largest id.
+    layout : Layout, optional
+        What the files do not say of their values: separators, names and types of columns.
     encoding
-        That of a profile, instead of all the options above but `format`.
+        That of a profile, instead of all the options above but `format` and `layout`.
     progress
         Called with the samples that the pass for a vocabulary has read, and all (None: unknown).
 
@@ -78,182 +96,180 @@ def open_log(
     DataError
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
-    files = _files(paths)
-    before = states(files)
-    format = format or _format_of(files[0])
     if encoding is not None:
-        columns = (list(encoding.feature_tables), encoding.dense, encoding.label, ())
-        return EncodedLog(_source(files, format, *columns, encoding.missing), encoding, before)
-    _check_options(files[0], format, label, ignore, id_mapping)
-    source = _source(files, format, sparse, dense, label, ignore, missing)
-    features = _feature_tables(source, sparse if format != "parquet" else None, feature_tables)
-    mappings = _mappings(source, features, id_mapping, rows, min_count, progress)
-    encoding = Encoding(features, mappings, source.dense_names, source.label_name, missing)
-    return EncodedLog(source, encoding, before)
+        layout = encoding.layout if layout is None else layout
+        columns: Any = {
+            "sparse": list(encoding.feature_tables),
+            "dense": encoding.dense,
+            "label": encoding.label,
+            "missing": encoding.missing,
+        }
+        opened = _opened(paths, format, layout, **columns)
+        _check_largest_ids(opened.source, encoding)
+        return EncodedLog(opened.source, encoding, opened.before, notes=opened.notes)
+    opened = _opened(
+        paths,
+        format,
+        layout or Layout(),
+        sparse=sparse,
+        dense=dense,
+        label=label,
+        ignore=ignore,
+        missing=missing,
+    )
+    source, kind = opened.source, opened.kind
+    has_names = kind not in ("criteo", "dlrm")
+    features = feature_tables_of(source, None if has_names else sparse, feature_tables)
+    mappings, chosen = choose_mappings(
+        source, features, id_mapping, rows, min_count, headroom, progress
+    )
+    encoding = Encoding(
+        features,
+        mappings,
+        source.dense_names,
+        source.label_name,
+        missing,
+        getattr(source, "layout", Layout(lists={})),
+    )
+    notes = [*opened.notes, *_decisions(source), *chosen]
+    return EncodedLog(source, encoding, opened.before, notes=notes)
 
 
-def _check_options(
-    file: str, format: str, label: str | None, ignore: Sequence[str], id_mapping: str
-) -> None:
-    if format != "parquet" and (label is not None or ignore):
+def open_source(
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
+    format: Format | None = None,
+    *,
+    layout: Layout | None = None,
+    **columns: Any,
+) -> Source:
+    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
+    return _opened(paths, format, layout or Layout(), **columns).source
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A source, its format, and what its files were when it was opened."""
+
+    source: Source
+    kind: str
+    before: dict[str, FileState]
+    notes: tuple[str, ...] = ()
+
+
+def _opened(
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
+    format: Format | None,
+    layout: Layout,
+    **columns: Any,
+) -> _Opened:
+    if is_in_memory(paths):
+        held = batches_of(paths)
+        return _Opened(ArrowSource(held, layout=layout, **columns), "memory", {})
+    files = find(paths)
+    before = states(files)
+    files, notes = _without_empty(files, before)
+    kind = format or _format_of(files, layout)
+    _check_options(files[0], kind, columns)
+    source = _source(files, kind, layout, **columns)
+    return _Opened(source, kind, before, (*notes, *_notes(source)))
+
+
+def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
+    """Refuse names of columns for formats whose columns are fixed; an encoding's are theirs."""
+    if format in ("criteo", "dlrm") and columns.get("ignore", ()):
+        named = True
+    else:
+        named = format in ("criteo", "dlrm") and columns.get("label") not in (None, LABEL)
+    if named:
         raise DataError(
-            f"{file} is read as {format}, whose columns have no names to choose by; "
+            f"{shown(file)} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
-    if id_mapping not in ID_MAPPINGS:
-        raise DataError(f"id_mapping {id_mapping!r} is none of {', '.join(ID_MAPPINGS)}")
 
 
-def _files(paths: _Path | Sequence[_Path]) -> list[str]:
-    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not named:
-        raise DataError("no file to read; name at least one")
-    files: list[str] = []
-    for path in map(Path, named):
-        inside = sorted(
-            str(file)
-            for file in (path.iterdir() if path.is_dir() else ())
-            if file.is_file() and not file.name.startswith((".", "_"))
-        )
-        if path.is_dir() and not inside:
-            raise DataError(f"folder {path} has no file to read")
-        files += inside or [str(path)]
-    return files
+def _without_empty(
+    files: list[str], before: Mapping[str, FileState]
+) -> tuple[list[str], list[str]]:
+    """The files that have bytes, and a note of each that has none."""
+    kept = [file for file in files if file not in before or before[file][1]]
+    if not kept:
+        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
+    return kept, [
+        f"{shown(file)} is empty and was passed over" for file in files if file not in kept
+    ]
 
 
-def _format_of(file: str) -> Format:
-    suffixes = Path(file).suffixes
-    for suffix in ("".join(suffixes[-2:]), "".join(suffixes[-1:])):
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
-    return "criteo"
+def _notes(source: Source) -> tuple[str, ...]:
+    return tuple(getattr(source, "notes", ()))
 
 
-def _source(
-    files: Sequence[str],
-    format: str,
-    sparse: Sequence[str] | None,
-    dense: Sequence[str] | None,
-    label: str | None,
-    ignore: Sequence[str],
-    missing: Missing,
-) -> Source:
+def _decisions(source: Source) -> list[str]:
+    """What the user should hear of what columns were taken for."""
+    columns = getattr(source, "columns", None)
+    if columns is None:
+        return []
+    told = [one for one in columns.decisions if one.warns]
+    left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
+    notes = [f"left out: {', '.join(left_out)}"] if left_out else []
+    notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
+    if columns.label is None and columns.decisions:
+        notes.append("no column is the label, which training needs; name it with --label")
+    return notes
+
+
+def _format_of(files: Sequence[str], layout: Layout) -> Format:
+    """The format of files: as their suffixes say, as was recorded, or as the first begins."""
+    found = {_SUFFIXES.get(suffixes(file)[0]): file for file in reversed(files)}
+    found.pop(None, None)
+    if len(found) > 1:
+        are = ", ".join(f"{shown(file)} is {one}" for one, file in sorted(found.items()))
+        raise DataError(f"a log's files are of one format: {are}; name those of one alone")
+    known = next(iter(found), None) or sniff(files[0], head(files[0], 1 << 16))
+    if known in _DELIMITED and layout.format in _DELIMITED:
+        return layout.format
+    return known
+
+
+def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -> Source:
     match format:
         case "parquet":
-            return ParquetSource(
-                files, sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing
-            )
-        case "criteo":
-            return CriteoSource(files, missing)
+            from placer.data.formats.parquet import ParquetSource
+
+            return ParquetSource(files, layout=layout, **columns)
+        case "arrow":
+            from placer.data.formats.arrow import IpcSource
+
+            return IpcSource(files, layout, **columns)
+        case "jsonl":
+            from placer.data.formats.json_lines import JsonLinesSource
+
+            return JsonLinesSource(files, layout, **columns)
+        case "criteo" | "csv" | "tsv":
+            from placer.data.formats.delimited import DelimitedSource
+
+            return DelimitedSource(files, format, layout, **columns)
         case "dlrm":
+            from placer.data.formats.dlrm import DlrmSource
+
             return DlrmSource(files)
         case _:
             raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
 
 
-def _feature_tables(
-    source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
-) -> dict[str, str]:
-    tables = dict(renamed or {})
-    kept = list(source.text_features) if sparse is None else list(sparse)
-    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
-    if unknown:
-        raise DataError(
-            f"{source.files[0]} has no feature {unknown[0]!r}; "
-            f"it has {', '.join(source.text_features)}"
-        )
-    return {feature: tables.get(feature, feature) for feature in kept}
+def _check_largest_ids(source: Source, encoding: Encoding) -> None:
+    """Refuse a log whose files say at once that some id is no row.
 
-
-def _mappings(
-    source: Source,
-    feature_tables: Mapping[str, str],
-    id_mapping: str,
-    rows: int | Mapping[str, int] | None,
-    min_count: int,
-    progress: Progress | None,
-) -> dict[str, IdMapping]:
-    names = list(dict.fromkeys(feature_tables.values()))
-    row_counts = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(rows or {})
-    for name, count in row_counts.items():
-        if name not in names:
-            raise DataError(f"rows are given for table {name!r}; tables are {', '.join(names)}")
-        if count < 1:
-            raise DataError(f"table {name!r} needs at least 1 row, not {count}")
-    kinds = {name: _kind(id_mapping, any(_texts(source, feature_tables, name))) for name in names}
-    unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
-    if unsized:
-        raise DataError(
-            f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
-            "one number for all tables or one for each"
-        )
-
-    def read_by(kind: MappingKind) -> dict[str, str]:
-        return {
-            feature: table
-            for feature, table in feature_tables.items()
-            if kinds[table] == kind and (kind == "vocabulary" or table not in row_counts)
-        }
-
-    vocabularies = {}
-    if read_by("vocabulary"):
-        vocabularies = build_vocabularies(
-            source, read_by("vocabulary"), min_count=min_count, rows=row_counts, progress=progress
-        )
-    inferred = _rows_from_largest_id(source, read_by("identity"))
-    mappings: dict[str, IdMapping] = {}
-    for name in names:
-        if name in vocabularies:
-            mappings[name] = vocabularies[name]
-        elif kinds[name] == "hash":
-            mappings[name] = Hash(row_counts[name])
-        else:
-            mappings[name] = Identity(row_counts.get(name) or inferred[name])
-    return mappings
-
-
-def _texts(source: Source, feature_tables: Mapping[str, str], table: str) -> Iterable[bool]:
-    return (source.text_features[name] for name, own in feature_tables.items() if own == table)
-
-
-def _kind(id_mapping: str, texts: bool) -> MappingKind:
-    match id_mapping:
-        case "identity" | "hash" | "vocabulary":
-            return id_mapping
-        case _:
-            return "vocabulary" if texts else "identity"
-
-
-def _rows_from_largest_id(source: Source, features: Mapping[str, str]) -> dict[str, int]:
-    """Rows by table: one more than the largest id, and at least one."""
-    if not features or any(source.text_features[name] for name in features):
-        # Texts are refused by `EncodedLog`, whatever their table's rows.
-        return dict.fromkeys(features.values(), 1)
-    largest = source.largest_ids()
-    if largest is None or not set(features).issubset(largest):
-        largest = _scan_largest_ids(source, features)
-    rows: dict[str, int] = {}
-    for feature, table in features.items():
-        rows[table] = max(rows.get(table, 1), largest[feature] + 1)
-        if rows[table] > _MAX_INFERRED_ROWS:
+    Raises
+    ------
+    DataError
+        Names the feature and the id.
+    """
+    largest = source.largest_ids() or {}
+    for feature, table in encoding.feature_tables.items():
+        mapping, most = encoding.mappings[table], largest.get(feature, 0)
+        if isinstance(mapping, Identity) and most >= mapping.rows:
             raise DataError(
-                f"feature {feature!r} has id {largest[feature]}, too large for a row number; "
-                "map it with id_mapping='hash' or 'vocabulary', or give rows="
+                f"{shown(source.files[0])}: feature {feature!r} has ids up to {most}, but table "
+                f"{table!r} has rows 0..{mapping.rows - 1}; profile anew with more rows "
+                f"(--rows {table}=N), or map ids with --id-mapping {table}=hash"
             )
-    return rows
-
-
-def _scan_largest_ids(source: Source, features: Iterable[str]) -> dict[str, int]:
-    largest = dict.fromkeys(features, 0)
-    cursor = source.open()
-    try:
-        while (batch := cursor.read(65536)) is not None:
-            for name in largest:
-                keys = batch.features[name].keys
-                if keys.size:
-                    # Negative ids wrap to large keys; as signed they stay below and are
-                    # reported, with their place, when the log is read.
-                    largest[name] = max(largest[name], int(keys.view("i8").max()))
-    finally:
-        cursor.close()
-    return largest

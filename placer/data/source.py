@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from placer.data.files.stores import shown
 from placer.data.keys import Keys, Offsets
 
 # Called with the samples that are done and those that there are, None if unknown.
@@ -28,6 +29,12 @@ class RawBags:
         return RawBags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
+def samples_of(bags: RawBags, samples: int) -> Offsets:
+    """The sample that each lookup belongs to."""
+    every = np.arange(samples, dtype=np.int64)
+    return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
     """Consecutive samples of one file, with the place that they come from.
@@ -42,6 +49,8 @@ class RawBatch:
     features : mapping of feature name to RawBags
     dense : float32, shape (samples, columns)
     labels : float32, shape (samples,), or None
+    lines : int64, shape (samples,), or None
+        The line of each sample, where a sample may take several.
     """
 
     file: str
@@ -51,10 +60,12 @@ class RawBatch:
     features: Mapping[str, RawBags]
     dense: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32] | None
+    lines: npt.NDArray[np.int64] | None = None
 
     def place(self, sample: int) -> str:
         """Where a sample of the batch is, for a message."""
-        return f"{self.file}, {self.unit} {self.first + sample}"
+        place = self.first + sample if self.lines is None else int(self.lines[sample])
+        return f"{shown(self.file)}, {self.unit} {place}"
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Samples start..stop of the batch."""
@@ -69,6 +80,7 @@ class RawBatch:
             features={name: bags.slice(start, stop) for name, bags in self.features.items()},
             dense=self.dense[start:stop],
             labels=None if self.labels is None else self.labels[start:stop],
+            lines=None if self.lines is None else self.lines[start:stop],
         )
 
 

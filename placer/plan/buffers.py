@@ -122,7 +122,7 @@ def slice_lookup_share(profile: TableProfile, rows: tuple[int, int, int]) -> flo
 def slice_unique(profile: TableProfile, rows: tuple[int, int, int], lookups: float) -> float:
     """Expected distinct rows of a slice of ranks in `lookups` lookups of the table."""
     widths = np.diff(profile.cdf.ranks)
-    touched = np.diff(profile.cdf.unique_at_ranks(lookups)) / widths
+    touched = np.diff(profile.unique_at_ranks(lookups)) / widths
     return float(slice_members(profile.cdf.ranks, rows) @ touched)
 
 

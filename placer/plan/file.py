@@ -124,6 +124,8 @@ def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
         document = read_json(source)
     except FileNotFoundError:
         raise PlanError(f"there is no plan at {source}") from None
+    except IsADirectoryError:
+        raise PlanError(_folder_for_plan(source)) from None
     except OSError as error:
         reason = error.strerror or error
         raise PlanError(f"cannot read the plan {source}: {reason}") from error
@@ -141,6 +143,18 @@ def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
             f"{SCHEMA_VERSION}: upgrade placer"
         )
     return document, _validated(document, str(source))
+
+
+def _folder_for_plan(folder: Path) -> str:
+    """What to say where a folder is given as a plan."""
+    if (folder / "profile.json").exists():
+        return (
+            f"{folder} is a profile and no plan; make one with "
+            f"`placer plan --profile {folder} -o plan.json`"
+        )
+    plans = sorted(file.name for file in folder.glob("*.json"))
+    inside = f", such as {folder / plans[0]}" if plans else ""
+    return f"{folder} is a folder; a plan is the JSON file that `placer plan` wrote{inside}"
 
 
 def _validated(document: object, source: str) -> schema.PlanModel:

@@ -1,7 +1,7 @@
 """Counts how often a log reads each row: a dense array of counts per table."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from placer.data.log import Bags, Chunk, Log
 from placer.data.source import Progress
 from placer.errors import DataError
 from placer.profile.counts import RowCounts
+from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile
+from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 
 # A chunk of 200 lookups a sample takes 26 MB, several times over while it is read.
@@ -27,7 +28,7 @@ SAMPLE_BLOCK = 256
 class TableOptions:
     """Properties of tables that a log does not contain."""
 
-    dim: int = 64
+    dim: int | Mapping[str, int] = 64
     dtype: DType = "float32"
     optimizer: OptimizerName = "rowwise_adagrad"
     pooling: Pooling | Mapping[str, Pooling] = "sum"
@@ -39,7 +40,7 @@ class TableOptions:
         return Table(
             name=name,
             rows=rows,
-            dim=self.dim,
+            dim=self._dim_of(name),
             dtype=self.dtype,
             optimizer=self.optimizer,
             features=tuple(
@@ -47,6 +48,10 @@ class TableOptions:
                 for feature, count in features.items()
             ),
         )
+
+    def _dim_of(self, table: str) -> int:
+        dim = self.dim
+        return dim if isinstance(dim, int) else dim.get(table, dim.get("*", 64))
 
     def _pooling_of(self, feature: str) -> Pooling:
         pooling = self.pooling
@@ -182,7 +187,7 @@ class DenseCounts:
 def profile_log(
     log: Log,
     *,
-    dim: int = 64,
+    dim: int | Mapping[str, int] = 64,
     dtype: DType = "float32",
     optimizer: OptimizerName = "rowwise_adagrad",
     pooling: Pooling | Mapping[str, Pooling] = "sum",
@@ -198,7 +203,8 @@ def profile_log(
     log : Log
         As `placer.data.open_log` returns it.
     dim, dtype, optimizer, pooling
-        Of the tables, which the log does not have. `pooling` may differ by feature.
+        Of the tables, which the log does not have. `pooling` may differ by feature, `dim` by
+        table (``*``: all others, 64 by default).
     sample : float, optional
         Keep each block of 256 consecutive samples with this probability, independently. The
         profile's `sampling` is the share that was read in fact.
@@ -217,12 +223,15 @@ def profile_log(
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
     counter = AccessCounter(log.tables, log.feature_tables)
+    locality = LocalityCounter(log.tables, log.feature_tables)
     done = 0
     for part in _parts(log, sample, seed):
         if isinstance(part, int):
             done += part
+            locality.gap()
         else:
             counter.add(part)
+            locality.add(part.samples, part.features)
             done += part.samples
         if progress is not None:
             progress(done, getattr(log, "samples", None))
@@ -232,12 +241,27 @@ def profile_log(
             if not done
             else f"sample={sample} with seed={seed} kept none of {done} samples; raise it"
         )
-    return counter.profile(
+    profile = counter.profile(
         TableOptions(dim, dtype, optimizer, pooling),
         sampling=counter.samples / done,
         source=getattr(log, "description", "") if source is None else source,
         encoding=log.encoding if isinstance(log, EncodedLog) else None,
     )
+    localities = locality.localities()
+    measured = (
+        replace(table, locality=localities[table.name], unknown=_unknown(log, table))
+        for table in profile
+    )
+    return replace(profile, tables=tuple(measured))
+
+
+def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
+    """What the table's vocabulary did not know; None if ids are mapped otherwise."""
+    if not isinstance(log, EncodedLog) or table.name not in log.unknown or table.counts is None:
+        return None
+    # Ids ascend: row 0, if it was read, is the first.
+    of_row_0 = table.counts.counts[:1][table.counts.ids[:1] == 0]
+    return UnknownIds(int(of_row_0.sum()), log.unknown[table.name].estimate())
 
 
 def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:

@@ -15,7 +15,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from placer.files import (
 )
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
-from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile
+from placer.profile.locality import WindowCounts
+from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
 from placer.tables import Feature, Table
 
@@ -141,6 +142,8 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
         "zipf_exponent": profile.zipf_exponent,
         "features": [asdict(feature) for feature in table.features],
         "counted": {name: asdict(counts) for name, counts in profile.features.items()},
+        **({"locality": [astuple(one) for one in profile.locality]} if profile.locality else {}),
+        **({} if profile.unknown is None else {"unknown": asdict(profile.unknown)}),
     }
 
 
@@ -164,6 +167,8 @@ def _table_from_json(values: Mapping[str, Any], key: str, arrays: _Arrays) -> Ta
         counts=counts,
         features={name: FeatureCounts(**counted) for name, counted in values["counted"].items()},
         zipf_exponent=values["zipf_exponent"],
+        locality=tuple(WindowCounts(*map(int, one)) for one in values.get("locality", ())),
+        unknown=UnknownIds(**values["unknown"]) if "unknown" in values else None,
     )
 
 
@@ -286,9 +291,18 @@ def _read_document(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ProfileError(f"cannot read profile {file}: {error.strerror or error}") from error
     except LimitError as error:
-        raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
+        if file.name == JSON_NAME:
+            raise ProfileError(f"{file} is cut short or no JSON: {error}") from error
+        raise ProfileError(
+            f"{file} is no profile ({error}); if it is a log, make one with "
+            f"`placer profile {file} -o profile`"
+        ) from error
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ProfileError(f"{file} is no profile; it has no schema_version")
+    if "shards" in document:
+        raise ProfileError(
+            f"{file} is a plan and no profile; give the folder that `placer profile` wrote"
+        )
     version = document["schema_version"]
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(

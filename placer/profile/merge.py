@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 
 from placer.errors import ProfileError
+from placer.profile.locality import added
 from placer.profile.table_profile import ProfileFields, TableProfile
 
 
@@ -13,8 +14,9 @@ def merge(profiles: Sequence[ProfileFields]) -> ProfileFields:
     """The profile of a log from the profiles of its parts, in any grouping.
 
     Counts are integers and are added, and all else follows from them, so that the result
-    equals the profile of the whole log bit by bit; only `source` tells them apart. Sampled
-    parts weigh by the samples that they stand for.
+    equals the profile of the whole log bit by bit; only `source`, and the windows in which
+    distinct rows were counted, tell them apart. Sampled parts weigh by the samples that they stand
+    for.
 
     Raises
     ------
@@ -65,7 +67,12 @@ def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
             for feature in tables[0].table.features
         ),
     )
-    return TableProfile.counted(table, counts, features)
+    unknown = [part.unknown for part in tables if part.unknown is not None]
+    return replace(
+        TableProfile.counted(table, counts, features),
+        locality=added([part.locality for part in tables]),
+        unknown=reduce(add, unknown) if unknown else None,
+    )
 
 
 def _check_alike(first: ProfileFields, other: ProfileFields) -> None:

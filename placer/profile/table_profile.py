@@ -4,9 +4,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from placer.errors import ProfileError
-from placer.profile.cdf import AccessCdf
+from placer.profile.cdf import AccessCdf, Float
 from placer.profile.counts import RowCounts
+from placer.profile.locality import DistinctRows, Locality
 from placer.tables import Feature, Table
 
 if TYPE_CHECKING:
@@ -40,6 +43,27 @@ class FeatureCounts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownIds:
+    """Ids of a log that a vocabulary does not list: they share row 0, as if they were one id.
+
+    Attributes
+    ----------
+    lookups : int
+    ids : int or None
+        Different ones: exact up to 16,384, within 2% beyond. None where parts were merged.
+    """
+
+    lookups: int = 0
+    ids: int | None = 0
+
+    def __add__(self, other: "UnknownIds") -> "UnknownIds":
+        # How many ids two parts have in common is not known.
+        alone = [one.ids for one in (self, other) if one.lookups]
+        ids = 0 if not alone else alone[0] if len(alone) == 1 else None
+        return UnknownIds(self.lookups + other.lookups, ids)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableProfile:
     """A table, how often its rows are read, and where that knowledge comes from.
@@ -57,6 +81,10 @@ class TableProfile:
         Empty for published workloads.
     zipf_exponent : float or None
         For published workloads, the exponent that was assumed.
+    locality : tuple of WindowCounts
+        Distinct rows of consecutive samples; empty where nothing was measured.
+    unknown : UnknownIds or None
+        What a vocabulary did not know; None where ids are mapped otherwise.
 
     Examples
     --------
@@ -73,6 +101,10 @@ class TableProfile:
     counts: RowCounts | None = None
     features: dict[str, FeatureCounts] = field(default_factory=dict)
     zipf_exponent: float | None = None
+    locality: Locality = ()
+    unknown: UnknownIds | None = None
+    _in_order: DistinctRows = field(init=False, repr=False)
+    _draws: dict[float, float] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.cdf.rows != self.table.rows:
@@ -80,6 +112,7 @@ class TableProfile:
                 f"table {self.table.name!r} has {self.table.rows} rows "
                 f"but an access CDF of {self.cdf.rows}"
             )
+        object.__setattr__(self, "_in_order", DistinctRows.of(self.locality))
 
     @classmethod
     def counted(
@@ -98,9 +131,52 @@ class TableProfile:
         """Lookups that were counted."""
         return self.counts.total if self.counts is not None else 0
 
+    @property
+    def unknown_share(self) -> float | None:
+        """Share of the lookups whose ids the vocabulary does not list; None without one."""
+        if self.unknown is None or not self.lookups:
+            return None
+        return self.unknown.lookups / self.lookups
+
+    @property
+    def unknown_id_share(self) -> float | None:
+        """Share of the different ids that were read which it does not list; None if not known."""
+        if self.unknown is None or self.unknown.ids is None or self.counts is None:
+            return None
+        listed = int(np.count_nonzero(self.counts.ids))
+        every = listed + self.unknown.ids
+        return self.unknown.ids / every if every else None
+
     def expected_unique(self, samples: int) -> float:
         """Expected distinct rows that a step of `samples` samples touches."""
-        return self.cdf.unique(samples * self.table.lookups_per_sample)
+        return self.unique(samples * self.table.lookups_per_sample)
+
+    def draws_of(self, lookups: float) -> float:
+        """Independent draws that read as many distinct rows as so many consecutive lookups.
+
+        With sessions and fashions they are fewer: a row that is read is read again soon.
+        """
+        known = self._draws.get(lookups)
+        if known is None:
+            known = self._draws[lookups] = self._in_order.draws(lookups, self.cdf)
+        return known
+
+    def unique_at_ranks(self, lookups: float) -> Float:
+        """Expected distinct rows before each of the CDF's ranks in a step of `lookups` lookups.
+
+        A row of probability p is touched with 1 − (1 − p)^d, where d is `draws_of` the lookups, but
+        no more often than it is read. Shape (m + 1,).
+        """
+        draws = self.draws_of(lookups)
+        touched = self.cdf.unique_at_ranks(draws)
+        if draws <= lookups:
+            return touched
+        most = np.minimum(1.0, lookups * self.cdf.row_share) * np.diff(self.cdf.ranks)
+        return np.concatenate(([0.0], np.cumsum(np.minimum(np.diff(touched), most))))
+
+    def unique(self, lookups: float) -> float:
+        """Expected distinct rows of the table in a step of `lookups` lookups."""
+        return float(self.unique_at_ranks(lookups)[-1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """What a command prints: results on stdout, notes and progress on stderr."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +26,26 @@ Update = Callable[..., None]
 """Moves a progress bar: how much is done, of how much or None, and a remark to show beside it."""
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Leave out notes and progress from now on; errors and results are printed all the same."""
+    global _quiet
+    _quiet = quiet
+
+
+def print_seconds(seconds: float) -> None:
+    """How long a command took."""
+    from placer import __version__
+
+    print_stderr(f"{seconds:.1f} s, placer {__version__}, Python {sys.version.split()[0]}")
+
+
 def print_stderr(text: str, style: str = "dim") -> None:
     """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    if _quiet and style == "dim":
+        return
     console = Console(stderr=True, highlight=False)
     console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
@@ -41,8 +60,9 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
     """A progress bar on stderr, on a terminal only; yields how to move it."""
     console = Console(stderr=True)
     remarks = TextColumn("{task.description}")
-    columns = TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), remarks
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+    shown_here = shown and not _quiet and console.is_terminal
+    columns = TextColumn(words), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), remarks
+    with Progress(*columns, console=console, disable=not shown_here) as bar:
         task = bar.add_task("", total=None)
 
         def update(done: float, total: float | None, remark: str = "") -> None:
@@ -70,9 +90,11 @@ def print_report(shown: Report, output: str = "table") -> None:
     elif output == "csv":
         sys.stdout.write(shown.to_csv())
     else:
-        # Off a terminal there is no width to fit: a log or a pager keeps every column.
+        # Off a terminal there is no width to fit, unless COLUMNS says one, which rich reads: a log
+        # or a pager keeps every column.
         console = Console()
-        console = console if console.is_terminal else Console(width=160)
+        fits = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+        console = console if fits else Console(width=160)
         console.print(shown.renderable())
 
 

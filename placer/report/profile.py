@@ -36,6 +36,8 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
         headline.append(f"from {profile.samples:,} samples{sampled}")
     if profile.source:
         headline.append(profile.source)
+    if unknown := unknown_words(profile):
+        headline.append(unknown)
     return Report(
         title=f"Profile of {len(profile)} tables",
         sections=(
@@ -54,6 +56,9 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
                     Column("top_1_percent_share", "top 1%", form.share),
                     Column("top_10_percent_share", "top 10%", form.share),
                     Column("unique_rows", "distinct", form.count),
+                    Column("unique_rows_of_draws", "if drawn", form.count, spare=True),
+                    Column("unknown_share", "unknown", form.share),
+                    Column("unknown_id_share", "unknown ids", form.share, spare=True),
                     Column("zipf_exponent", "Zipf", form.number),
                 ),
                 tuple(rows),
@@ -69,6 +74,21 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
             "batch_size": batch_size,
         },
         headline=tuple(headline),
+    )
+
+
+def unknown_words(profile: Profile) -> str:
+    """Which lookups a vocabulary did not know, in words; empty if there are none."""
+    shares = {table.name: table.unknown_share or 0.0 for table in profile}
+    worst = sorted(shares, key=lambda name: -shares[name])[:3]
+    named = [f"{form.share(shares[name])} of {name}" for name in worst if shares[name]]
+    if not named:
+        return ""
+    more = sum(1 for share in shares.values() if share) - len(named)
+    others = f" and less of {more} more" if more else ""
+    return (
+        f"unknown to the vocabularies: {', '.join(named)}{others} of the lookups; all unknown ids "
+        "of a table share row 0, which looks hot though no one of them is"
     )
 
 
@@ -90,6 +110,12 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
         "top_1_percent_share": float(cdf.share(0.01 * table.rows)) if lookups else None,
         "top_10_percent_share": float(cdf.share(0.1 * table.rows)) if lookups else None,
         "unique_rows": profile.expected_unique(batch_size),
+        # Where windows of the log were counted, beside what independent draws would read.
+        "unique_rows_of_draws": profile.cdf.unique(batch_size * lookups)
+        if profile.locality
+        else None,
+        "unknown_share": profile.unknown_share,
+        "unknown_id_share": profile.unknown_id_share,
         "zipf_exponent": _exponent(profile, fit),
         "zipf_fitted": profile.zipf_exponent is None and fit,
     }

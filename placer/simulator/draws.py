@@ -15,8 +15,12 @@ from placer.profile.table_profile import TableProfile
 from placer.tables import Feature
 
 Int = npt.NDArray[np.int64]
+Float = npt.NDArray[np.float64]
 
 _MOST_THREADS = 8
+
+_NEAR = 16
+"""Lookups of a row that is read again are within this part of a batch."""
 
 
 def drawn_batches(
@@ -28,6 +32,10 @@ def drawn_batches(
     lookups as its `pooling_factor`: where that is no whole number, of the one above it or below
     it, so that the mean is kept. Each lookup reads a row as often as the profile's CDF says, the
     rows of one of its segments alike.
+
+    Where the profile has measured the log's locality, a batch reads as many distinct rows as it
+    says: so many rows are drawn (`TableProfile.draws_of`), and each is read several times. In
+    batches that are much of a short log, draws are spread more evenly instead.
 
     Parameters
     ----------
@@ -47,7 +55,7 @@ def drawn_batches(
             f"{batches} batches of {batch_size} samples: draw at least 1 batch of 1 sample"
         )
     drawers = [
-        (feature, _Rows(table), np.random.default_rng([seed, number, place]))
+        (feature, _Rows(table, batch_size), np.random.default_rng([seed, number, place]))
         for number, table in enumerate(profile)
         for place, feature in enumerate(table.table.features)
     ]
@@ -68,19 +76,39 @@ def drawn_batches(
 class _Rows:
     """Draws rows of a table."""
 
-    def __init__(self, profile: TableProfile) -> None:
+    def __init__(self, profile: TableProfile, batch_size: int) -> None:
         cdf = profile.cdf
         self._shares, self._ranks = cdf.shares, cdf.ranks
         self._empty = not cdf.rows or cdf.shares[-1] == 0
         self._order = None if profile.counts is None else Ranks.of(profile.counts.hottest())
         self._widths = np.diff(cdf.ranks)
         self._heights = np.diff(cdf.shares)
+        lookups = batch_size * profile.table.lookups_per_sample
+        self._fresh = min(1.0, profile.draws_of(lookups) / lookups) if lookups else 1.0
+        self._even = 0.0
+        if profile.draws_of(lookups) > lookups:
+            self._even = _even_share(profile, lookups)
 
     def draw(self, rng: np.random.Generator, size: int) -> Int:
         """Ids of `size` lookups."""
         if self._empty:
             return np.zeros(0, dtype=np.int64)
-        quantiles = rng.random(size)
+        if self._fresh == 1:
+            return self._rows_at(self._quantiles(rng, size))
+        fresh = max(min(size, 1), round(self._fresh * size))
+        ids = self._rows_at(self._quantiles(rng, fresh))
+        # Each is read several times, near to one another: each process has a part of a batch.
+        again = ids[np.arange(size) * fresh // max(size, 1)]
+        return again[np.argsort(np.arange(size) + rng.random(size) * (size / _NEAR))]
+
+    def _quantiles(self, rng: np.random.Generator, size: int) -> Float:
+        even = int(self._even * size)
+        if not even:
+            return rng.random(size)
+        spread = (np.arange(even) + rng.random()) / even
+        return rng.permutation(np.concatenate((spread, rng.random(size - even))))
+
+    def _rows_at(self, quantiles: Float) -> Int:
         segment = np.searchsorted(self._shares, quantiles, side="right") - 1
         np.minimum(segment, self._widths.size - 1, out=segment)
         within = (quantiles - self._shares[segment]) / self._heights[segment]
@@ -92,6 +120,20 @@ class _Rows:
     def is_empty(self) -> bool:
         """Whether no lookup reads the table."""
         return bool(self._empty)
+
+
+def _even_share(profile: TableProfile, lookups: float) -> float:
+    """The share of draws that are spread evenly, for as many distinct rows as were measured.
+
+    Of k draws that are spread evenly a row of probability p gets min(1, k p) or more.
+    """
+    p, widths = profile.cdf.row_share, np.diff(profile.cdf.ranks)
+    wanted, low, high = profile.unique(lookups), 0.0, 1.0
+    for _ in range(20):
+        even = (low + high) / 2
+        missed = (1 - np.minimum(1, even * lookups * p)) * (1 - p) ** ((1 - even) * lookups)
+        low, high = (even, high) if widths @ (1 - missed) < wanted else (low, even)
+    return low
 
 
 def _bags(feature: Feature, rows: _Rows, samples: int, rng: np.random.Generator) -> Bags:

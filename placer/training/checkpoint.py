@@ -65,7 +65,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LogFile(Strict):
-    """A file of a log; see `placer.data.identity.FileIdentity`."""
+    """A file of a log; see `placer.data.files.identity.FileIdentity`."""
 
     name: str
     size_bytes: int

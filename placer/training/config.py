@@ -66,6 +66,12 @@ class TrainConfig:
     device: Annotated[
         str, Knob("Where the MLPs run, and what stands for the plan's GPU: cpu or cuda.")
     ] = "cpu"
+    threads: Annotated[
+        int | None,
+        Knob(
+            "Of the CPU, by default as many as a step keeps busy; see `docs/training.md`.", least=1
+        ),
+    ] = None
     backend: Annotated[str, Knob("The executor's kernels; see `placer.executor`.")] = "auto"
     cache_policy: Annotated[
         Policy,

@@ -13,6 +13,7 @@ import torch
 from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
+from placer.executor.backends.threads import threads_for, using_threads
 from placer.executor.local.hit_rates import HitRates
 from placer.file_locks import one_run
 from placer.interrupt import deferred_interrupt
@@ -26,7 +27,7 @@ from placer.training.metrics import HeldOut
 from placer.training.reading import labels_of, own_part
 from placer.training.run import Progress, Run
 from placer.training.trace import TraceSummary
-from placer.training.trainer import Trainer, usable_device
+from placer.training.trainer import Trainer, step_work_s, usable_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +183,17 @@ def _train(
         run = Run(plan, log, config, checkpoints, ranks)
         if resume is not None:
             run.restore(resume)
-        with deferred_interrupt() as interrupt:
+        work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
+        threads = config.threads or threads_for(work_s)
+        with using_threads(threads), deferred_interrupt() as interrupt:
             summary = run.train(interrupt, on_progress, trace if ranks.rank == 0 else None)
             run.save()
             hit_rates = run.hit_rates()
         interrupted = ranks.any(interrupt.requested)
         held_out = HeldOut()
         if not interrupted:
-            held_out = evaluate(run.trainer, log, config, eval_log, ranks)
+            with using_threads(threads):
+                held_out = evaluate(run.trainer, log, config, eval_log, ranks)
         run.close()
     return TrainResult(
         losses=tuple(run.losses),

@@ -47,6 +47,10 @@ class Progress:
         Mean log loss since the last report.
     samples_per_s : float
         Of this run so far, reading included.
+    epochs : int
+        Passes of the whole run.
+    last_step : int or None
+        At which the run ends, if all samples have labels; None while the log's length is not known.
     """
 
     step: int
@@ -54,10 +58,14 @@ class Progress:
     samples: int
     loss: float
     samples_per_s: float
+    epochs: int = 1
+    last_step: int | None = None
 
     def __str__(self) -> str:
         rate = f"{self.samples_per_s:,.0f} samples/s"
-        return f"pass {self.epoch + 1}, loss {self.loss:.4f}, {rate}"
+        current = min(self.epoch + 1, self.epochs)
+        passes = f"pass {current} of {self.epochs}, " if self.epochs > 1 else ""
+        return f"{passes}loss {self.loss:.4f}, {rate}"
 
 
 OnProgress = Callable[[Progress], None] | None
@@ -98,6 +106,7 @@ class Run:
         self.losses: list[tuple[int, float]] = []
         self.samples = self.unlabelled_samples = 0
         self._labels_seen = False
+        self._length: int | None = getattr(log, "samples", None)
         self.train_s = self.read_s = 0.0
         self.saved: Path | None = None
 
@@ -177,6 +186,7 @@ class Run:
                     self._collect_losses(on_progress)
                 self.train_s += time.perf_counter() - started
                 if item is None:
+                    self._length = self.position.samples
                     self._check_labels_seen()
                     return True
                 if trained:
@@ -267,7 +277,31 @@ class Run:
         if on_progress is not None:
             rate = self.samples / self.train_s if self.train_s else 0.0
             mean = sum(losses) / len(losses)
-            on_progress(Progress(self.position.step, self.position.epoch, self.samples, mean, rate))
+            now, last = self.position, self._last_step()
+            epochs = self._config.epochs
+            on_progress(Progress(now.step, now.epoch, self.samples, mean, rate, epochs, last))
+
+    def _last_step(self) -> int | None:
+        """The step at which the run ends, as far as the log's length is known."""
+        now, config, length = self.position, self._config, self._length
+        if now.epoch >= config.epochs:
+            return now.step
+        if length is None:
+            return config.max_steps
+        whole = steps_of(config, length)
+        rest = whole - steps_of(config, min(now.samples, length))
+        last = now.step + rest + (config.epochs - now.epoch - 1) * whole
+        return last if config.max_steps is None else min(last, config.max_steps)
+
+
+def steps_of(config: TrainConfig, samples: int) -> int:
+    """Steps of a pass over the first `samples` samples: batches that are not held out.
+
+    >>> steps_of(TrainConfig(batch_size=10, holdout_every=4), 51)
+    5
+    """
+    batches = -(-samples // config.batch_size)
+    return batches - (batches // config.holdout_every if config.holdout_every else 0)
 
 
 def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:

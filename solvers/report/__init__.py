@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from solvers.report.memory import memory_report
     from solvers.report.outcome import refusal, verdict
     from solvers.report.plan import plan_report
+    from solvers.report.progress import search_progress
     from solvers.report.replan import replan_report
     from solvers.report.whatif import plot_front, whatif_report
 
@@ -23,6 +24,7 @@ __all__ = [
     "plot_front",
     "refusal",
     "replan_report",
+    "search_progress",
     "verdict",
     "whatif_report",
 ]
@@ -36,6 +38,7 @@ __getattr__ = lazy_exports(
         "solvers.report.memory": "memory_report",
         "solvers.report.outcome": "refusal verdict",
         "solvers.report.plan": "plan_report",
+        "solvers.report.progress": "search_progress",
         "solvers.report.replan": "replan_report",
         "solvers.report.whatif": "plot_front whatif_report",
     },

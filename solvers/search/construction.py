@@ -9,15 +9,15 @@ import numpy.typing as npt
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
 
 Block = tuple[TableShard, ...]
-_Balanced = Literal["time", "hosts", "buffers", "rows"]
+_Balanced = Literal["phases", "hosts", "buffers", "rows"]
 
 _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
-    (0.5, "time", False),
+    (0.5, "phases", False),
     (0.5, "hosts", False),
-    (1.0, "time", False),
+    (1.0, "phases", False),
     (1.0, "buffers", False),
     (0.25, "rows", False),
     (1.0, "buffers", True),
@@ -26,8 +26,110 @@ _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
 are read in the way that needs the fewest buffers."""
 
 
+_NORM = 5
+"""Packing adds to the sum of such powers of phase times as little as possible."""
+
+_MOST_FINER = 2.0
+"""Finer options than that many times what a long shard calls for are not looked at."""
+
+_LEAST_WEIGHT = 1e-4
+"""Of a phase that is in no chain that counts: it may be in one that does in the end."""
+
+
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
-    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room.
+    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room."""
+    options = options_for(instance, bound, target_s)
+    return None if options is None else packed(instance, options, bound.price_s_per_byte)
+
+
+def options_for(
+    instance: Instance, bound: LagrangianBound, target_s: float
+) -> list[ShardingOption] | None:
+    """The cheapest sharding option of each table whose shards take at most `target_s`.
+
+    None if a table has no such option.
+    """
+    works = [bound.option_for(table, target_s) for table in range(instance.tables)]
+    options = [work.option for work in works if work is not None]
+    return options if len(options) == len(works) else None
+
+
+def short_options(
+    instance: Instance, options: Sequence[ShardingOption], price: float, longest_share: float
+) -> list[ShardingOption]:
+    """Sharding options without shards that a phase of the step would wait for.
+
+    The slowest GPU of each phase counts. A shard that takes more of a phase than the mean GPU
+    spends in it makes all others wait, though the table may be small beside the whole step. A
+    table with such a shard gets the option of least cost to the step: its work, shared by all
+    GPUs, and what its longest shard takes of each phase beyond `longest_share` of the mean GPU's
+    time.
+
+    Parameters
+    ----------
+    options : sequence of ShardingOption
+        One of each table.
+    price : float
+        Seconds that a byte of HBM is worth.
+    longest_share : float
+        Share of the mean GPU's time in a phase that a shard may take freely.
+    """
+    weights, index = instance.objective.weights, instance.price_index(price)
+    times = [_phases_of(instance, table, option, index) for table, option in enumerate(options)]
+    mean_s = np.sum([total_s for _, total_s in times], axis=0) / instance.gpus
+    limit_s = longest_share * mean_s
+
+    def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
+        longest_s, total_s = _phases_of(instance, table, option, index)
+        work_s = weights @ total_s + price * instance.option_costs(table, option)[BYTES, index]
+        over_s = weights @ np.maximum(0.0, longest_s - limit_s)
+        return float(work_s / instance.gpus + over_s), option
+
+    chosen = list(options)
+    for table, (longest_s, _) in enumerate(times):
+        excess = np.divide(longest_s, limit_s, out=np.zeros_like(longest_s), where=limit_s > 0)
+        if excess.max() > 1:
+            others = _finer(instance, table, options[table], float(excess.max()))
+            chosen[table] = min(cost_s(table, other) for other in others)[1]
+    return chosen
+
+
+def _finer(
+    instance: Instance, table: int, option: ShardingOption, times: float
+) -> list[ShardingOption]:
+    """An option, and others with about so many times as many shards, or with rows replicated."""
+    most = _MOST_FINER * times * option.shard_count
+    return [
+        other
+        for other in instance.options_of(table)
+        if other.cold == option.cold and other.shard_count <= most
+    ]
+
+
+def _phases_of(
+    instance: Instance, table: int, option: ShardingOption, index: int
+) -> tuple[Float, Float]:
+    """Seconds of phases of a table's longest shard, and of all its shards: each (phases,).
+
+    Replicas are a part of both, as every GPU has them.
+    """
+    gpu, shards = instance.kinds[0], instance.shards(table, option)
+    replica = instance.replica(table, option)
+    every_s = np.zeros(instance.rows_of_costs)[PHASES]
+    if replica is not None:
+        every_s = instance.priced_costs(replica, gpu)[PHASES, 0]
+    if not shards:
+        return every_s, instance.gpus * every_s
+    # The first and the last row slice are the extremes of what lies between.
+    ends = [instance.priced_costs(shard, gpu)[PHASES, index] for shard in (shards[0], shards[-1])]
+    total_s = len(shards) * (ends[0] + ends[1]) / 2
+    return every_s + np.maximum(*ends), instance.gpus * every_s + total_s
+
+
+def packed(
+    instance: Instance, options: Sequence[ShardingOption], price: float
+) -> Assignment | None:
+    """Tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
 
     Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
     hosts are balanced by the rows that they and their GPUs hold, as well as GPUs by time;
@@ -35,12 +137,6 @@ def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> As
     memory, tables get small shards and all their rows balanced; at last, for
     GPUs short of memory, cold rows are read as needs the fewest buffers.
     """
-    options: list[ShardingOption] = []
-    for table in range(instance.tables):
-        work = bound.option_for(table, target_s)
-        if work is None:
-            return None
-        options.append(work.option)
     for largest_share, balanced, frugal in _ATTEMPTS:
         if frugal:
             options = [_frugal_option(instance, table) for table in range(instance.tables)]
@@ -48,7 +144,7 @@ def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> As
             _option_that_fits(instance, table, option, largest_share, balanced == "rows")
             for table, option in enumerate(options)
         ]
-        assignment = pack(instance, fitting, bound.price_s_per_byte, balanced)
+        assignment = pack(instance, fitting, price, balanced)
         if assignment is not None:
             return assignment
     return None
@@ -58,9 +154,9 @@ def pack(
     instance: Instance,
     options: Sequence[ShardingOption],
     price: float,
-    balanced: _Balanced = "time",
+    balanced: _Balanced = "phases",
 ) -> Assignment | None:
-    """Tables sharded in these ways, on the GPUs that would be done first or have most HBM left.
+    """Tables sharded in these ways, on the GPUs that delay the step least or have most HBM left.
 
     `price` of a byte of HBM decides how many rows of each shard a GPU is taken to hold.
     """
@@ -106,7 +202,7 @@ class _Loads:
         self.rows = {b: float((both[DRAM_BYTES] + both[BYTES])[0]) for b, both in ends.items()}
         time_s = {block: float(cost[0, GPU_S]) for block, cost in self.costs.items()}
         self.sizes = {
-            "time": time_s,
+            "phases": time_s,
             "hosts": time_s,
             "buffers": self.buffers,
             "rows": {block: float(both[BYTES, 1]) for block, both in ends.items()},
@@ -127,10 +223,17 @@ class _Loads:
         # What the first shard of each arena adds to a GPU's time.
         launch_s = [instance.launches_weighed_s(gpu) for gpu in instance.kinds]
         self.launch_s = np.array(launch_s)[self.kinds]
+        self.launches_s = np.array(instance.launches_s)
+        self.phase_s = base[self.kinds][:, PHASES]
         self.arenas: dict[Arena, npt.NDArray[np.bool_]] = {}
         for arena in instance.arenas(replicas):
             self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
             self.load += self.launch_s
+            self.phase_s = self.phase_s + self.launches_s
+        whole_s = np.sum([costs[0, PHASES] for costs in self.costs.values()], axis=0)
+        # What packing measures phases by: the mean GPU's time in the end.
+        self.mean_s = np.maximum(1e-12, self.phase_s.mean(axis=0) + whole_s / instance.gpus)
+        self.weights = np.maximum(instance.objective.weights, _LEAST_WEIGHT)
         self.pairs: list[tuple[TableShard, int]] = []
 
     def put(self, block: Block) -> bool:
@@ -149,9 +252,15 @@ class _Loads:
             allowed[self.holders.get(shard.table, [])] = False
         short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
         arenas = [self._arena(arena) for arena in self.instance.arenas(block)]
+        phase_s = cost[:, PHASES]
         for present in arenas:
             short_s += np.where(present, 0.0, self.launch_s)
-        score = np.where(allowed, self._fullness(block, cost, short_s), np.inf)
+            phase_s = phase_s + np.where(present[:, None], 0.0, self.launches_s)
+        if self.balanced == "phases":
+            score = self._delay(phase_s) + _NORM * short_s
+        else:
+            score = self._fullness(block, cost, short_s)
+        score = np.where(allowed, score, np.inf)
         gpu = int(np.argmin(score))
         if not np.isfinite(score[gpu]):
             return False
@@ -162,6 +271,7 @@ class _Loads:
             if shard.option.shard_count > 1:
                 self.holders.setdefault(shard.table, []).append(gpu)
         self.load[gpu] += cost[gpu, GPU_S] + short_s[gpu]
+        self.phase_s[gpu] += phase_s[gpu]
         self.hbm[gpu] -= cost[gpu, BYTES]
         self.least[gpu] += self.buffers[block]
         self.taken[gpu] += self.sizes[block]
@@ -181,12 +291,16 @@ class _Loads:
             taken: Float = self.taken - self.capacity
             return taken
         # The time when the GPU would be done: GPUs need not be alike.
-        done_s: Float = self.load + short_s + cost[:, GPU_S]
-        if self.balanced == "time":
-            return done_s
+        done_s = self.load + short_s + cost[:, GPU_S]
         share = (self.held + self.rows[block]) / self.room / self.full
         fullest: Float = np.maximum(done_s / self.evenly_s, share[self.hosts])
         return fullest
+
+    def _delay(self, added_s: Float) -> Float:
+        """What phases that grow by `added_s`, shape (GPUs, phases), add to the sum of powers."""
+        before, after = self.phase_s / self.mean_s, (self.phase_s + added_s) / self.mean_s
+        delay: Float = (after**_NORM - before**_NORM) @ (self.weights * self.mean_s)
+        return delay
 
 
 def _frugal_option(instance: Instance, table: int) -> ShardingOption:

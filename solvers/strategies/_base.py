@@ -22,7 +22,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.result import Limits, SolveResult, Termination
+from solvers.result import Limits, SearchState, SolveResult, Termination
 from solvers.search.construction import construct
 from solvers.search.exact_program import fit
 from solvers.search.room import make_room
@@ -49,6 +49,8 @@ class Search:
         A proof that there is no plan.
     stats : dict
         What the strategy counts, for `SolveResult.stats`.
+    stage : str
+        What the strategy is at.
     """
 
     instance: Instance
@@ -58,6 +60,7 @@ class Search:
     best: Assignment | None = None
     failure: Termination | None = None
     stats: dict[str, object] = field(default_factory=dict)
+    stage: str = ""
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
@@ -111,6 +114,15 @@ class Search:
             self.best is None or assignment.step_time_s < self.best.step_time_s
         ):
             self.best = assignment
+            self.tell()
+
+    def tell(self, stage: str | None = None) -> None:
+        """Say how far the search is, to who wants to know: at a stage, or the one as before."""
+        self.stage = self.stage if stage is None else stage
+        on_state = self.clock.limits.on_state
+        if on_state is not None:
+            best_s = None if self.best is None else self.best.step_time_s
+            on_state(SearchState(self.stage, best_s, self.bound_s))
 
 
 class Strategy(ABC):
@@ -131,6 +143,7 @@ class Strategy(ABC):
         if failure:
             return SolveResult(None, failure)
         search = _weighed(Search.start(instance, clock))
+        search.tell(self.name)
         outcome = self.place(search)
         if isinstance(outcome, Termination):
             return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
@@ -177,6 +190,7 @@ class StagedStrategy(Strategy):
         for number, stage in enumerate(self.stages(search.instance)):
             if not stage.wanted or (number and not search.is_open):
                 continue
+            search.tell(stage.name)
             assignment = stage.run(search)
             assignment = None if assignment is None else self.admitted(assignment, search)
             if assignment is not None:

@@ -1,11 +1,14 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
 import math
+from collections.abc import Iterator
 
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.model.instance import ShardingOption
 from solvers.search.annealing import AnnealingParams, anneal
-from solvers.search.construction import construct
+from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
 from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
@@ -16,18 +19,20 @@ from solvers.strategies._base import Search, Strategy
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 """Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
 
+LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
+"""Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
+
 _CLOSE_ENOUGH = 1e-3
+_CONSTRUCTION_SHARE = 0.3
+"""Of the time; the rest is for improvement."""
 
 
 def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
-    """The best of `TARGETS` in a share of the time, improved; at least one is constructed."""
-    clock, bound = search.clock.part(share), search.lagrangian
+    """The best of `TARGETS` and `LONGEST_SHARES`, improved; at least one is constructed."""
+    clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
-    for target in TARGETS:
-        assignment = construct(search.instance, bound, target * bound.step_time_s)
-        if assignment is None:
-            continue
+    for assignment in _constructed(search, clock):
         improve(assignment, clock, reshard_tables=False)
         if best is None or assignment.key_s < best.key_s:
             best = assignment
@@ -38,6 +43,33 @@ def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
     if best is not None and best.step_time_s > enough_s:
         improve(best, clock)
     return best
+
+
+def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
+    """First assignments, those that promise most first."""
+    clock = clock.part(_CONSTRUCTION_SHARE)
+    made, seen = [], set()
+    for options in _choices(search):
+        if options not in seen:
+            seen.add(options)
+            made.append(packed(search.instance, options, search.lagrangian.price_s_per_byte))
+        if clock.spent and any(made):
+            break
+    yield from sorted(filter(None, made), key=lambda assignment: assignment.key_s)
+
+
+def _choices(search: Search) -> Iterator[tuple[ShardingOption, ...]]:
+    """A sharding option of each table, in several ways, the usual one first."""
+    instance, bound = search.instance, search.lagrangian
+    for number, target in enumerate(TARGETS):
+        options = options_for(instance, bound, target * bound.step_time_s)
+        if options is None:
+            continue
+        yield tuple(options)
+        if number == 0 and instance.gpus > 1:
+            for share in LONGEST_SHARES:
+                price = bound.price_s_per_byte
+                yield tuple(short_options(instance, options, price, share))
 
 
 def annealing(search: Search, share: float, params: AnnealingParams) -> Assignment | None:

@@ -1,12 +1,14 @@
 """Greedy by cost: divide what is too much for one GPU, pack by time, fill HBM by saving per byte.
 
-1. The Lagrangian bound says how many row slices each table needs for a given step time.
-2. Slices are packed longest first onto the GPU that would finish first, each with the hot
-   rows that it would have if all HBM were one memory.
+1. The Lagrangian bound says how many row slices each table needs for a given step time; a table
+   with a shard that a single phase would wait for gets another option.
+2. Slices are packed longest first, each onto the GPU where it adds least to a norm of the phases'
+   times, with the hot rows that it would have if all HBM were one memory.
 3. Each GPU fills its own HBM with the rows that save most per byte (`solvers.model.knapsack`).
 4. Slices move or swap between the slowest GPU and others while that makes it faster.
 
-Steps 2 to 4 run for a few target step times around the bound; the best plan is kept.
+Steps 2 to 4 run for a few target step times around the bound and a few longest shards, those that
+look best first; the best plan is kept.
 """
 
 from solvers.model.instance import Instance

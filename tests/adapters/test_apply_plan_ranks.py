@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
+from placer.storage.checkpoint import load_tables, save_tables
 
 WORLD, STEPS = 2, 6
 
@@ -37,6 +38,8 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
         trainer.step()
     text, rates = repr(model), applied_plan(model).hit_rates()
     state = model.state_dict()
+    save_tables(f"{folder}/tables", applied_plan(model))
+    load_tables(f"{folder}/tables", applied_plan(model))
     trained = remove_plan(model)
     torch.save((state, model.state_dict(), trained, text, rates), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -48,6 +51,9 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
 def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -> None:
     arguments = (str(tmp_path), placement, kind)
     mp.start_processes(work, arguments, WORLD, start_method="forkserver")
+    alone = clicks()
+    one = apply_plan(alone, plan_for("hbm", optimizer=kind), lr=LR, eps=EPS)
+    load_tables(tmp_path / "tables", one)  # What two ranks wrote.
     whole = clicks(sparse=kind == "adam")
     trainers = optimizers(whole, kind)
     for step in range(STEPS):
@@ -63,6 +69,9 @@ def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -
         assert_equal_models(model, whole)
         model.load_state_dict(after)
         assert_equal_models(model, whole)
+        for name, value in one.optimizer_state_dict().items():
+            assert torch.equal(optimizer[name], value)
+        assert torch.equal(after["pages.weight"], one.tables["pages"].weight())
         assert optimizer["pages.exp_avg" if kind == "adam" else "pages.sum"].shape[0] == 30
         assert "backend='auto'" in text
         assert rates == {}

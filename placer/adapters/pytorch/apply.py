@@ -2,117 +2,22 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch.utils.hooks import unserializable_hook
 
+from placer.adapters.pytorch.applied import AppliedPlan
 from placer.adapters.pytorch.models import ModelTable, match_tables
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import Options, PlacedTable
 from placer.errors import PlanMismatchError
-from placer.executor import HitRates
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UpdateHandle:
-    """Ends what `AppliedPlan.update_with` began."""
-
-    hook: RemovableHandle
-    tables: Sequence[PlacedTable]
-
-    def remove(self) -> None:
-        """Apply what has accumulated, and update in backward from here on."""
-        self.hook.remove()
-        for table in self.tables:
-            table.update()
-            table.waits = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AppliedPlan:
-    """The placed tables of a model.
-
-    Attributes
-    ----------
-    tables : mapping of table name to PlacedTable
-    """
-
-    tables: Mapping[str, PlacedTable]
-
-    def set_lr(self, lr: float) -> None:
-        """Change the learning rate of all tables from the next update on."""
-        for table in self.tables.values():
-            table.set_lr(lr)
-
-    def update_with(
-        self, optimizer: torch.optim.Optimizer, *, follow_lr: bool = True
-    ) -> "UpdateHandle":
-        """Update the tables in `optimizer.step()` from here on, not in each backward pass.
-
-        So gradients accumulate over backward passes as those of parameters do. Gradients that
-        `optimizer.zero_grad()` drops without a step are not dropped here.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Of the dense parameters.
-        follow_lr : bool
-            Whether the tables' learning rate changes in the proportion in which a scheduler
-            changes that of the optimizer's first group.
-
-        Returns
-        -------
-        UpdateHandle
-            Its `remove` leads back to updates in backward.
-        """
-        tables = list(self.tables.values())
-        groups = optimizer.param_groups
-        start, rates = float(groups[0]["lr"]), [table.lr for table in tables]
-
-        def update(*_: object) -> None:
-            share = float(groups[0]["lr"]) / start if follow_lr and start else 1.0
-            for table, rate in zip(tables, rates, strict=True):
-                if follow_lr and table.lr != rate * share:
-                    table.set_lr(rate * share)
-                table.update()
-
-        for table in tables:
-            table.waits = True
-        return UpdateHandle(optimizer.register_step_post_hook(update), tables)
-
-    def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
-
-        What `PlacedEmbeddings.optimizer_state_dict` has, but each table counts its updates:
-        ``<table>.updates``.
-        """
-        state: dict[str, Tensor] = {}
-        for table in self.tables.values():
-            state |= table.optimizer_state()
-        return state
-
-    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `optimizer_state_dict` gave, under this or any other plan.
-
-        Raises
-        ------
-        CheckpointError
-            If a table's state is missing or of another shape.
-        """
-        for table in self.tables.values():
-            table.load_optimizer_state(state)
-
-    def hit_rates(self) -> dict[str, HitRates]:
-        """How many lookups of each table were served from HBM, where the backend has tiers."""
-        rates = {name: table.hit_rates() for name, table in self.tables.items()}
-        return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def apply_plan(

@@ -12,6 +12,7 @@ from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.uncompiled import uncompiled
 
 _HOOKS = (
     "_forward_hooks",
@@ -86,7 +87,9 @@ class StandIn(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.table.weight()
+        if self.table.in_state_dict:
+            destination[f"{prefix}weight"] = self.table.weight()
+            self.table.saves.weights_saved()
 
     def _load_from_state_dict(
         self,
@@ -104,7 +107,8 @@ class StandIn(nn.Module):
                 other for other in state_dict if other.startswith(prefix) and other != key
             )
         if key not in state_dict:
-            missing_keys.append(key)
+            if self.table.in_state_dict:
+                missing_keys.append(key)
             return
         weight, shape = state_dict[key], (self.num_embeddings, self.embedding_dim)
         if tuple(weight.shape) != shape:
@@ -135,7 +139,7 @@ class StandIn(nn.Module):
 class PlacedEmbedding(StandIn):
     """Called as an `nn.Embedding`."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, input: Tensor) -> Tensor:
         """Rows of ids of any shape: shape (*ids, dim).
 
@@ -168,7 +172,7 @@ class PlacedEmbeddingBag(StandIn):
         self.mode = original.mode
         self.include_last_offset = original.include_last_offset
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:

@@ -8,7 +8,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,15 @@ from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
-from placer.errors import DataError
+from placer.adapters.pytorch.row_gradients import squared_norm
+from placer.adapters.pytorch.saving import SaveWatch
+from placer.adapters.pytorch.steps import watch_steps
+from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, HitRates, make_embeddings
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
+from placer.executor.optimizers.rule import check_constants
+from placer.executor.scaled_gradients import refuse_scaled
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName
@@ -90,13 +95,19 @@ class PlacedTable:
     ) -> None:
         self.plan, self.trainable = plan, trainable
         self.waits = False  # For an optimizer's step, rather than the end of a backward pass.
+        self.in_state_dict = True  # Of the model; else whoever saves it has a place for the table.
+        self.updates_since_step = 0
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
         self._calls: list[_Gradient] = []
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
+        self._lr_share = 1.0
+        self.saves = SaveWatch()
         self._place(device, weight)
+        if trainable:
+            watch_steps(self)
 
     def _place(self, device: torch.device, weight: Tensor) -> None:
         (self.table,) = self.plan.tables
@@ -105,6 +116,7 @@ class PlacedTable:
         self.embeddings = make_embeddings(
             self.plan, device=device, weights={self.name: weight}, **self._options.arguments()
         )
+        self.embeddings.set_lr(self.lr * self._lr_share)
 
     @property
     def name(self) -> str:
@@ -120,6 +132,11 @@ class PlacedTable:
     def optimizer(self) -> OptimizerName:
         """What updates it."""
         return self.table.optimizer
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether its optimizer has a state."""
+        return bool(OPTIMIZER_STATE[self.optimizer]) or self.embeddings.counts_updates
 
     def look_up(self, lookups: Lookups) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
@@ -165,11 +182,16 @@ class PlacedTable:
 
     def load_weight(self, weight: Tensor) -> None:
         """Overwrite the weight."""
-        self._frozen_rows.clear()
+        self.weight_changes()
         self.embeddings.load_state_dict({f"{self.name}.weight": weight.detach()})
+
+    def weight_changes(self) -> None:
+        """To be called where rows are overwritten: what is known of them is forgotten."""
+        self._frozen_rows.clear()
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """State by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
+        self.saves.state_saved()
         state = self.embeddings.optimizer_state_dict()
         if UPDATES in state:
             state[f"{self.name}.{UPDATES}"] = state.pop(UPDATES)
@@ -189,6 +211,7 @@ class PlacedTable:
         if updates is not None:
             own[UPDATES] = updates
         self.embeddings.load_optimizer_state_dict(own)
+        self.saves.state_saved()
 
     def hit_rates(self) -> HitRates | None:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
@@ -200,13 +223,20 @@ class PlacedTable:
 
     @property
     def lr(self) -> float:
-        """Learning rate."""
+        """Learning rate, before a schedule's share of it."""
         return self._options.lr
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
+        check_constants(lr)
         self._options = Options(**{**self._options.arguments(), "lr": lr})
-        self.embeddings.set_lr(lr)
+        self.embeddings.set_lr(lr * self._lr_share)
+
+    def set_lr_share(self, share: float) -> None:
+        """Which part of the learning rate updates take from the next one on."""
+        if share != self._lr_share:
+            self._lr_share = share
+            self.embeddings.set_lr(self.lr * share)
 
     def move(self, device: torch.device) -> None:
         """Go to another device, with weights and state."""
@@ -241,6 +271,7 @@ class PlacedTable:
         return rows
 
     def _collect(self, call: _Call, gradient: Tensor) -> None:
+        refuse_scaled()  # What updates the rows is a backward pass of its own.
         if call.rows is None:
             raise DataError(
                 f"table {self.name!r}: a second backward pass through one forward; each updates "
@@ -258,6 +289,8 @@ class PlacedTable:
         """Apply the gradients of all calls at once."""
         if not self._calls:
             return
+        self.saves.before_update(self.is_stateful)
+        self.updates_since_step += 1
         calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
         gradient = torch.cat([call.gradient for call in calls])
         batches, rows = [call.batch for call in calls], calls[0].rows
@@ -267,6 +300,33 @@ class PlacedTable:
             with torch.enable_grad():
                 rows = self._rows(_joined(batches))
         rows.backward(gradient)  # type: ignore[no-untyped-call]
+
+    def drop_gradients(self) -> None:
+        """Forget what backward passes have collected."""
+        self._calls.clear()
+
+    def squared_gradient_norm(self) -> Tensor:
+        """Σ g² over all rows of what has been collected: float64, shape ().
+
+        Raises
+        ------
+        BackendError
+            If ranks share the table: the mean of their gradients is nowhere before the update.
+        """
+        if self.embeddings.world > 1:
+            raise BackendError(
+                f"table {self.name!r} is shared by {self.embeddings.world} ranks, which average "
+                "gradients while they update: the norm is not known before. Clip the dense "
+                "gradients alone, with torch.nn.utils.clip_grad_norm_"
+            )
+        return squared_norm([(call.batch, call.gradient) for call in self._calls])
+
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply what has been collected."""
+        for index, call in enumerate(self._calls):
+            gradient = call.gradient
+            by = factor.to(gradient.device, gradient.dtype)
+            self._calls[index] = replace(call, gradient=gradient * by)
 
 
 class _Lookup(torch.autograd.Function):

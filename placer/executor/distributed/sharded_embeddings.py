@@ -24,6 +24,7 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.tensor_names import tensor_shape
+from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
 
@@ -114,7 +115,7 @@ class ShardedEmbeddings(Embeddings):
         for module in self._held:
             module.set_lr(lr)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def send_ahead(self, batch: BagBatch) -> SentBatch:
         """Begin to exchange a batch's lookups; `prefetch` takes what this gives.
 
@@ -124,7 +125,7 @@ class ShardedEmbeddings(Embeddings):
         """
         return self._inputs.send(batch)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def prefetch(self, batch: BagBatch | SentBatch) -> ShardedBatch:
         """Exchange a batch's lookups and look for its rows, ahead of its forward pass.
 
@@ -152,7 +153,7 @@ class ShardedEmbeddings(Embeddings):
             units.append(replace(unit, batch=kept, prepared=prepared))
         return step.with_units(tuple(units))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
         """Pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
 

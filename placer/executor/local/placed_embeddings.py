@@ -32,6 +32,7 @@ from placer.executor.names import Policy
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
+from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
 
@@ -182,7 +183,7 @@ class PlacedEmbeddings(Embeddings):
         check_constants(lr)
         self._runtime.lr.fill_(lr)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
         """Find a batch's rows and start to copy them to HBM, ahead of its forward pass.
 
@@ -219,7 +220,7 @@ class PlacedEmbeddings(Embeddings):
             self._ready.popleft().synchronize()
         return replace(prepared, ready=self._ready[-1])
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
         """Pooled rows by feature: float32, shape (batch_size, dim).
 

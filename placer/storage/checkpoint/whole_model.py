@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from placer.adapters.pytorch.stand_in import StandIn
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, TableTensor
@@ -142,6 +143,9 @@ def load_model(
         for key, tensor in dense.items():
             tensor.copy_(stored[key].whole())
     load_blocks(named, known)
+    for module in model.modules():
+        if isinstance(module, StandIn):
+            module.table.weight_changes()
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
     others = sorted(key for key in stored if key.split(".")[0] not in (MODEL, STATE))
@@ -199,8 +203,6 @@ def _parts_of(model: nn.Module) -> _Parts:
 
 def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:
     """The tables that a module stands for, and how its state dict calls their weights."""
-    from placer.adapters.pytorch.stand_in import StandIn
-
     if isinstance(module, StandIn):
         return module.table.embeddings, lambda _: "weight"
     if isinstance(module, Embeddings):

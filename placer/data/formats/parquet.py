@@ -1,38 +1,30 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from placer.data import criteo
-from placer.data.keys import Missing, bags_from_arrow, can_be_ids, is_list, is_text
-from placer.data.source import RawBags, RawBatch
+from placer.data.files.opening import open_file
+from placer.data.files.stores import first_line, local_path, scheme_of, shown
+from placer.data.formats.columns import (
+    Columns,
+    Place,
+    check_columns,
+    check_schema,
+    infer_columns,
+    raw_batch,
+)
+from placer.data.formats.partitions import Partitions
+from placer.data.keys import Missing, is_list
+from placer.data.layout import Layout
+from placer.data.source import RawBatch
 from placer.errors import DataError
 
 _BATCH_ROWS = 16384
 UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 """What Arrow raises for a file that is no Parquet, or has names that are no UTF-8."""
-_LABEL_NAMES = ("label", "click", "clicked", "target")
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns of a Parquet log are what."""
-
-    sparse: tuple[str, ...]
-    dense: tuple[str, ...]
-    label: str | None
-
-    @property
-    def names(self) -> list[str]:
-        """All of them."""
-        label = [] if self.label is None else [self.label]
-        return [*label, *self.dense, *self.sparse]
+SAMPLE_ROWS = 10_000
 
 
 class ParquetSource:
@@ -64,52 +56,90 @@ class ParquetSource:
         label: str | None = None,
         ignore: Sequence[str] = (),
         missing: Missing = "zero",
+        layout: Layout | None = None,
     ) -> None:
-        self.files = tuple(files)
         self.missing: Missing = missing
-        footers = [_footer(file) for file in self.files]
+        known = layout or Layout()
+        kept, footers, self.notes = _footers(files)
+        self.files = tuple(kept)
         schemas = [_schema(file, one) for file, one in zip(self.files, footers, strict=True)]
-        schema = schemas[0]
-        for column in ignore:
-            _check_column(self.files[0], schema, column)
-        self.columns = infer_columns(schema, sparse, dense, label, ignore)
-        for file, own in zip(self.files, schemas, strict=True):
-            _check_schema(file, own, self.columns)
-        if not self.columns.sparse:
-            raise DataError(
-                f"{self.files[0]} has no categorical column; name them with sparse=, "
-                f"there are {', '.join(schema.names)}"
-            )
+        self._partitions = Partitions(self.files, known.types)
+        full = [self._partitions.added_to(schema) for schema in schemas]
+        sample = None
+        if sparse is None or dense is None:
+            sample = self._sample(full[0])
+        self.columns = infer_columns(
+            full[0],
+            sparse,
+            dense,
+            label,
+            ignore,
+            sample=sample,
+            types=known.types,
+            lists=known.lists if layout is not None else None,
+        )
+        check_columns(self.files[0], full[0], self.columns, ignore)
+        for file, own in zip(self.files, full, strict=True):
+            check_schema(file, own, self.columns)
+        self.layout = self.columns.layout
         self.text_features: Mapping[str, bool] = {
-            name: is_text(schema.field(name).type) for name in self.columns.sparse
+            name: self.columns.is_text(name) for name in self.columns.sparse
         }
         self.dense_names = self.columns.dense
         self.label_name = self.columns.label
         self.samples: int | None = sum(footer.num_rows for footer in footers)
         self._footers, self._schemas = footers, schemas
 
+    def _sample(self, schema: pa.Schema) -> pa.Table:
+        """The first samples of the log."""
+        file = self.files[0]
+        try:
+            with _parquet_file(file) as opened:
+                batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS))
+        except UNREADABLE as error:
+            raise _unreadable(file, error) from error
+        table = pa.Table.from_batches([batch])
+        return self._partitions.filled(table, file, schema.names).select(schema.names)
+
     def largest_ids(self) -> Mapping[str, int] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
-        largest: dict[str, int] = {}
+        ranges = self._id_ranges()
+        return None if ranges is None else {name: most for name, (_, most) in ranges.items()}
+
+    def smallest_ids(self) -> Mapping[str, int]:
+        """As `largest_ids`; at most 0, and nothing if a statistic is missing."""
+        return {name: least for name, (least, _) in (self._id_ranges() or {}).items()}
+
+    def _id_ranges(self) -> dict[str, tuple[int, int]] | None:
+        """The smallest and the largest id of each integer feature, 0 included."""
+        ranges: dict[str, tuple[int, int]] = {}
         integers = [name for name, is_text in self.text_features.items() if not is_text]
+        names = set().union(*(schema.names for schema in self._schemas))
+        if not names.issuperset(integers):
+            return None  # Folders hold some.
         for footer, schema in zip(self._footers, self._schemas, strict=True):
             # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.
             counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
                 return None
             first = dict(zip(schema.names, _starts(counts), strict=True))
+            if any(_holds_no_integers(schema.field(name).type) for name in integers):
+                return None
             leaves = {name: first[name] for name in integers}
             for group in range(footer.num_row_groups):
                 for name, leaf in leaves.items():
                     statistics = footer.row_group(group).column(leaf).statistics
                     if statistics is None or not statistics.has_min_max:
                         return None
-                    largest[name] = max(largest.get(name, 0), int(statistics.max))
-        return largest
+                    least, most = ranges.get(name, (0, 0))
+                    ranges[name] = min(least, int(statistics.min)), max(most, int(statistics.max))
+        return ranges
 
     def open(self) -> "ParquetCursor":
         """A cursor at the log's start."""
-        return ParquetCursor(self.files, self._footers, self.columns, self.missing)
+        return ParquetCursor(
+            self.files, self._footers, self._schemas, self.columns, self.missing, self._partitions
+        )
 
 
 class ParquetCursor:
@@ -119,10 +149,13 @@ class ParquetCursor:
         self,
         files: Sequence[str],
         footers: Sequence[pq.FileMetaData],
+        schemas: Sequence[pa.Schema],
         columns: Columns,
         missing: Missing,
+        partitions: Partitions,
     ) -> None:
-        self._columns = columns
+        self._columns, self._partitions = columns, partitions
+        self._schemas = dict(zip(files, schemas, strict=True))
         self._missing: Missing = missing
         # Each row group with its file and the rows of the file before it.
         self._groups: list[tuple[str, int, int, int]] = []
@@ -149,7 +182,9 @@ class ParquetCursor:
         if batch is None:
             return None
         part = batch.slice(self._used, samples)
-        raw = _raw_batch(part, self._open_file, self._row, self._columns, self._missing)
+        part = self._partitions.filled(part, self._open_file, self._columns.names)
+        place = Place(self._open_file, self._row)
+        raw = raw_batch(part, place, self._columns, self._missing)
         self._used += part.num_rows
         self._row += part.num_rows
         return raw
@@ -207,55 +242,18 @@ class ParquetCursor:
         try:
             if file != self._open_file:
                 self.close()
-                # A buffered stream holds pages, not whole column chunks, of a row group.
-                self._parquet = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+                self._parquet = _parquet_file(file)
                 self._open_file = file
             assert self._parquet is not None, "opened just above or at an earlier row group"
             self._batches = self._parquet.iter_batches(
-                batch_size=_BATCH_ROWS, row_groups=[group], columns=self._columns.names
+                batch_size=_BATCH_ROWS,
+                row_groups=[group],
+                columns=self._partitions.of_file(self._columns.names, self._schemas[file]),
             )
         except UNREADABLE as error:
             raise _unreadable(file, error) from error
         self._batch, self._used = None, 0
         self._row, self._group_end = before, before + rows
-
-
-def infer_columns(
-    schema: pa.Schema,
-    sparse: Sequence[str] | None = None,
-    dense: Sequence[str] | None = None,
-    label: str | None = None,
-    ignore: Sequence[str] = (),
-) -> Columns:
-    """Which columns are what, where the caller does not say.
-
-    The label is the column called label, click, clicked or target. A schema with Criteo's
-    columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers, booleans and
-    lists of them are categorical, floating-point numbers are numeric, and other types are
-    left out.
-    """
-    known = set(schema.names)
-    is_criteo = known.issuperset(criteo.DENSE) and known.issuperset(criteo.CATEGORIES)
-    if label is None:
-        label = next(
-            (name for name in schema.names if name.lower() in _LABEL_NAMES and name not in ignore),
-            None,
-        )
-    if sparse is None:
-        taken = {label, *ignore, *(dense or ())}
-        sparse = [
-            name
-            for name in (criteo.CATEGORIES if is_criteo else schema.names)
-            if name not in taken and can_be_ids(schema.field(name).type)
-        ]
-    if dense is None:
-        taken = {label, *ignore, *sparse}
-        dense = [
-            name
-            for name in (criteo.DENSE if is_criteo else schema.names)
-            if name not in taken and (is_criteo or pa.types.is_floating(schema.field(name).type))
-        ]
-    return Columns(tuple(sparse), tuple(dense), label)
 
 
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
@@ -278,69 +276,47 @@ def _starts(counts: Sequence[int]) -> list[int]:
     return [sum(counts[:place]) for place in range(len(counts))]
 
 
+def _holds_no_integers(kind: pa.DataType) -> bool:
+    """Whether statistics of a column of this type are of texts or floating-point numbers."""
+    value = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
+    return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
+
+
+def _parquet_file(file: str) -> pq.ParquetFile:
+    # A buffered stream holds pages, not whole column chunks, of a row group.
+    if scheme_of(file) == "file":
+        return pq.ParquetFile(local_path(file), buffer_size=1 << 20, pre_buffer=False)
+    return pq.ParquetFile(open_file(file), buffer_size=1 << 20, pre_buffer=False)
+
+
+def _footers(
+    files: Sequence[str],
+) -> tuple[list[str], list[pq.FileMetaData], tuple[str, ...]]:
+    """The files that have samples, their footers, and a note of the others."""
+    kept, footers, empty = [], [], []
+    for file in files:
+        footer = _footer(file)
+        if footer.num_rows:
+            kept.append(file)
+            footers.append(footer)
+        else:
+            empty.append(file)
+    if not kept:
+        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
+    return kept, footers, tuple(f"{shown(file)} is empty and was passed over" for file in empty)
+
+
 def _footer(file: str) -> pq.FileMetaData:
     try:
-        footer = pq.read_metadata(file)
+        if scheme_of(file) == "file":
+            return pq.read_metadata(local_path(file))
+        with open_file(file) as opened:
+            return pq.read_metadata(opened)
     except FileNotFoundError as error:
-        raise DataError(f"cannot open {file}: no such file") from error
+        raise DataError(f"cannot open {shown(file)}: no such file") from error
     except UNREADABLE as error:
         raise _unreadable(file, error) from error
-    if footer.num_rows == 0:
-        raise DataError(f"{file} is empty; a log needs at least one sample")
-    return footer
 
 
 def _unreadable(file: str, error: Exception) -> DataError:
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return DataError(f"cannot read {file} as Parquet: {reason}")
-
-
-def _check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
-    if schema.names.count(name) != 1:
-        count = "no" if name not in schema.names else "more than one"
-        raise DataError(f"{file} has {count} column {name!r}; it has {', '.join(schema.names)}")
-    return schema.field(name).type
-
-
-def _check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
-    for name in columns.names:
-        kind = _check_column(file, schema, name)
-        if name in columns.sparse and not can_be_ids(kind):
-            raise DataError(
-                f"{file}: column {name!r} is {kind}, which cannot hold ids; "
-                "ids are integers, texts or lists of them"
-            )
-        if name not in columns.sparse and is_list(kind):
-            raise DataError(f"{file}: column {name!r} is {kind}, but should hold one number")
-
-
-def _raw_batch(
-    batch: pa.RecordBatch, file: str, row: int, columns: Columns, missing: Missing
-) -> RawBatch:
-    features = {}
-    for name in columns.sparse:
-        keys, offsets = bags_from_arrow(batch.column(name), missing)
-        features[name] = RawBags(keys, offsets)
-    dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
-    for position, name in enumerate(columns.dense):
-        dense[:, position] = _numbers(batch.column(name), name, file, row)
-    labels = None
-    if columns.label is not None:
-        labels = _numbers(batch.column(columns.label), columns.label, file, row)
-    return RawBatch(file, row, "row", batch.num_rows, features, dense, labels)
-
-
-def _numbers(column: pa.Array, name: str, file: str, row: int) -> npt.NDArray[np.float32]:
-    """A numeric column, which may be written as text; NaN where a value is missing."""
-    try:
-        if is_text(column.type):
-            column = pc.replace_with_mask(
-                column, pc.equal(pc.binary_length(column), 0), pa.scalar(None, column.type)
-            )
-        values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
-    except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"{file}, from row {row} on: column {name!r} is not numeric: {reason}"
-        ) from error
-    return np.asarray(values, dtype=np.float32)
+    return DataError(f"cannot read {shown(file)} as Parquet: {first_line(error)}")

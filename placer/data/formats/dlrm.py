@@ -17,6 +17,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from placer.data.files.stores import local_path, scheme_of, shown
+from placer.data.layout import Layout
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
@@ -52,6 +54,7 @@ class DlrmSource:
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])
         self.text_features: Mapping[str, bool] = {f"t{t}": False for t in range(first.tables)}
+        self.layout = Layout(lists={})
         self.samples: int | None = first.samples if len(self.files) == 1 else None
 
     def largest_ids(self) -> Mapping[str, int] | None:
@@ -162,9 +165,13 @@ def _load(file: str) -> _Tensors:
 
 
 def _torch_load(file: str) -> Any:
-    if not Path(file).is_file():
+    if scheme_of(file) != "file":
+        raise DataError(
+            f"{shown(file)}: torch.save's files are read from this machine alone; copy it here"
+        )
+    path = Path(local_path(file))
+    if not path.is_file():
         raise DataError(f"cannot open {file}: no such file")
-    path = Path(file)
     try:
         if not file.endswith(".gz"):
             with path.open("rb") as plain:

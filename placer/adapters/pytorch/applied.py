@@ -1,0 +1,230 @@
+"""The placed tables of a model, together: their state, their learning rate, their updates."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placer.adapters.pytorch.table import PlacedTable
+from placer.errors import CheckpointError, PlacerError
+from placer.executor import HitRates
+
+LR = "lr"
+"""Key of a table's learning rate in a state dict."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UpdateHandle:
+    """Ends what `AppliedPlan.update_with` began."""
+
+    tables: Sequence[PlacedTable]
+    undo: Sequence[Callable[[], None]]
+
+    def remove(self) -> None:
+        """Apply what has accumulated, and update in backward from here on."""
+        for undo in self.undo:
+            undo()
+        for table in self.tables:
+            table.update()
+            table.waits = False
+            table.set_lr_share(1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AppliedPlan:
+    """The placed tables of a model.
+
+    With its `state_dict` and `load_state_dict` trainers save and resume what the model's own state
+    dict does not have: `Stateful` of `torch.distributed.checkpoint` asks for no more, nor does
+    Accelerate's ``register_for_checkpointing``.
+
+    Attributes
+    ----------
+    tables : mapping of table name to PlacedTable
+    """
+
+    tables: Mapping[str, PlacedTable]
+
+    def set_lr(self, lr: float) -> None:
+        """Change the learning rate of all tables from the next update on.
+
+        Under `update_with`, a schedule's share is taken of it.
+        """
+        for table in self.tables.values():
+            table.set_lr(lr)
+
+    def update_with(
+        self, optimizer: torch.optim.Optimizer, *, follow_lr: bool = True
+    ) -> "UpdateHandle":
+        """Update the tables in `optimizer.step()` from here on, not in each backward pass.
+
+        So gradients accumulate over backward passes as those of parameters do, and
+        `optimizer.zero_grad()` drops them.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Of the dense parameters.
+        follow_lr : bool
+            Whether the tables' learning rate changes in the proportion in which a scheduler
+            changes that of the optimizer's first group.
+
+        Returns
+        -------
+        UpdateHandle
+            Its `remove` leads back to updates in backward.
+        """
+        tables = list(self.tables.values())
+        group = optimizer.param_groups[0]
+        start = float(group["lr"])
+
+        def update(*_: object) -> None:
+            # Read anew: `load_state_dict` makes other groups.
+            group = optimizer.param_groups[0]
+            first = float(group.get("initial_lr", start))  # Which a scheduler writes there.
+            share = float(group["lr"]) / first if follow_lr and first else 1.0
+            for table in tables:
+                table.set_lr_share(share)
+                table.update()
+
+        zero_grad = optimizer.zero_grad
+
+        def drop(*arguments: Any, **options: Any) -> None:
+            for table in tables:
+                table.drop_gradients()
+            zero_grad(*arguments, **options)
+
+        def restore() -> None:
+            optimizer.__dict__.pop("zero_grad", None)
+
+        for table in tables:
+            table.waits = True
+        hook = optimizer.register_step_post_hook(update)
+        optimizer.zero_grad = drop  # type: ignore[method-assign]
+        return UpdateHandle(tables, (hook.remove, restore))
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor], max_norm: float, *, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """Clip gradients of parameters and of tables together, as if all were parameters.
+
+        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm. Tables must be updated with the
+        optimizer, as their gradients are gone by then otherwise.
+
+        Parameters
+        ----------
+        parameters : iterable of Tensor
+            The dense ones: ``model.parameters()``.
+        max_norm : float
+        error_if_nonfinite : bool
+
+        Returns
+        -------
+        Tensor
+            The norm before, shape ().
+
+        Raises
+        ------
+        PlacerError
+            If `update_with` was not called; if ranks share the tables.
+
+        Examples
+        --------
+        >>> from torch import nn
+        >>> from placer import Plan, Shard, Table, Topology, apply_plan
+        >>> whole = Shard("0", (0, 9, 1), (0, 2), ("gpu:0",), "hbm", "device")
+        >>> plan = Plan((Table("0", rows=9, dim=2),), Topology.parse("1xh100"), (whole,))
+        >>> model = nn.Sequential(nn.EmbeddingBag(9, 2, mode="sum"), nn.Linear(2, 1))
+        >>> applied = apply_plan(model, plan, lr=0.1, backend="torch")
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = applied.update_with(optimizer)
+        >>> model(torch.tensor([[3, 7]])).sum().backward()
+        >>> norm = applied.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        >>> optimizer.step()
+        """
+        if not all(table.waits for table in self.tables.values() if table.trainable):
+            raise PlacerError(
+                "tables are updated in the backward pass, so that no gradient of theirs is left to "
+                "clip; call update_with(optimizer) first"
+            )
+        parameters = [each for each in parameters if each.grad is not None]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        dense = torch.nn.utils.get_total_norm(gradients)
+        squares = [table.squared_gradient_norm() for table in self.tables.values()]
+        total = (sum(squares, dense.double().square()).sqrt()).to(dense.dtype)
+        if error_if_nonfinite and not total.isfinite():
+            raise RuntimeError(
+                "the total norm of gradients is not finite, so they cannot be clipped"
+            )
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for table in self.tables.values():
+            table.scale_gradients(factor)
+        return total
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the model's state dict lacks: with both, training goes on as if uninterrupted.
+
+        `optimizer_state_dict`, and ``<table>.lr``. A row cache is not part of it: results do not
+        depend on where rows lie. All ranks must call it.
+        """
+        return self.optimizer_state_dict() | {
+            f"{name}.{LR}": torch.tensor(table.lr, dtype=torch.float64)
+            for name, table in self.tables.items()
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` gave, under this or any other plan.
+
+        Raises
+        ------
+        CheckpointError
+            If a table's state or learning rate is missing, or of another shape.
+        """
+        missing = [name for name in self.tables if f"{name}.{LR}" not in state_dict]
+        if missing:
+            raise CheckpointError(
+                f"the state of the tables lacks the learning rate of {', '.join(missing)}; load a "
+                "state that only has the optimizer's with load_optimizer_state_dict"
+            )
+        self.load_optimizer_state_dict(state_dict)
+        for name, table in self.tables.items():
+            table.set_lr(float(state_dict[f"{name}.{LR}"]))
+
+    def leave_state_dict(self) -> None:
+        """Leave the tables' weights out of the model's state dict from here on.
+
+        For tables that are too large to be gathered: `placer.storage.checkpoint.save_tables` then
+        saves them, weights included, and the model's state dict has the dense layers alone.
+        """
+        for table in self.tables.values():
+            table.in_state_dict = False
+
+    def optimizer_state_dict(self) -> dict[str, Tensor]:
+        """Optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
+
+        What `PlacedEmbeddings.optimizer_state_dict` has, but each table counts its updates:
+        ``<table>.updates``.
+        """
+        state: dict[str, Tensor] = {}
+        for table in self.tables.values():
+            state |= table.optimizer_state()
+        return state
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+
+        Raises
+        ------
+        CheckpointError
+            If a table's state is missing or of another shape.
+        """
+        for table in self.tables.values():
+            table.load_optimizer_state(state)
+
+    def hit_rates(self) -> dict[str, HitRates]:
+        """How many lookups of each table were served from HBM, where the backend has tiers."""
+        rates = {name: table.hit_rates() for name, table in self.tables.items()}
+        return {name: rate for name, rate in rates.items() if rate is not None}

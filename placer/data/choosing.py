@@ -1,0 +1,230 @@
+"""How the ids of each table become rows, where a profile does not say."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from placer.data.files.stores import shown
+from placer.data.mapping import Hash, Identity, IdMapping
+from placer.data.names import ID_MAPPINGS, MappingKind
+from placer.data.source import Progress, Source
+from placer.data.vocabulary import build_vocabularies
+from placer.errors import DataError
+
+# A table that the largest id seen would give more rows than this is surely not meant.
+MAX_INFERRED_ROWS = 1 << 31
+_OTHERS = "*"
+_SURELY_FINE_ROWS = 1 << 20
+_ROWS_A_SAMPLE = 64
+"""From both on, most rows of a table of identity would never be read."""
+
+
+def choose_mappings(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    id_mapping: str | Mapping[str, str] = "auto",
+    rows: int | Mapping[str, int] | None = None,
+    min_count: int | Mapping[str, int] = 1,
+    headroom: float = 0.0,
+    progress: Progress | None = None,
+) -> tuple[dict[str, IdMapping], list[str]]:
+    """A mapping for each table, and notes for the user; see `placer.data.open_log`.
+
+    Raises
+    ------
+    DataError
+        If an option does not fit a table, or there is no such table.
+    """
+    names = list(dict.fromkeys(feature_tables.values()))
+    chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
+    asked = _of_each("id_mapping", id_mapping, names)
+    counts = _of_each("min_count", min_count, names)
+    for name, least in counts.items():
+        if least < 1:
+            raise DataError(f"table {name!r}: min_count is at least 1, not {least}")
+
+    def read_by(kind: MappingKind) -> dict[str, str]:
+        return {
+            feature: table
+            for feature, table in feature_tables.items()
+            if chosen[table] == kind and (kind == "vocabulary" or table not in row_counts)
+        }
+
+    largest, negative, samples = _largest_ids(source, read_by("identity"))
+    notes: list[str] = []
+    inferred: dict[str, int] = {}
+    sized: list[str] = []
+    for name, most in _by_table(largest, feature_tables).items():
+        is_auto = asked.get(name, "auto") == "auto"
+        below = sorted(one for one in negative if feature_tables[one] == name)
+        if is_auto and below:
+            chosen[name] = "vocabulary"
+            notes.append(
+                f"table {name}: {below[0]} has negative ids, which are no row numbers, so rows are "
+                "given to the ids that there are"
+            )
+            continue
+        if is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
+            chosen[name] = "vocabulary"
+            notes.append(
+                f"table {name}: ids up to {most:,} in {samples:,} samples are no row numbers, so "
+                f"rows are given to those that there are (--id-mapping {name}=identity: one a "
+                f"number; --ignore {name} if it is a time)"
+            )
+            continue
+        inferred[name] = _rows(name, most, headroom)
+        sized.append(f"{name} {inferred[name]:,} (ids up to {most:,})")
+    if headroom and sized:
+        more = f" and {len(sized) - 5} more" if len(sized) > 5 else ""
+        notes.append(f"rows with {headroom:.0%} for later ids: {', '.join(sized[:5])}{more}")
+    vocabularies = {}
+    if read_by("vocabulary"):
+        vocabularies = build_vocabularies(
+            source, read_by("vocabulary"), min_count=counts, rows=row_counts, progress=progress
+        )
+    mappings: dict[str, IdMapping] = {}
+    for name in names:
+        if name in vocabularies:
+            mappings[name] = vocabularies[name]
+        elif chosen[name] == "hash":
+            mappings[name] = Hash(row_counts[name])
+        else:
+            # Texts are refused by `EncodedLog`, whatever their table's rows.
+            mappings[name] = Identity(row_counts.get(name) or inferred.get(name, 1))
+    return mappings, notes
+
+
+def feature_tables_of(
+    source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
+) -> dict[str, str]:
+    """The table that each feature reads, in the log's order.
+
+    Raises
+    ------
+    DataError
+        If there is no such feature.
+    """
+    tables = dict(renamed or {})
+    kept = list(source.text_features) if sparse is None else list(sparse)
+    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
+    if unknown:
+        raise DataError(
+            f"{shown(source.files[0])} has no feature {unknown[0]!r}; "
+            f"it has {', '.join(source.text_features)}"
+        )
+    return {feature: tables.get(feature, feature) for feature in kept}
+
+
+def mapping_kinds(
+    source: Source,
+    feature_tables: Mapping[str, str],
+    id_mapping: str | Mapping[str, str],
+    rows: int | Mapping[str, int] | None,
+) -> tuple[dict[str, MappingKind], dict[str, int]]:
+    """How the ids of each table become rows, and the rows of those whose number is set.
+
+    Raises
+    ------
+    DataError
+        If an option is for a table that is not there, rows are too few, or are missing for a hash.
+    """
+    names = list(dict.fromkeys(feature_tables.values()))
+    row_counts = _of_each("rows", rows, names)
+    asked = _of_each("id_mapping", id_mapping, names)
+    for kind in asked.values():
+        if kind not in ID_MAPPINGS:
+            raise DataError(f"id_mapping {kind!r} is none of {', '.join(ID_MAPPINGS)}")
+    for name, count in row_counts.items():
+        if count < 1:
+            raise DataError(f"table {name!r} needs at least 1 row, not {count}")
+    kinds = {
+        name: _kind(asked.get(name, "auto"), _has_texts(source, feature_tables, name))
+        for name in names
+    }
+    unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
+    if unsized:
+        raise DataError(
+            f"a hash needs the number of rows of table {unsized[0]!r}; give rows=, "
+            "one number for all tables or one for each (--rows N, --rows TABLE=N)"
+        )
+    return kinds, row_counts
+
+
+def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
+    """A value for each table, where there is one; that of ``*`` is for those not named."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    for name in value:
+        if name not in (*names, _OTHERS):
+            are = "are" if what == "rows" else "is"
+            raise DataError(f"{what} {are} given for table {name!r}; tables are {', '.join(names)}")
+    given = {name: value.get(name, value.get(_OTHERS)) for name in names}
+    return {name: one for name, one in given.items() if one is not None}
+
+
+def _has_texts(source: Source, feature_tables: Mapping[str, str], table: str) -> bool:
+    return any(source.text_features[name] for name, own in feature_tables.items() if own == table)
+
+
+def _kind(id_mapping: str, texts: bool) -> MappingKind:
+    match id_mapping:
+        case "identity" | "hash" | "vocabulary":
+            return id_mapping
+        case _:
+            return "vocabulary" if texts else "identity"
+
+
+def _by_table(largest: Mapping[str, int], feature_tables: Mapping[str, str]) -> dict[str, int]:
+    """The largest id of each table."""
+    found: dict[str, int] = {}
+    for feature, most in largest.items():
+        table = feature_tables[feature]
+        found[table] = max(found.get(table, 0), most)
+    return found
+
+
+def _rows(table: str, largest: int, headroom: float) -> int:
+    """One more than the largest id, with headroom."""
+    if largest >= MAX_INFERRED_ROWS:
+        raise DataError(
+            f"table {table!r} has id {largest}, too large for a row number; "
+            "map it with id_mapping='hash' or 'vocabulary', or give rows="
+        )
+    return math.ceil((largest + 1) * (1 + headroom))
+
+
+def _largest_ids(
+    source: Source, features: Mapping[str, str]
+) -> tuple[dict[str, int], set[str], int]:
+    """The largest ids of features that are integers, those with negative ones, and the samples."""
+    integers = [name for name in features if not source.text_features[name]]
+    if not integers:
+        return {}, set(), source.samples or 0
+    known = source.largest_ids()
+    if known is not None and set(integers).issubset(known) and source.samples is not None:
+        smallest: Mapping[str, int] = getattr(source, "smallest_ids", dict)()
+        negative = {name for name in integers if smallest.get(name, 0) < 0}
+        return {name: known[name] for name in integers}, negative, source.samples
+    return _scan_ids(source, integers)
+
+
+def _scan_ids(source: Source, features: Iterable[str]) -> tuple[dict[str, int], set[str], int]:
+    largest, samples = dict.fromkeys(features, 0), 0
+    negative: set[str] = set()
+    cursor = source.open()
+    try:
+        while (batch := cursor.read(65536)) is not None:
+            samples += batch.samples
+            for name in largest:
+                keys = batch.features[name].keys.view("i8")
+                if keys.size:
+                    # Negative ids of a table of identity are reported, with their place, when
+                    # the log is read.
+                    largest[name] = max(largest[name], int(keys.max()))
+                    if int(keys.min()) < 0:
+                        negative.add(name)
+    finally:
+        cursor.close()
+    return largest, negative, samples

@@ -1,0 +1,173 @@
+"""Which files a user means: files, folders, patterns, standard input, and URIs of stores."""
+
+import atexit
+import glob
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISCHR, S_ISFIFO
+from typing import IO, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
+from placer.errors import DataError
+
+STANDARD_INPUT = "-"
+_MAGIC = re.compile(r"[*?\[]")
+_PARTITION = re.compile(r"^([^=]+)=(.*)$")
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive writes a partition of missing values."""
+
+AnyPath = str | os.PathLike[str]
+
+
+def find(paths: AnyPath | Sequence[AnyPath]) -> list[str]:
+    """The files that paths stand for, in order.
+
+    A folder stands for the files in it and in its folders, ordered by name, numbers by value;
+    names that begin with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``,
+    ``**``) stands for what it matches, and ``-`` for standard input, which like every pipe is
+    copied into a temporary file first: a log is read more than once.
+
+    Raises
+    ------
+    DataError
+        If there is none, or a store cannot be reached.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("day=2/a.csv", "day=10/a.csv", "day=2/_SUCCESS"):
+    ...         Path(folder, name).parent.mkdir(exist_ok=True)
+    ...         Path(folder, name).touch()
+    ...     [os.path.relpath(file, folder) for file in find(folder)]
+    ['day=2/a.csv', 'day=10/a.csv']
+    """
+    named: list[AnyPath] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not named:
+        raise DataError("no file to read; name at least one")
+    files: list[str] = []
+    for path in (os.fspath(one) for one in named):
+        if path == STANDARD_INPUT:
+            files.append(_copied(sys.stdin.buffer, "stdin"))
+        elif scheme_of(path) == "file":
+            files += _local(local_path(path))
+        else:
+            files += _remote(path)
+    return files
+
+
+def partitions(file: str) -> dict[str, str | None]:
+    """Values that the folders of a file name, as Hive writes them.
+
+    >>> partitions("log/day=3/country=__HIVE_DEFAULT_PARTITION__/part-0.parquet")
+    {'day': '3', 'country': None}
+    """
+    folders = (unquote(urlsplit(file).path) if is_uri(file) else file).split("/")[:-1]
+    found = (match for match in map(_PARTITION.match, folders) if match)
+    return {match[1]: None if match[2] == NULL_PARTITION else unquote(match[2]) for match in found}
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that orders names with numbers by these: day_2 before day_10."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)
+    ]
+
+
+def _local(path: str) -> list[str]:
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        mode = None
+    if mode is not None and (S_ISFIFO(mode) or S_ISCHR(mode)):
+        with Path(path).open("rb") as pipe:
+            return [_copied(pipe, Path(path).name)]
+    if mode is not None and Path(path).is_dir():
+        return _inside(path)
+    if mode is None and _MAGIC.search(path):
+        matched = sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207
+        files = [
+            file for one in matched for file in (_inside(one) if Path(one).is_dir() else [one])
+        ]
+        if not files:
+            raise DataError(f"no file matches {path}")
+        return list(dict.fromkeys(files))
+    return [path]  # Whoever opens it says that it is not there.
+
+
+def _inside(folder: str) -> list[str]:
+    inside = [
+        str(file)
+        for file in Path(folder).rglob("*")
+        if file.is_file() and not _is_hidden(str(file.relative_to(folder)))
+    ]
+    if not inside:
+        raise DataError(f"folder {folder} has no file to read")
+    return sorted(inside, key=natural)
+
+
+def _is_hidden(relative: str) -> bool:
+    return any(part.startswith((".", "_")) for part in relative.split("/"))
+
+
+def _remote(uri: str) -> list[str]:
+    from pyarrow import fs
+
+    system, path = store_of(uri)
+    try:
+        kind = system.get_file_info(path).type
+        if kind == fs.FileType.File:
+            return [uri]
+        magic = _MAGIC.search(path)
+        if kind == fs.FileType.NotFound and not magic:
+            raise DataError(f"cannot open {shown(uri)}: no such file")
+        folder = path[: magic.start()].rpartition("/")[0] if magic else path
+        found = [
+            one.path
+            for one in system.get_file_info(fs.FileSelector(folder, recursive=True))
+            if one.type == fs.FileType.File
+        ]
+    except OSError as error:
+        raise DataError(f"cannot list {shown(uri)}: {first_line(error)}") from error
+    if magic:
+        pattern = re.compile(_regex(path))
+        found = [one for one in found if pattern.fullmatch(one)]
+    found = [one for one in found if not _is_hidden(one[len(folder) :].lstrip("/"))]
+    if not found:
+        raise DataError(f"{shown(uri)} has no file to read")
+    # A file's URI is the given one with more path: its settings stay.
+    parts = urlsplit(uri)
+    given = unquote(parts.path).rstrip("/")
+    above = path[: len(path) - len(given.lstrip("/"))]
+    return [
+        parts._replace(path="/" + quote(one[len(above) :].lstrip("/"), safe="/=")).geturl()
+        for one in sorted(found, key=natural)
+    ]
+
+
+def _regex(pattern: str) -> str:
+    """A pattern of paths as a regular expression: ``*`` stays within a folder, ``**`` does not."""
+    parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", pattern)
+    spelt = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        spelt.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
+        for part in parts
+    )
+
+
+_copies: list[Any] = []
+
+
+def _copied(stream: IO[bytes], name: str) -> str:
+    """A temporary file, deleted when the process ends, with all that a pipe holds."""
+    folder = tempfile.mkdtemp(prefix="placer-")
+    _copies.append(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with Path(folder, name).open("wb") as file:
+        shutil.copyfileobj(stream, file, 1 << 20)
+    return str(Path(folder, name))

@@ -1,0 +1,104 @@
+"""Opens the files of a log, wherever they are, and unpacks those that are compressed."""
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
+from placer.errors import DataError
+
+_OPENERS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+COMPRESSIONS = (*_OPENERS, ".zst")
+
+
+def suffixes(file: str) -> tuple[str, str]:
+    """The suffix of a file's format, and that of its compression, in lower case.
+
+    >>> suffixes("s3://logs/day_0.CSV.gz?region=eu-west-1"), suffixes("day_0")
+    (('.csv', '.gz'), ('', ''))
+    """
+    path = PurePosixPath(urlsplit(file).path if is_uri(file) else file)
+    packed = path.suffix.lower()
+    if packed not in COMPRESSIONS:
+        return packed, ""
+    return path.with_suffix("").suffix.lower(), packed
+
+
+def open_file(file: str) -> Any:
+    """A file as it is, open for reading at any place.
+
+    Raises
+    ------
+    DataError
+        If it cannot be opened.
+    """
+    try:
+        if scheme_of(file) == "file":
+            return Path(local_path(file)).open("rb")
+        system, path = store_of(file)
+        return system.open_input_file(path)
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise DataError(f"cannot open {shown(file)}: {reason}") from error
+
+
+def open_unpacked(file: str) -> IO[bytes]:
+    """A file's content from its start, unpacked where its suffix says that it is compressed.
+
+    Raises
+    ------
+    DataError
+        If it cannot be opened.
+    """
+    packed = suffixes(file)[1]
+    try:
+        # What is opened by its name closes its file itself.
+        source: Any = local_path(file) if scheme_of(file) == "file" else open_file(file)
+        stream: Any = None
+        if packed in _OPENERS:
+            stream = _OPENERS[packed](source, "rb")
+        elif packed == ".zst":
+            stream = pa.CompressedInputStream(open_file(file), "zstd")
+        else:
+            stream = open_file(file)
+    except OSError as error:
+        reason = error.strerror or first_line(error)
+        raise DataError(f"cannot open {shown(file)}: {reason}") from error
+    return stream  # type: ignore[no-any-return]
+
+
+def guarded(read: Callable[[], bytes], file: str) -> bytes:
+    """What `read` gives; a DataError that names the file if it cannot be read."""
+    try:
+        return read()
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException) as error:
+        raise DataError(
+            f"cannot read {shown(file)}: {first_line(error)}; "
+            "is it cut short, or not what its suffix says?"
+        ) from error
+
+
+def head(file: str, most_bytes: int) -> bytes:
+    """The first bytes of a file's unpacked content.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read.
+    """
+    parts: list[bytes] = []
+    with open_unpacked(file) as stream:
+        while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):
+            parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,126 @@
+"""Where a file is: on this machine, or on a store that a URI names.
+
+Arrow's own file systems read ``s3:``, ``gs:``, ``hdfs:`` and ``abfs:``; fsspec reads what Arrow
+does not, such as ``hf:``. Credentials are found as these libraries find them: environment,
+configuration files, roles. Nothing here asks for or keeps them.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from placer.errors import DataError
+
+_URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_ARROW_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+_FSSPEC_SCHEMES = ("hf", "memory", "http", "https", "az", "adl", "oci", "oss", "webhdfs", "dbfs")
+SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
+
+
+class FileInfo(Protocol):
+    """What `pyarrow.fs.FileInfo` tells of a file."""
+
+    path: str
+    size: int | None
+    mtime_ns: int | None
+
+
+def is_uri(file: str) -> bool:
+    """Whether a name is a URI, not a path of this machine.
+
+    >>> is_uri("s3://bucket/day_0.csv"), is_uri("day_0.csv"), is_uri("C:/day_0.csv")
+    (True, False, False)
+    """
+    return _URI.match(file) is not None
+
+
+def shown(file: str) -> str:
+    """A file for messages and profiles: a URI without credentials and settings.
+
+    >>> shown("s3://key:secret@bucket/day_0.csv?endpoint_override=localhost:9000")
+    's3://bucket/day_0.csv'
+    """
+    if not is_uri(file):
+        return file
+    parts = urlsplit(file)
+    host = parts.netloc
+    if parts.scheme not in ("abfs", "abfss"):  # There it is the container, and no secret.
+        host = host.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{unquote(parts.path)}"
+
+
+def scheme_of(file: str) -> str:
+    """The scheme of a URI, in lower case; ``file`` for a path.
+
+    Raises
+    ------
+    DataError
+        If nothing here reads it.
+    """
+    scheme = file.partition("://")[0].lower() if is_uri(file) else "file"
+    if scheme not in SCHEMES:
+        raise DataError(
+            f"{shown(file)}: files at {scheme}:// cannot be read; those of this machine can, "
+            f"and at {', '.join(f'{one}://' for one in SCHEMES[1:])}"
+        )
+    return scheme
+
+
+def store_of(file: str) -> tuple[Any, str]:
+    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there.
+
+    Raises
+    ------
+    DataError
+        If the scheme is not supported, a library is missing, or the store cannot be reached.
+    """
+    scheme = scheme_of(file)
+    if scheme == "file":
+        from pyarrow import fs
+
+        return fs.LocalFileSystem(), local_path(file)
+    if scheme in _FSSPEC_SCHEMES:
+        return _fsspec_store(file)
+    parts = urlsplit(file)
+    query = f"?{parts.query}" if parts.query else ""
+    system, root = _arrow_store(f"{parts.scheme}://{parts.netloc}", query)
+    return system, f"{root.rstrip('/')}/{unquote(parts.path).lstrip('/')}".rstrip("/")
+
+
+def local_path(file: str) -> str:
+    """The path of a file of this machine, which may be a ``file://`` URI."""
+    return unquote(urlsplit(file).path) if is_uri(file) else file
+
+
+@lru_cache(maxsize=64)
+def _arrow_store(root: str, query: str) -> tuple[Any, str]:
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(f"{root}/{query}")
+    except (OSError, ValueError, NotImplementedError, pa.ArrowException) as error:
+        raise DataError(f"cannot reach {shown(root)}: {first_line(error)}") from error
+    return found
+
+
+def _fsspec_store(file: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    try:
+        import fsspec  # type: ignore[import-untyped]
+
+        system, path = fsspec.core.url_to_fs(file)
+    except ImportError as error:
+        raise DataError(
+            f"reading {shown(file)} needs another library: {first_line(error)}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot reach {shown(file)}: {first_line(error)}") from error
+    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,289 @@
+"""Delimited text: CSV, TSV and the like, with or without a header; Criteo's is a case of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from placer.data.files.stores import shown
+from placer.data.formats.columns import (
+    ARROW_TYPES,
+    Columns,
+    check_columns,
+    infer_columns,
+    raw_batch,
+    written_as_text,
+    wrong_id,
+)
+from placer.data.formats.dialect import header_names, infer_dialect
+from placer.data.formats.partitions import Partitions
+from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
+from placer.data.keys import Missing
+from placer.data.layout import Layout
+from placer.data.names import CATEGORIES, DENSE, LABEL, Format
+from placer.data.source import RawBatch
+from placer.errors import DataError
+
+_NULLS = ["", "NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N"]
+_UNIT = "\x1f"
+"""ASCII's separator of fields, which stands for one of several characters while parsing."""
+_SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
+
+
+class DelimitedSource:
+    """Files of delimited text, in order.
+
+    Parameters
+    ----------
+    files : sequence of str
+    format : {"csv", "tsv", "criteo"}
+    layout : Layout
+        What is known of the lines; the rest is found from the first file.
+    sparse, dense, label, ignore
+        See `placer.data.formats.columns.infer_columns`.
+    missing : {"zero", "empty"}
+
+    Raises
+    ------
+    DataError
+        If a file is missing or empty, or a column is missing.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        format: Format = "csv",
+        layout: Layout | None = None,
+        *,
+        sparse: Sequence[str] | None = None,
+        dense: Sequence[str] | None = None,
+        label: str | None = None,
+        ignore: Sequence[str] = (),
+        missing: Missing = "zero",
+    ) -> None:
+        self.files = tuple(files)
+        self.missing: Missing = missing
+        start = head_lines(self.files[0])
+        # Files without a label have other columns: what was recorded is of another file.
+        known = layout or Layout()
+        known = replace(known, names=()) if format == "criteo" else known
+        known = infer_dialect(self.files[0], start, known, format)
+        self._partitions = Partitions(self.files, known.types)
+        if format == "criteo":
+            self.columns = _criteo_columns(known.names)
+        else:
+            table = _sample(self.files[0], start, known)
+            names = self._partitions.added_to(table.schema).names
+            sample = self._partitions.filled(table, self.files[0], names).cast(
+                self._partitions.added_to(table.schema)
+            )
+            self.columns = infer_columns(
+                sample.schema,
+                sparse,
+                dense,
+                label,
+                ignore,
+                sample=sample,
+                types=known.types,
+                lists=known.lists,
+            )
+            check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
+        self.layout = replace(
+            known, format=format, types=self.columns.types, lists=self.columns.lists
+        )
+        self.label_name = self.columns.label
+        self.dense_names = self.columns.dense
+        self.text_features: Mapping[str, bool] = {
+            name: self.columns.is_text(name) for name in self.columns.sparse
+        }
+        self.samples: int | None = None
+        # Columns of ids that some block had as 7.0, from which on all are read so.
+        self._as_floats: set[str] = set()
+
+    def largest_ids(self) -> Mapping[str, int] | None:
+        """None: a text file keeps no statistics."""
+        return None
+
+    def open(self) -> TextCursor:
+        """A cursor at the log's start."""
+        layout = self.layout
+        return TextCursor(
+            self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
+        )
+
+    def _parse(self, block: Block) -> RawBatch:
+        layout = self.layout
+        names: Sequence[str] = layout.names
+        if block.header is not None:
+            names = header_names(block.file, block.header, layout)
+            for name in self._own(names):
+                if names.count(name) != 1:
+                    count = "no" if name not in names else "more than one"
+                    raise DataError(
+                        f"{shown(block.file)} has {count} column {name!r}; "
+                        f"it has {', '.join(names)}"
+                    )
+        while True:
+            try:
+                table = _table(block.data, names, layout, self._types(names))
+                break
+            except pa.ArrowInvalid as error:
+                ragged = lone_return(block) or _ragged(block, len(names), layout)
+                if ragged is not None:
+                    raise ragged from error
+                self._note_floats(error, block, names)
+        if table.num_rows != block.samples:
+            raise lone_return(block) or DataError(
+                f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
+                "fields; say that they are plain characters (--no-quotes)"
+            )
+        filled = self._partitions.filled(table, block.file, self.columns.names)
+        return raw_batch(filled, block.place, self.columns, self.missing)
+
+    def _own(self, names: Sequence[str]) -> list[str]:
+        """The columns that are read from a file that has the named ones."""
+        return self._partitions.of_file(
+            self.columns.names, pa.schema([(name, pa.null()) for name in names])
+        )
+
+    def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """What each column is read as."""
+        types: dict[str, pa.DataType] = {}
+        for name in self._own(names):
+            known = self.columns.types.get(name)
+            if name in self.columns.lists:
+                types[name] = pa.binary()
+            elif name in self._as_floats:
+                types[name] = pa.float64()
+            else:
+                types[name] = pa.float32() if known is None else ARROW_TYPES[known]
+        return types
+
+    def _note_floats(self, error: pa.ArrowInvalid, block: Block, names: Sequence[str]) -> None:
+        """Read a column of ids as floating-point numbers, if the value that is none is one.
+
+        Raises
+        ------
+        DataError
+            If it is not.
+        """
+        match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
+        if match is None or match[2] is None:
+            place = f"{shown(block.file)}, from line {block.first_line} on"
+            raise DataError(f"{place}: {error}") from error
+        name, value = names[int(match[1])], match[3]
+        kind = self.columns.types.get(name)
+        whole = re.fullmatch(r"\s*-?[0-9]+\.0*\s*", value) is not None
+        if kind == "integer" and whole and name not in self._as_floats:
+            self._as_floats.add(name)
+            return
+        place = block.place.of(int(match[2]) - 1)
+        if kind is None or name not in self.columns.sparse:
+            raise DataError(f"{place}: {name} is {value!r}, which is not a number") from error
+        raise wrong_id(place, name, value, kind) from error
+
+
+def _table(
+    data: memoryview | bytes,
+    names: Sequence[str],
+    layout: Layout,
+    types: Mapping[str, pa.DataType] | None,
+    **convert: Any,
+) -> pa.Table:
+    """Lines as columns; those in `types` alone, or all, of types that Arrow infers."""
+    separator = layout.separator or ","
+    if len(separator) > 1:
+        data = bytes(data).replace(separator.encode(), _UNIT.encode())
+    return csv.read_csv(
+        pa.py_buffer(data),
+        # Only one thread counts rows, which the messages need.
+        read_options=csv.ReadOptions(
+            column_names=list(names), use_threads=False, block_size=len(data) + 1
+        ),
+        parse_options=csv.ParseOptions(
+            delimiter=_UNIT if len(separator) > 1 else separator,
+            quote_char='"' if layout.quotes else False,
+            newlines_in_values=bool(layout.quotes),
+            ignore_empty_lines=False,
+        ),
+        convert_options=csv.ConvertOptions(
+            column_types=None if types is None else dict(types),
+            include_columns=None if types is None else list(types),
+            null_values=_NULLS,
+            **convert,
+        ),
+    )
+
+
+def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
+    """The first samples of a file, their types inferred; texts that are none are missing."""
+    start = start[: int(record_ends(start, bool(layout.quotes))[0][-1])]
+    names: Sequence[str] = layout.names
+    if layout.header:
+        end = int(record_ends(start, bool(layout.quotes))[0][0])
+        names, start = header_names(file, start[:end], layout), start[end:]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{shown(file)} has more than one column {twice[0]!r}")
+    count = len(record_ends(start, bool(layout.quotes))[0])
+    block = Block(file, None, memoryview(start), count, 1 + bool(layout.header), None)
+    try:
+        texts = _table(start, names, layout, dict.fromkeys(names, pa.binary()))
+        guessed = _table(start, names, layout, None, strings_can_be_null=True)
+    except pa.ArrowInvalid as error:
+        ragged = lone_return(block) or _ragged(block, len(names), layout)
+        reason = str(error).splitlines()[0]
+        raise ragged or DataError(f"{shown(file)}, from line 1 on: {reason}") from error
+    columns = {}
+    for name in names:
+        text, column = texts.column(name), guessed.column(name)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            column = _without_padding(text, column)
+        columns[name] = column
+    return pa.table(columns)
+
+
+def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers; as texts where zeros lead them, as integers of 64 bits where they are too large."""
+    padded = pc.match_substring_regex(text, r"^[-+]?0[0-9]|^\+")
+    if pc.any(padded).as_py():
+        return text.cast(pa.string())
+    if pa.types.is_floating(column.type):
+        digits = pc.match_substring_regex(text, r"^[0-9]+$")
+        if pc.all(pc.or_(digits, column.is_null())).as_py():
+            try:
+                missing = pc.if_else(digits, text.cast(pa.string()), None)
+                return missing.cast(pa.uint64())
+            except pa.ArrowInvalid:
+                return text.cast(pa.string())
+    return column
+
+
+def _ragged(block: Block, expected: int, layout: Layout) -> DataError | None:
+    """The first record of another number of fields, if there is one."""
+    data, separator = bytes(block.data), (layout.separator or ",").encode()
+    ends, _ = record_ends(data, bool(layout.quotes))
+    starts = np.concatenate([[0], ends[:-1]])
+    quoted = re.compile(rb'"(?:[^"]|"")*"')
+    for record, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        line = data[start:end]
+        if layout.quotes and b'"' in line:
+            line = quoted.sub(b"", line)
+        count = line.count(separator) + 1
+        if count != expected:
+            between = _SHOWN.get(separator.decode(), repr(separator.decode()))
+            return DataError(
+                f"{block.place.of(record)}: {count} fields, expected {expected} separated by "
+                f"{between}; repair or remove the line"
+            )
+    return None
+
+
+def _criteo_columns(names: Sequence[str]) -> Columns:
+    label = LABEL if LABEL in names else None
+    return Columns(CATEGORIES, DENSE, label, dict.fromkeys(CATEGORIES, "text"))

@@ -1,0 +1,201 @@
+"""How the lines of a text file are made: what separates fields, and what the first line is."""
+
+import csv
+import io
+import re
+from collections import Counter
+from dataclasses import replace
+
+from placer.data.files.stores import shown
+from placer.data.formats.text import record_ends
+from placer.data.layout import Layout
+from placer.data.names import CATEGORIES, DENSE, LABEL, Format
+from placer.errors import DataError
+
+_SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
+_LINES = 200
+_NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
+_HEX = re.compile(r"^[0-9a-f]{8}$")
+_LABELS = ("label", "click", "clicked", "target")
+_KNOWN = frozenset(
+    (*_LABELS, "user", "item", "user_id", "item_id", "userid", "itemid", "rating", "timestamp")
+)
+
+
+def sniff(file: str, start: bytes) -> Format:
+    """The format of a file without a telling suffix, by how it begins.
+
+    Raises
+    ------
+    DataError
+        If it is a JSON array, or bytes that are no text.
+    """
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):
+        return "arrow"
+    if start.lstrip()[:1] == b"{":
+        return "jsonl"
+    if b"\0" in start[:4096]:
+        raise DataError(f"{shown(file)} is no text and of no known format; name it with --format")
+    line = start.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
+    fields = line.split("\t")
+    criteo = len(DENSE) + len(CATEGORIES)
+    if len(fields) in (criteo, criteo + 1) and not set(fields).issuperset(CATEGORIES):
+        return "criteo"
+    return "tsv" if "\t" in line else "csv"
+
+
+def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
+    """A layout whose separator, header, quotes and names of columns are known.
+
+    Parameters
+    ----------
+    file : str
+        For messages.
+    start : bytes
+        Whole lines.
+    layout : Layout
+        What is known already.
+    format : {"csv", "tsv", "criteo"}
+
+    Raises
+    ------
+    DataError
+        If no separator can be found.
+    """
+    if format == "criteo":
+        return _criteo(file, start, layout)
+    lines = _records(start, layout.quotes is not False)
+    separator = layout.separator or ("\t" if format == "tsv" else _separator(file, lines))
+    quotes = layout.quotes
+    if quotes is None:
+        quotes = len(separator) == 1 and _quotes(lines, separator)
+    if quotes and len(separator) > 1:
+        raise DataError(
+            f"{shown(file)}: fields between {separator!r} cannot stand in quotes; "
+            "say that quotes are plain characters (--no-quotes)"
+        )
+    rows = [fields(line, separator, quotes) for line in lines]
+    header = layout.header
+    if header is None:
+        header = not layout.names and bool(rows) and _is_header(rows)
+    names = layout.names
+    if not header and not names:
+        names = tuple(f"c{number}" for number in range(len(rows[0]) if rows else 0))
+    return replace(layout, separator=separator, header=header, quotes=quotes, names=names)
+
+
+def _records(start: bytes, quotes: bool) -> list[str]:
+    """The first records of a file, as text."""
+    plain = record_ends(start, quotes=False)[0]
+    ends = record_ends(start, quotes)[0]
+    if 2 * ends.size < plain.size:
+        ends = plain  # Quotes that enclose nothing join far too many lines.
+    parts = zip([0, *ends[:_LINES].tolist()], ends[:_LINES].tolist(), strict=False)
+    texts = (start[first:last].decode("utf-8", "replace").strip("\r\n") for first, last in parts)
+    return [text.removeprefix("\ufeff") for text in texts if text]
+
+
+def fields(line: str, separator: str, quotes: bool) -> list[str]:
+    """The fields of a line.
+
+    >>> fields('a,"b,c"', ",", quotes=True), fields('a::"b', "::", quotes=False)
+    (['a', 'b,c'], ['a', '"b'])
+    """
+    if not quotes or '"' not in line:
+        return line.split(separator)
+    try:
+        return next(csv.reader(io.StringIO(line, newline=""), delimiter=separator), [])
+    except csv.Error:
+        return line.split(separator)
+
+
+def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
+    """The columns that a file's first line names.
+
+    Raises
+    ------
+    DataError
+        If it is no UTF-8.
+    """
+    try:
+        line = header.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
+    names = fields(line, layout.separator or ",", bool(layout.quotes))
+    return tuple(name.strip() for name in names)
+
+
+def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
+    """Criteo's columns, with a label or without, judged by the first line."""
+    count = start.partition(b"\n")[0].count(b"\t") + 1
+    unlabelled = len(DENSE) + len(CATEGORIES)
+    if count not in (unlabelled, unlabelled + 1):
+        raise DataError(
+            f"{shown(file)}, line 1: {count} fields, expected {unlabelled + 1} separated by tabs "
+            f"(label, 13 integers, 26 categories), or {unlabelled} without the label"
+        )
+    label = (LABEL,) if count > unlabelled else ()
+    return replace(
+        layout, separator="\t", header=False, quotes=False, names=(*label, *DENSE, *CATEGORIES)
+    )
+
+
+def _separator(file: str, lines: list[str]) -> str:
+    """What separates fields: what each line has equally often, the most common one first."""
+    best, most = "", 0
+    for separator in _SEPARATORS:
+        counts = Counter(len(fields(line, separator, len(separator) == 1)) - 1 for line in lines)
+        count, often = counts.most_common(1)[0] if counts else (0, 0)
+        if count > most and often > 0.9 * len(lines):
+            best, most = separator, count
+            if separator in ("\t", ",", "::"):
+                break
+    if not best:
+        raise DataError(
+            f"{shown(file)}: no separator divides its lines into equally many fields; name it "
+            "with --separator, or the format with --format"
+        )
+    return best
+
+
+def _quotes(lines: list[str], separator: str) -> bool:
+    """Whether quotes enclose fields: each begins and ends at a separator or another quote."""
+    edge = re.escape(separator)
+    stray = re.compile(rf'(?<![{edge}"])"(?![{edge}"])' if len(separator) == 1 else '"')
+    for line in lines:
+        inner = line[1:-1] if line[:1] == line[-1:] == '"' else line
+        if '"' in line and line.count('"') % 2 == 0 and not line.startswith('"'):
+            # The first quote has to open a field.
+            before = line[line.index('"') - 1]
+            if before != separator and stray.search(inner):
+                return False
+    return True
+
+
+def _is_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names columns, rather than being a sample."""
+    first, others = rows[0], rows[1:]
+    named = [name.strip() for name in first]
+    if len(set(named)) != len(named) or any(_HEX.match(n) for n in named) or len(named) < 1:
+        return False
+    # An index that pandas wrote has no name.
+    if not all(_NAME.match(name) for name in named[1:]) or not (
+        named[0] == "" or _NAME.match(named[0])
+    ):
+        return False
+    if {name.lower() for name in named} & _KNOWN:
+        return True
+    columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
+    if any(column and all(_is_number(one) for one in column if one) for column in columns):
+        return True
+    return not any(name in column for name, column in zip(named, columns, strict=False))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,201 @@
+"""JSON lines: an object a line; a list of values is a bag of several ids."""
+
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as arrow_json
+
+from placer.data.files.stores import first_line, shown
+from placer.data.formats.columns import (
+    ARROW_TYPES,
+    check_columns,
+    infer_columns,
+    raw_batch,
+    written_as_text,
+    wrong_id,
+)
+from placer.data.formats.partitions import Partitions
+from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
+from placer.data.keys import Missing, is_list, is_text
+from placer.data.layout import Layout
+from placer.data.names import IdType
+from placer.data.source import RawBatch
+from placer.errors import DataError
+
+
+class JsonLinesSource:
+    """Files of JSON lines, in order; see `placer.data.formats.parquet.ParquetSource`.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, empty or no JSON lines, or a column is missing.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        layout: Layout | None = None,
+        *,
+        sparse: Sequence[str] | None = None,
+        dense: Sequence[str] | None = None,
+        label: str | None = None,
+        ignore: Sequence[str] = (),
+        missing: Missing = "zero",
+    ) -> None:
+        self.files = tuple(files)
+        self.missing: Missing = missing
+        known = layout or Layout()
+        self._partitions = Partitions(self.files, known.types)
+        sample = self._sample(known.types, [*(dense or ()), *([label] if label else [])])
+        self.columns = infer_columns(
+            sample.schema,
+            sparse,
+            dense,
+            label,
+            ignore,
+            sample=sample,
+            types=known.types,
+            lists=known.lists if layout is not None else None,
+        )
+        check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
+        self._schema = pa.schema(
+            [
+                (name, self._type(name, sample.schema.field(name).type))
+                for name in self._partitions.of_file(self.columns.names, _own(sample.schema))
+            ]
+        )
+        self.layout = self.columns.layout
+        self.label_name = self.columns.label
+        self.dense_names = self.columns.dense
+        self.text_features: Mapping[str, bool] = {
+            name: self.columns.is_text(name) for name in self.columns.sparse
+        }
+        self.samples: int | None = None
+
+    def largest_ids(self) -> Mapping[str, int] | None:
+        """None: a text file keeps no statistics."""
+        return None
+
+    def open(self) -> TextCursor:
+        """A cursor at the log's start."""
+        return TextCursor(self.files, self._parse)
+
+    def _sample(self, known: Mapping[str, IdType], numbers: Sequence[str]) -> pa.Table:
+        file, start = self.files[0], head_lines(self.files[0])
+        if start.lstrip()[:1] == b"[":
+            raise DataError(
+                f"{shown(file)} is a JSON array; write JSON lines, an object a line "
+                "(jq -c '.[]' does so)"
+            )
+        lines = record_ends(start, quotes=False)[0].size
+        try:
+            table = arrow_json.read_json(io.BytesIO(start), read_options=_options(len(start)))
+        except pa.ArrowInvalid as error:
+            block = Block(file, None, memoryview(start), lines, 1, None)
+            types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **known}
+            raise _wrong_line(block, types) or _unreadable(block, error) from error
+        if not table.num_columns:
+            raise DataError(f"{shown(file)}: its objects have no fields")
+        return self._partitions.filled(
+            table, file, self._partitions.added_to(table.schema).names
+        ).cast(self._partitions.added_to(table.schema))
+
+    def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
+        """What a field is read as."""
+        id_type = self.columns.types.get(name)
+        if name not in self.columns.sparse:
+            return (
+                pa.bool_()
+                if id_type == "boolean"
+                else pa.string()
+                if is_text(kind)
+                else (pa.float64())
+            )
+        assert id_type is not None, "sparse columns have types"
+        if pa.types.is_floating(kind):
+            return kind
+        element = pa.string() if id_type == "text" else ARROW_TYPES[id_type]
+        if is_list(kind):
+            return pa.list_(element)
+        return pa.string() if name in self.columns.lists or is_text(kind) else element
+
+    def _parse(self, block: Block) -> RawBatch:
+        try:
+            table = arrow_json.read_json(
+                io.BytesIO(block.data),
+                read_options=_options(len(block.data)),
+                parse_options=arrow_json.ParseOptions(
+                    explicit_schema=self._schema, unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            types = {name: self.columns.types.get(name) for name in self.columns.names}
+            raise _wrong_line(block, types) or _unreadable(block, error) from error
+        if table.num_rows != block.samples:
+            raise _wrong_line(block, {}) or _unreadable(
+                block, ValueError(f"{table.num_rows} objects in {block.samples} lines")
+            )
+        filled = self._partitions.filled(table, block.file, self.columns.names)
+        return raw_batch(filled, block.place, self.columns, self.missing)
+
+
+def _own(schema: pa.Schema) -> pa.Schema:
+    """The fields that files hold themselves."""
+    return pa.schema([field for field in schema if not field.metadata])
+
+
+def _options(size: int) -> arrow_json.ReadOptions:
+    return arrow_json.ReadOptions(use_threads=False, block_size=max(size + 1, 64))
+
+
+_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+) in row (\d+)")
+
+
+def _unreadable(block: Block, error: Exception) -> DataError:
+    changed = _CHANGED.search(str(error))
+    if changed is not None:
+        name, before, now, row = changed.groups()
+        return DataError(
+            f"{block.place.of(int(row))}: {name} is a {now} and was a {before} before; "
+            "write its values alike"
+        )
+    return DataError(
+        f"{shown(block.file)}, from line {block.first_line} on: no JSON lines: {first_line(error)}"
+    )
+
+
+def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:
+    """The first line that is no object, or has a value of another type, if there is one."""
+    for number, line in enumerate(bytes(block.data).splitlines()):
+        place = block.place.of(number)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return DataError(f"{place} is no JSON: {first_line(error)}; repair or remove it")
+        if not isinstance(values, dict):
+            return DataError(f"{place} holds {type(values).__name__} and no object of JSON")
+        for name, kind in types.items():
+            value = values.get(name)
+            for one in value if isinstance(value, list) and kind is not None else [value]:
+                if one is not None and not _fits(one, kind):
+                    if kind is None:
+                        return DataError(f"{place}: {name} is {one!r}, which is not a number")
+                    return wrong_id(place, name, one, kind)
+    return None
+
+
+def _fits(value: Any, kind: IdType | None) -> bool:
+    match kind:
+        case "text":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case None:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case _:
+            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 64

@@ -1,0 +1,254 @@
+"""Text formats: blocks of whole records, each a line or, between quotes, several."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.files.opening import guarded, head, open_unpacked
+from placer.data.files.stores import shown
+from placer.data.formats.columns import Place
+from placer.data.source import RawBatch
+from placer.errors import DataError
+
+MOST_LINE_BYTES = 16 << 20
+"""Longest line of a log."""
+BLOCK_BYTES = 2 << 20
+HEAD_BYTES = 1 << 20
+"""How much of a log's first file is looked at to tell what its columns are."""
+_NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Whole records of a file.
+
+    Attributes
+    ----------
+    file : str
+    header : bytes or None
+        The file's first line, where it names the columns.
+    data : memoryview
+    samples : int
+    first_line : int
+        The line at which it begins, from 1.
+    lines : int64, shape (samples,), or None
+        The line of each record, where one of them has several.
+    """
+
+    file: str
+    header: bytes | None
+    data: memoryview
+    samples: int
+    first_line: int
+    lines: npt.NDArray[np.int64] | None
+
+    @property
+    def place(self) -> Place:
+        """Where the samples are."""
+        return Place(self.file, self.first_line, "line", self.lines)
+
+
+Parse = Callable[[Block], RawBatch]
+
+
+class TextCursor:
+    """Reads blocks of whole records; a block that is skipped is never parsed.
+
+    Parameters
+    ----------
+    files : sequence of str
+    parse : callable
+    header : bool
+        Whether the first record of each file is no sample.
+    quotes : bool
+        Whether a newline between double quotes ends no record.
+    """
+
+    def __init__(
+        self, files: Sequence[str], parse: Parse, *, header: bool = False, quotes: bool = False
+    ) -> None:
+        self._files = list(files)
+        self._is_only = len(self._files) == 1
+        self._parse, self._has_header, self._quotes = parse, header, quotes
+        self._file: str = ""
+        self._stream: IO[bytes] | None = None
+        self._header: bytes | None = None
+        self._rest = b""
+        self._block = b""
+        # Ends of the block's records, newline included, and how many of them are behind us.
+        self._ends = np.zeros(0, dtype=np.int64)
+        self._record = 0
+        # Newlines within the block, where a record has several lines.
+        self._newlines: npt.NDArray[np.int64] | None = None
+        # Lines of the file before this block.
+        self._lines_before = 0
+        self._parsed: RawBatch | None = None
+        self._found_any = False
+
+    def read(self, samples: int) -> RawBatch | None:
+        """The next samples, at least one and at most `samples`; None at the end."""
+        if not self._next_block():
+            return None
+        if self._parsed is None:
+            self._parsed = self._parse(self._unread())
+        # The batch was parsed from the record that we stood at then, to the block's end.
+        start = self._parsed.samples - (self._ends.size - self._record)
+        batch = self._parsed.slice(start, start + samples)
+        self._record += batch.samples
+        return batch
+
+    def skip(self, samples: int) -> int:
+        """Move on without parsing; how many records were there to skip."""
+        left = samples
+        while left and self._next_block():
+            step = min(left, self._ends.size - self._record)
+            self._record += step
+            left -= step
+        return samples - left
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _unread(self) -> Block:
+        """What of the block is not behind us."""
+        start = int(self._ends[self._record - 1]) if self._record else 0
+        ends, lines = self._ends[self._record :], None
+        first = self._lines_before + self._record + 1
+        if self._newlines is not None:
+            starts = np.concatenate([[start], ends[:-1]])
+            lines = self._lines_before + 1 + np.searchsorted(self._newlines, starts)
+            first = int(lines[0])
+        # Arrow would take a blank line for a sample of which every field is missing, or for none.
+        blank = np.diff(ends, prepend=start) == 1
+        if blank.any():
+            record = int(np.argmax(blank))
+            line = first + record if lines is None else int(lines[record])
+            raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
+        data = memoryview(self._block)[start:]
+        return Block(self._file, self._header, data, ends.size, first, lines)
+
+    def _next_block(self) -> bool:
+        """Make sure that an unread record is at hand; False at the log's end."""
+        while self._record == self._ends.size:
+            if self._stream is None:
+                if not self._files:
+                    return False
+                self._file = self._files.pop(0)
+                self._stream = open_unpacked(self._file)
+                self._rest, self._lines_before, self._header = b"", 0, None
+                self._block, self._ends, self._record = b"", self._ends[:0], 0
+                self._newlines = None
+            self._read_block(self._stream)
+        return True
+
+    def _read_block(self, stream: IO[bytes]) -> None:
+        before = self._ends.size if self._newlines is None else self._newlines.size
+        self._lines_before += before
+        block, at_end = self._rest, False
+        while True:
+            data = guarded(lambda: stream.read(BLOCK_BYTES), self._file)
+            at_end = not data
+            if at_end and block and not block.endswith(b"\n"):
+                data = b"\n"  # The last line of a file may lack its newline.
+            block += data
+            if at_end or b"\n" in data:
+                ends, newlines = record_ends(block, self._quotes)
+                if ends.size or at_end:
+                    break
+            if len(block) > MOST_LINE_BYTES:
+                raise self._too_long(block)
+        end = int(ends[-1]) if ends.size else 0
+        self._rest = block[end:]
+        if at_end and self._rest:
+            raise self._too_long(self._rest, block.count(b"\n", 0, end))
+        self._block, self._record, self._parsed = block[:end], 0, None
+        self._ends = ends
+        self._newlines = None if newlines is None else newlines[newlines < end]
+        if self._has_header and self._header is None and ends.size:
+            self._header, self._record = block[: int(ends[0])], 1
+        if self._record < ends.size:
+            self._found_any = True
+        if not ends.size:
+            self.close()
+            if self._is_only and not self._found_any:
+                raise DataError(f"{shown(self._file)} is empty; a log needs at least one sample")
+
+    def _too_long(self, unended: bytes, lines_above: int = 0) -> DataError:
+        line = self._lines_before + lines_above + 1
+        if self._quotes and _QUOTE in unended:
+            return DataError(
+                f"{shown(self._file)}, line {line} opens a quote that nothing closes; close it, "
+                "or say that quotes are plain characters (--no-quotes)"
+            )
+        return DataError(
+            f"{shown(self._file)}, line {line} has more than {MOST_LINE_BYTES} bytes, "
+            "which no sample has; is it a log?"
+        )
+
+
+def record_ends(
+    block: bytes, quotes: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Where records end, newline included, and the newlines where some record has several.
+
+    >>> record_ends(b'1,"a\\nb"\\n2,c\\n', quotes=True)
+    (array([ 8, 12]), array([ 4,  7, 11]))
+    >>> record_ends(b"1,a\\n2", quotes=True)
+    (array([4]), None)
+    """
+    text = np.frombuffer(block, dtype=np.uint8)
+    newlines = np.flatnonzero(text == _NEWLINE)
+    if not quotes or _QUOTE not in block:
+        return newlines + 1, None
+    # A newline ends a record unless a quote is open: a quote within quotes is written twice.
+    opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1
+    if not opened.any():
+        return newlines + 1, None
+    return newlines[~opened] + 1, newlines
+
+
+def head_lines(file: str) -> bytes:
+    """Whole lines at the beginning of a file, the last one complete or not at the file's end.
+
+    Raises
+    ------
+    DataError
+        If the file is empty or cannot be read.
+    """
+    start = head(file, HEAD_BYTES)
+    if not start:
+        raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+    if len(start) < HEAD_BYTES:
+        return start if start.endswith(b"\n") else start + b"\n"
+    end = start.rfind(b"\n") + 1
+    while not end:
+        start = head(file, min(2 * len(start), MOST_LINE_BYTES))
+        end = start.rfind(b"\n") + 1
+        if not end and len(start) >= MOST_LINE_BYTES:
+            raise DataError(
+                f"{shown(file)}, line 1 has more than {MOST_LINE_BYTES} bytes, "
+                "which no sample has; is it a log?"
+            )
+        if not end and len(start) < MOST_LINE_BYTES:
+            return start + b"\n"
+    return start[:end]
+
+
+def lone_return(block: Block) -> DataError | None:
+    """A carriage return within a line, which Arrow would take for its end, if there is one."""
+    text = np.frombuffer(block.data, dtype=np.uint8)
+    returns = np.flatnonzero(text == _RETURN)
+    # A block ends with a newline, so that something follows.
+    lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
+    if not lone.size:
+        return None
+    line = block.first_line + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
+    return DataError(
+        f"{shown(block.file)}, line {line} has a carriage return that does not end it; remove it"
+    )

@@ -1,0 +1,60 @@
+"""How the values of a log's files are written: what one must know to read the next one."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from placer.data.names import Format, IdType
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The format of a log's files, and what they do not say of their columns themselves.
+
+    Recorded in a profile, so that the next file is read with no option. What is None is found
+    from the first file.
+
+    Attributes
+    ----------
+    format : str, optional
+        One of `placer.data.FORMATS`.
+    separator : str, optional
+        Between the fields of a line of text; it may have several characters.
+    header : bool, optional
+        Whether the first line of each text file names the columns.
+    quotes : bool, optional
+        Whether a field of text may stand between double quotes.
+    names : tuple of str
+        The columns in order, where no file names them.
+    types : mapping of column name to str
+        ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
+    lists : mapping of column name to str
+        The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
+    """
+
+    format: Format | None = None
+    separator: str | None = None
+    header: bool | None = None
+    quotes: bool | None = None
+    names: tuple[str, ...] = ()
+    types: Mapping[str, IdType] = field(default_factory=dict)
+    lists: Mapping[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values, without what is not known."""
+        values = asdict(self)
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if value is not None and value != ()
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Layout":
+        """What `to_json` wrote.
+
+        >>> layout = Layout("csv", separator=",", names=("user", "item"))
+        >>> Layout.from_json(layout.to_json()) == layout
+        True
+        """
+        return cls(**{**values, "names": tuple(values.get("names", ()))})

@@ -1,0 +1,70 @@
+"""The profile of a later log, counted as an earlier one was."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from placer.data.names import Format
+from placer.data.reader import open_log
+from placer.data.source import Progress
+from placer.errors import ProfileError
+from placer.profile.count import profile_log
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
+
+_Path = str | os.PathLike[str]
+
+
+def profile_like(
+    earlier: Profile,
+    paths: _Path | Sequence[_Path],
+    format: Format | None = None,
+    *,
+    sample: float | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Count the accesses of a log to the tables of an earlier profile.
+
+    Columns and ids become what they were in the log of the earlier profile, so that plans and
+    checkpoints that were made with it go with both. Ids that its vocabularies do not list share row
+    0: `TableProfile.unknown` says how many. Tables have the dim, type and optimizer that they had.
+
+    Parameters
+    ----------
+    earlier : Profile
+    paths, format
+        As `placer.data.open_log` takes them.
+    sample, seed, progress
+        As `profile_log` takes them.
+
+    Raises
+    ------
+    ProfileError
+        If the earlier profile does not know how ids became rows.
+    DataError
+        If the log cannot be read, lacks a column, or has an id beyond its table.
+    """
+    if earlier.encoding is None:
+        raise ProfileError(
+            "the earlier profile does not say how ids become rows: it was made from counts or a "
+            "published workload; profile a log"
+        )
+    log = open_log(paths, format, encoding=earlier.encoding)
+    counted = profile_log(log, sample=sample, seed=seed, progress=progress)
+    return replace(counted, tables=tuple(_alike(one, earlier[one.name]) for one in counted))
+
+
+def _alike(counted: TableProfile, earlier: TableProfile) -> TableProfile:
+    was, pooling = earlier.table, {one.name: one.pooling for one in earlier.table.features}
+    features = tuple(
+        replace(one, pooling=pooling.get(one.name, one.pooling)) for one in counted.table.features
+    )
+    table = replace(
+        counted.table,
+        dim=was.dim,
+        dtype=was.dtype,
+        optimizer=was.optimizer,
+        features=features,
+    )
+    return replace(counted, table=table)

@@ -1,0 +1,239 @@
+"""Time-locality: how many distinct rows a log reads in a step, in its own order.
+
+Users come in sessions and items in fashion: consecutive samples read fewer different rows than
+samples from anywhere in the log would. A window of consecutive samples is what a step of that many
+samples reads, so distinct rows are counted in windows of a few sizes, at a few places of the log.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.data.log import Bags
+from placer.profile.cdf import AccessCdf
+
+Float = npt.NDArray[np.float64]
+
+STRETCH_SAMPLES = 65536
+"""Consecutive samples that are kept at a time, to count windows in."""
+
+WINDOWS = {256: 8, 1024: 8, 4096: 4, 8192: 2, 16384: 2, 32768: 1, 65536: 1}
+"""Samples of a window, and how many of them are counted in a stretch at most."""
+
+_STRETCH_LOOKUPS = 1 << 23
+"""A stretch ends early with so many lookups: they are 64 MB."""
+
+_MOST_STRETCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """What was counted in windows of one size, as integers, so that merging is exact.
+
+    Attributes
+    ----------
+    samples : int
+        Of a window.
+    windows : int
+    lookups, distinct : int
+        Lookups of the table in all windows, and distinct rows of each window, added.
+    """
+
+    samples: int
+    windows: int
+    lookups: int
+    distinct: int
+
+    def __add__(self, other: "WindowCounts") -> "WindowCounts":
+        return WindowCounts(
+            self.samples,
+            self.windows + other.windows,
+            self.lookups + other.lookups,
+            self.distinct + other.distinct,
+        )
+
+
+Locality = tuple[WindowCounts, ...]
+"""Of a table, smallest windows first; empty where nothing was measured."""
+
+
+def added(parts: list[Locality]) -> Locality:
+    """The locality of several parts of a log.
+
+    >>> added([(WindowCounts(256, 2, 512, 90),), (WindowCounts(256, 1, 256, 60),)])
+    (WindowCounts(samples=256, windows=3, lookups=768, distinct=150),)
+    """
+    sums: dict[int, WindowCounts] = {}
+    for counts in (counts for part in parts for counts in part):
+        known = sums.get(counts.samples)
+        sums[counts.samples] = counts if known is None else known + counts
+    return tuple(sums[samples] for samples in sorted(sums))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DistinctRows:
+    """Distinct rows of a step in a log's order, as a function of the lookups of the step.
+
+    Between the sizes that were measured the logarithm is linear in that of the number of lookups,
+    from one row for one lookup on; beyond the largest, as before it.
+
+    Attributes
+    ----------
+    log_lookups, log_distinct : float64, shape (sizes + 1,)
+    """
+
+    log_lookups: Float
+    log_distinct: Float
+
+    @classmethod
+    def of(cls, locality: Locality) -> "DistinctRows":
+        """Of measured windows."""
+        read = [one for one in locality if one.distinct and one.lookups > one.windows]
+        lookups = [one.lookups / one.windows for one in read]
+        distinct = np.maximum.accumulate([1.0, *(one.distinct / one.windows for one in read)])
+        return cls(np.log([1.0, *lookups]), np.log(distinct))
+
+    def draws(self, lookups: float, cdf: AccessCdf) -> float:
+        """Independent draws that read as many distinct rows as `lookups` consecutive lookups.
+
+        `lookups` where nothing was measured. More in windows that are much of a log, as what is
+        read once does not come again.
+        """
+        if self.log_lookups.size == 1 or lookups <= 1:
+            return lookups
+        at, known, distinct = float(np.log(lookups)), self.log_lookups, self.log_distinct
+        if at <= known[-1]:
+            return _draws_for(float(np.exp(np.interp(at, known, distinct))), lookups, cdf)
+        slope = (distinct[-1] - distinct[-2]) / (known[-1] - known[-2])
+        further = float(np.exp(distinct[-1] + slope * (at - known[-1])))
+        largest = float(np.exp(known[-1]))
+        most = max(1.0, _draws_for(float(np.exp(distinct[-1])), largest, cdf) / largest)
+        return min(_draws_for(further, lookups, cdf), most * lookups)
+
+
+_MOST_DRAWS = 16.0
+"""Times the lookups: where nearly all rows are read, any number of draws would do."""
+
+
+def _draws_for(distinct: float, lookups: float, cdf: AccessCdf) -> float:
+    """Independent draws that are expected to read so many distinct rows."""
+    low, high = 0.0, lookups
+    while cdf.unique(high) < distinct:
+        low, high = high, 2 * high
+        if high > _MOST_DRAWS * lookups:
+            return low
+    # Illinois' variant of the method of false position: a few steps on a concave function.
+    at_low, at_high = cdf.unique(low) - distinct, cdf.unique(high) - distinct
+    for _ in range(40):
+        between = high - at_high * (high - low) / (at_high - at_low)
+        found = cdf.unique(between) - distinct
+        if abs(found) <= 1e-6 * distinct:
+            return between
+        if found < 0:
+            low, at_low, at_high = between, found, at_high / 2
+        else:
+            high, at_high, at_low = between, found, at_low / 2
+    return between
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Consecutive samples: the bags of each feature, chunk by chunk."""
+
+    number: int
+    chunks: list[tuple[int, Mapping[str, Bags]]] = field(default_factory=list)
+    samples: int = 0
+    lookups: int = 0
+
+    def ids(self, feature: str, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Ids of the samples ``start..stop``, chunk by chunk."""
+        first = 0
+        for samples, features in self.chunks:
+            low, high = max(start - first, 0), min(stop - first, samples)
+            if low < high:
+                bags = features[feature]
+                if bags.offsets is not None:
+                    low, high = int(bags.offsets[low]), int(bags.offsets[high])
+                yield bags.ids[low:high]
+            first += samples
+
+
+class LocalityCounter:
+    """Counts distinct rows of windows of consecutive samples, at a few places of a log.
+
+    At most 16 stretches of `STRETCH_SAMPLES` samples are looked at, evenly over what has been read:
+    when there are more, every second one is dropped and half as many are taken from there on.
+
+    Parameters
+    ----------
+    tables : mapping of table name to int
+        Rows of each table.
+    feature_tables : mapping of feature name to table name
+    """
+
+    def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
+        self._rows = dict(tables)
+        self._features: dict[str, list[str]] = {name: [] for name in tables}
+        for feature, table in feature_tables.items():
+            self._features[table].append(feature)
+        self._spacing, self._next = 1, 0
+        self._stretch = _Stretch(0)
+        self._counted: dict[int, dict[str, Locality]] = {}
+
+    def add(self, samples: int, features: Mapping[str, Bags]) -> None:
+        """Go on with the samples that follow; the arrays are kept for a while."""
+        stretch = self._stretch
+        if stretch.number % self._spacing == 0:
+            stretch.chunks.append((samples, features))
+            stretch.lookups += sum(bags.ids.size for bags in features.values())
+        stretch.samples += samples
+        if stretch.samples >= STRETCH_SAMPLES or stretch.lookups >= _STRETCH_LOOKUPS:
+            self.gap()
+
+    def gap(self) -> None:
+        """What follows is from another place of the log."""
+        stretch, self._stretch = self._stretch, _Stretch(self._stretch.number + 1)
+        if stretch.chunks and stretch.samples >= min(WINDOWS):
+            self._counted[stretch.number] = {
+                table: self._count(stretch, table) for table in self._features
+            }
+        if len(self._counted) > 2 * _MOST_STRETCHES:
+            self._spacing *= 2
+            kept = [number for number in self._counted if number % self._spacing == 0]
+            self._counted = {number: self._counted[number] for number in kept}
+
+    def localities(self) -> dict[str, Locality]:
+        """What was counted so far, by table. Ends the stretch."""
+        self.gap()
+        return {
+            table: added([counted[table] for counted in self._counted.values()])
+            for table in self._features
+        }
+
+    def _count(self, stretch: _Stretch, table: str) -> Locality:
+        counts = []
+        for samples, most in WINDOWS.items():
+            number = min(most, stretch.samples // samples)
+            starts = np.linspace(0, max(stretch.samples - samples, 0), number).astype(int)
+            lookups = distinct = 0
+            for start in starts.tolist():
+                ids = [
+                    part
+                    for feature in self._features[table]
+                    for part in stretch.ids(feature, start, start + samples)
+                ]
+                read = np.concatenate([np.zeros(0, dtype=np.int64), *ids])
+                lookups += read.size
+                distinct += _distinct(read, self._rows[table])
+            if number:
+                counts.append(WindowCounts(samples, number, lookups, distinct))
+        return tuple(counts)
+
+
+def _distinct(ids: npt.NDArray[np.int64], rows: int) -> int:
+    if rows <= 4 * ids.size:
+        return int(np.count_nonzero(np.bincount(ids, minlength=rows)))
+    ordered = np.sort(ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids)
+    return int(np.count_nonzero(ordered[1:] != ordered[:-1])) + bool(ordered.size)

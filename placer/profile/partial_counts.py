@@ -1,0 +1,193 @@
+"""Counts of a part of a log, as record batches that an engine adds up where they lie.
+
+The columns are always the same (`SCHEMA`), and everything in them is a sum or a least value by
+key, so that parts may be merged in any order and grouping: by `merge_counts`, or by any engine's
+``GROUP BY kind, name, id`` with ``SUM(count)`` and ``MIN(first)``.
+
+============  ================  ===========  ==============================  ==================
+kind          name              id           count                           first
+============  ================  ===========  ==============================  ==================
+``row``       table             row          lookups of the row              0
+``key``       table             key of an id lookups of the id               where it came first
+``lookups``   feature           0            lookups of the feature          0
+``bags``      feature           0            its bags that are not empty     0
+``samples``   empty             0            samples                         0
+============  ================  ===========  ==============================  ==================
+
+Ids whose table has no list of ids yet are counted by their key: which row each gets follows from
+all counts and first places together, and so does the number of rows.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from placer.data.formats.parquet import UNREADABLE
+from placer.data.held import batches_of, is_in_memory
+from placer.data.vocabulary import DistinctKeys, Run
+from placer.errors import DataError
+
+KEYS = ("kind", "name", "id")
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("id", pa.int64()),
+        ("count", pa.int64()),
+        ("first", pa.int64()),
+    ]
+)
+
+_Int = npt.NDArray[np.int64]
+_BATCH_ROWS = 1 << 16
+
+
+def merge_counts(parts: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
+    """Add parts of the counts of a log: associative and commutative, so that a tree may do it.
+
+    Examples
+    --------
+    >>> one = pa.table([["row"], ["user"], [7], [2], [0]], schema=SCHEMA)
+    >>> merge_counts([one, one]).to_pylist()
+    [{'kind': 'row', 'name': 'user', 'id': 7, 'count': 4, 'first': 0}]
+    """
+    tables = [pa.table(part).cast(SCHEMA) for part in parts]
+    merged = (
+        pa.concat_tables([SCHEMA.empty_table(), *tables])
+        .group_by(list(KEYS), use_threads=False)
+        .aggregate([("count", "sum"), ("first", "min")])
+    )
+    return merged.rename_columns(["kind", "name", "id", "count", "first"]).select(SCHEMA.names)
+
+
+def batches(
+    kind: str, name: str, ids: _Int, counts: _Int, first: _Int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Counts of one kind and name as record batches of bounded size."""
+    for start in range(0, ids.size, _BATCH_ROWS):
+        part = slice(start, start + _BATCH_ROWS)
+        size = ids[part].size
+        columns = [
+            pa.repeat(pa.scalar(kind), size),
+            pa.repeat(pa.scalar(name), size),
+            pa.array(ids[part], pa.int64()),
+            pa.array(counts[part].astype(np.int64, copy=False)),
+            pa.array(np.zeros(size, np.int64) if first is None else first[part]),
+        ]
+        yield pa.record_batch(columns, schema=SCHEMA)
+
+
+@dataclass(slots=True)
+class CountSums:
+    """All parts of the counts of a log, added up.
+
+    Attributes
+    ----------
+    samples : int
+    lookups, bags : dict of feature name to int
+    rows : dict of table name to pairs (rows, counts)
+        Rows ascend, each listed once.
+    keys : dict of table name to Run
+    """
+
+    samples: int = 0
+    lookups: dict[str, int] = field(default_factory=dict)
+    bags: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, tuple[_Int, _Int]] = field(default_factory=dict)
+    keys: dict[str, Run] = field(default_factory=dict)
+
+
+Counts = Any
+"""A table or record batch of counts, or the path of a Parquet file of them."""
+
+
+def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
+    """Add parts up, merged before or not, in memory or in Parquet files.
+
+    Raises
+    ------
+    DataError
+        If a part is unreadable or is no part of the counts of a log.
+    """
+    sums = CountSums()
+    rows: dict[str, DistinctKeys] = {}
+    keys: dict[str, DistinctKeys] = {}
+    for part, place in _parts(parts):
+        names = part.column("name").dictionary_encode()
+        kinds = part.column("kind").dictionary_encode()
+        ids, counts, first = (part.column(name).to_numpy() for name in SCHEMA.names[2:])
+        if counts.size and counts.min() < 0:
+            raise DataError(f"{place}: count {counts.min()} is negative")
+        groups = np.asarray(kinds.indices) * len(names.dictionary) + np.asarray(names.indices)
+        for group in np.unique(groups):
+            of_kind, of_name = divmod(int(group), len(names.dictionary))
+            kind, name = kinds.dictionary[of_kind].as_py(), names.dictionary[of_name].as_py()
+            here = groups == group
+            match kind:
+                case "row":
+                    one = rows.setdefault(name, DistinctKeys())
+                    one.add_run(ids[here].view(np.uint64), counts[here], first[here])
+                case "key":
+                    one = keys.setdefault(name, DistinctKeys())
+                    one.add_run(ids[here].view(np.uint64), counts[here], first[here])
+                case "lookups":
+                    sums.lookups[name] = sums.lookups.get(name, 0) + int(counts[here].sum())
+                case "bags":
+                    sums.bags[name] = sums.bags.get(name, 0) + int(counts[here].sum())
+                case "samples":
+                    sums.samples += int(counts[here].sum())
+                case _:
+                    raise DataError(f"{place}: counts of the kind {kind!r} are not known")
+    for name in list(rows):
+        run = rows.pop(name).merge()
+        sums.rows[name] = (run.keys.view(np.int64), run.counts)
+    sums.keys = {name: one.merge() for name, one in keys.items()}
+    return sums
+
+
+def _parts(parts: Counts | Iterable[Counts]) -> Iterator[tuple[pa.RecordBatch, str]]:
+    """Record batches of `SCHEMA` without missing values, and where each comes from."""
+    if isinstance(parts, str | os.PathLike) or is_in_memory(parts):
+        parts = [parts]
+    for part in parts:
+        if isinstance(part, str | os.PathLike):
+            read, place = _from_parquet(str(part)), str(part)
+        else:
+            source = batches_of(part)
+            read, place = source.read(_present(source.schema, source.name)), source.name
+        for batch in read:
+            for column in batch.columns:
+                if column.null_count:
+                    raise DataError(f"{place}: counts of a log have no missing values")
+            try:
+                yield pa.table(batch).cast(SCHEMA).combine_chunks().to_batches()[0], place
+            except IndexError:
+                continue  # It is empty.
+            except pa.ArrowException as error:
+                raise DataError(f"{place}: {str(error).splitlines()[0]}") from error
+
+
+def _from_parquet(file: str) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(file) as parquet:
+            columns = _present(parquet.schema_arrow, file)
+            yield from parquet.iter_batches(columns=columns)
+    except FileNotFoundError as error:
+        raise DataError(f"cannot open {file}: no such file") from error
+    except UNREADABLE as error:
+        raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _present(schema: pa.Schema, place: str) -> list[str]:
+    missing: Sequence[str] = [name for name in SCHEMA.names if schema.names.count(name) != 1]
+    if missing:
+        raise DataError(
+            f"{place} has no column {missing[0]!r}; parts of counts have {', '.join(SCHEMA.names)}"
+        )
+    return list(SCHEMA.names)

@@ -1,0 +1,422 @@
+"""Counts a log in parts, each where it lies, and makes the profile of their sum.
+
+A `PartitionCounter` is made once, from some samples of the log. Workers take it along: `count`
+turns the record batches of a part into counts (`placer.profile.partial_counts`), an engine adds
+these up, and `profile` makes of the sum what `profile_log` would make of the whole log.
+docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_kinds
+from placer.data.encoded import rows_of
+from placer.data.encoding import Encoding
+from placer.data.formats.columns import Columns
+from placer.data.held import BatchSource, InMemory, batches_of
+from placer.data.in_memory import ArrowSource
+from placer.data.keys import Missing
+from placer.data.mapping import Hash, Identity, IdMapping
+from placer.data.names import MappingKind
+from placer.data.source import RawBatch, samples_of
+from placer.data.vocabulary import Run, vocabulary_of
+from placer.errors import DataError
+from placer.profile.count import TableOptions
+from placer.profile.counts import RowCounts
+from placer.profile.partial_counts import Counts, CountSums, batches, sums_of
+from placer.profile.partition_tables import PartitionTables
+from placer.profile.profile import Profile
+from placer.profile.table_profile import FeatureCounts, TableProfile
+
+_Int = npt.NDArray[np.int64]
+_PARTITION_SAMPLES = 1 << 33
+"""Most samples of a partition, as of Spark's ``monotonically_increasing_id``."""
+_READ_SAMPLES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCounter:
+    """What a worker has to know in order to count a part of a log; make it with `for_log`.
+
+    Attributes
+    ----------
+    columns : Columns
+        Which column of the log is what.
+    feature_tables : mapping of feature name to table name
+    kinds : mapping of table name to MappingKind
+        How its ids become rows.
+    mappings : mapping of table name to IdMapping
+        Of the tables for which that is known before the log was counted.
+    missing : {"zero", "empty"}
+    rows : mapping of table name to int
+        Rows of the tables that have a set number.
+    min_count : int
+        A vocabulary leaves out ids that are read less often.
+    position : str, optional
+        A column of integers that order the samples of the log.
+    memory_bytes : int
+        Of what a task holds while it counts.
+    """
+
+    columns: Columns
+    feature_tables: Mapping[str, str]
+    kinds: Mapping[str, MappingKind]
+    mappings: Mapping[str, IdMapping]
+    missing: Missing = "zero"
+    rows: Mapping[str, int] = field(default_factory=dict)
+    min_count: int = 1
+    position: str | None = None
+    memory_bytes: int = 512 << 20
+
+    @classmethod
+    def for_log(
+        cls,
+        some: InMemory,
+        *,
+        id_mapping: Literal["auto", "identity", "hash", "vocabulary"] = "auto",
+        rows: int | Mapping[str, int] | None = None,
+        min_count: int = 1,
+        sparse: Sequence[str] | None = None,
+        dense: Sequence[str] | None = None,
+        label: str | None = None,
+        ignore: Sequence[str] = (),
+        feature_tables: Mapping[str, str] | None = None,
+        missing: Missing = "zero",
+        encoding: Encoding | None = None,
+        position: str | None = None,
+        memory_bytes: int = 512 << 20,
+    ) -> "PartitionCounter":
+        """A counter for a log like `some` samples of it.
+
+        Parameters
+        ----------
+        some
+            What `placer.data.held.batches_of` takes. Only its columns are read.
+        id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables, missing, encoding
+            As of `placer.data.open_log`.
+        position : str, optional
+            A column of integers that order the samples, from 0 to less than 2⁶² over the number
+            of features. Vocabularies number ids in this order, and otherwise in the order of
+            partitions and of samples within them.
+        memory_bytes : int
+            Of what a task holds, at most, besides the record batch that it reads. Counts that
+            exceed it are passed on before the partition's end, and are added up later.
+
+        Raises
+        ------
+        DataError
+            If a column is missing or does not fit, or an option does not.
+        """
+        source = batches_of(some)
+        if position is not None and source.schema.names.count(position) != 1:
+            raise DataError(
+                f"{source.name} has no column {position!r}; it has {', '.join(source.schema.names)}"
+            )
+        if encoding is not None:
+            sparse, dense = list(encoding.feature_tables), encoding.dense
+            label, missing = encoding.label, encoding.missing
+        else:
+            ignore = [*ignore, *([position] if position is not None else [])]
+        log = ArrowSource(
+            source,
+            sparse=sparse,
+            dense=dense,
+            label=label,
+            ignore=ignore,
+            missing=missing,
+            layout=None if encoding is None else encoding.layout,
+        )
+        common: dict[str, Any] = {
+            "columns": log.columns,
+            "missing": missing,
+            "min_count": min_count,
+            "position": position,
+            "memory_bytes": memory_bytes,
+        }
+        if encoding is not None:
+            return cls(
+                feature_tables=dict(encoding.feature_tables),
+                kinds={name: mapping.kind for name, mapping in encoding.mappings.items()},
+                mappings=dict(encoding.mappings),
+                rows=encoding.tables,
+                **common,
+            )
+        tables = feature_tables_of(log, None, feature_tables)
+        kinds, row_counts = mapping_kinds(log, tables, id_mapping, rows)
+        return cls(
+            feature_tables=tables,
+            kinds=kinds,
+            mappings={
+                name: Hash(row_counts[name])
+                if kind == "hash"
+                else Identity(row_counts.get(name, MAX_INFERRED_ROWS))
+                for name, kind in kinds.items()
+                if kind != "vocabulary"
+            },
+            rows=row_counts,
+            **common,
+        )
+
+    @property
+    def reads(self) -> list[str]:
+        """The columns of the log that are read; an engine may leave out the others."""
+        return [*self.columns.sparse, *([] if self.position is None else [self.position])]
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order of the log's samples makes a difference: to vocabularies it does."""
+        return len(self.mappings) < len(self.kinds)
+
+    def count(
+        self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """The counts of one part of the log.
+
+        Parameters
+        ----------
+        part
+            Its record batches, or what `placer.data.held.batches_of` takes.
+        partition : int
+            Its place among the parts, which orders the ids of vocabularies; parts may share a
+            number where no table has one, or where a column has the samples' positions.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Of `placer.profile.partial_counts.SCHEMA`; no more than 65,536 rows each.
+
+        Raises
+        ------
+        DataError
+            If an id is out of range; the message names the place.
+        """
+        if not 0 <= partition < 1 << 24:
+            raise DataError(f"partition {partition} is not from 0 to {(1 << 24) - 1}")
+        if isinstance(part, Iterator):
+            first = next(part, None)
+            if first is None:
+                return
+            part = _joined(first, part, f"partition {partition}")
+        reader = _Reader(self, part if isinstance(part, BatchSource) else batches_of(part))
+        tables = PartitionTables(
+            {name: self.mappings[name].rows for name in self.mappings},
+            [name for name in self.kinds if name not in self.mappings],
+            self.memory_bytes,
+        )
+        features = dict.fromkeys(self.feature_tables, FeatureCounts())
+        samples = 0
+        for batch, positions in reader.batches(partition):
+            samples += batch.samples
+            for place, (feature, table) in enumerate(self.feature_tables.items()):
+                bags = batch.features[feature]
+                if table in self.mappings:
+                    tables.add_rows(table, rows_of(batch, feature, table, self.mappings[table]))
+                else:
+                    of_sample = positions[samples_of(bags, batch.samples)]
+                    places = of_sample * len(self.feature_tables) + place
+                    tables.add_keys(table, bags.keys, places)
+                filled = (
+                    batch.samples
+                    if bags.offsets is None
+                    else int(np.count_nonzero(np.diff(bags.offsets)))
+                )
+                features[feature] += FeatureCounts(bags.keys.size, filled)
+            yield from tables.overflow()
+        yield from tables.rest()
+        one = np.zeros(1, np.int64)
+        for feature, counted in features.items():
+            yield from batches("lookups", feature, one, one + counted.lookups)
+            yield from batches("bags", feature, one, one + counted.bags)
+        yield from batches("samples", "", one, one + samples)
+
+    def profile(
+        self,
+        parts: Counts | Iterable[Counts],
+        *,
+        sampling: float = 1.0,
+        source: str = "",
+        **options: Any,
+    ) -> Profile:
+        """The profile of the log from the counts of its parts, merged before or not.
+
+        It equals that of `profile_log` over the whole log, bit by bit. Memory grows with the
+        rows that were read, not with the log.
+
+        Parameters
+        ----------
+        parts
+            Tables or record batches of counts, or Parquet files that hold them.
+        sampling : float
+            Share of the log that was counted.
+        source : str
+            Where the log comes from, for people.
+        options
+            The dim, dtype, optimizer and pooling of the tables, as of `profile_log`.
+
+        Raises
+        ------
+        DataError
+            If the parts hold no sample, or are no counts of this log.
+        """
+        sums = sums_of(parts)
+        self._check(sums)
+        tables = TableOptions(**options)
+        mappings: dict[str, IdMapping] = {}
+        counted: dict[str, RowCounts] = {}
+        for name in self.kinds:
+            mappings[name], counted[name] = self._table(name, sums)
+        profiles = []
+        for name, counts in counted.items():
+            features = {
+                feature: FeatureCounts(sums.lookups[feature], sums.bags[feature])
+                for feature, table in self.feature_tables.items()
+                if table == name
+            }
+            table = tables.table(name, counts.rows, features, sums.samples)
+            profiles.append(TableProfile.counted(table, counts, features))
+        columns = self.columns
+        return Profile(
+            tables=tuple(profiles),
+            samples=sums.samples,
+            sampling=sampling,
+            source=source,
+            encoding=Encoding(
+                self.feature_tables,
+                mappings,
+                columns.dense,
+                columns.label,
+                self.missing,
+                columns.layout,
+            ),
+        )
+
+    def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
+        """How a table's ids became rows, and how often each was read."""
+        if name in self.mappings:
+            none = np.zeros(0, np.int64)
+            ids, counts = sums.rows.get(name, (none, none))
+            mapping = self.mappings[name]
+            if isinstance(mapping, Identity) and name not in self.rows:
+                mapping = Identity(int(ids[-1]) + 1 if ids.size else 1)
+            return mapping, RowCounts(mapping.rows, ids, counts)
+        none = np.zeros(0, np.int64)
+        run = sums.keys.get(name) or Run(none.view(np.uint64), none, none)
+        vocabulary = vocabulary_of(run, self.min_count, self.rows.get(name))
+        dense = np.zeros(vocabulary.rows, np.int64)
+        np.add.at(dense, vocabulary.map(run.keys), run.counts)
+        return vocabulary, RowCounts.from_dense(dense)
+
+    def _check(self, sums: CountSums) -> None:
+        if not sums.samples:
+            raise DataError("the log is empty; a profile needs at least one sample")
+        strange = {*sums.rows, *sums.keys} - set(self.kinds)
+        strange |= {*sums.lookups, *sums.bags} ^ set(self.feature_tables)
+        if strange:
+            raise DataError(
+                f"the counts are not of this log: they differ in {', '.join(sorted(strange)[:9])}"
+            )
+        for name in self.kinds:
+            counts = sums.rows[name][1] if name in sums.rows else np.zeros(0, np.int64)
+            if name in sums.keys:
+                counts = np.concatenate([counts, sums.keys[name].counts])
+            lookups = sum(
+                sums.lookups[feature]
+                for feature, table in self.feature_tables.items()
+                if table == name
+            )
+            if int(counts.sum()) != lookups:
+                raise DataError(
+                    f"the features of table {name!r} have {lookups} lookups, but its counts sum to "
+                    f"{int(counts.sum())}; is a part missing, or there twice?"
+                )
+
+
+def profile_in_parts(
+    some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
+) -> Profile:
+    """The profile that `count` gives with a counter for a log like `some` samples of it.
+
+    Parameters
+    ----------
+    some
+        As of `PartitionCounter.for_log`.
+    count : callable
+        Returns counts of all parts of the log.
+    options
+        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    """
+    own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
+    others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}
+    counter = PartitionCounter.for_log(some, **others)
+    return counter.profile(count(counter), **own)
+
+
+_PROFILE_OPTIONS = ("dim", "dtype", "optimizer", "pooling", "sampling", "source")
+
+
+class _Reader:
+    """The samples of a partition with their positions in the log."""
+
+    def __init__(self, counter: PartitionCounter, source: BatchSource) -> None:
+        columns, self._position = counter.columns, counter.position
+        self._most = (1 << 62) // max(1, len(counter.feature_tables))
+        self._numbers: list[_Int] = []
+        extra = () if self._position is None else (self._position,)
+        read = source.read
+
+        def with_positions(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+            for batch in read([*names, *extra]):
+                if self._position is not None:
+                    self._numbers.append(self._checked(batch.column(self._position), source.name))
+                yield batch
+
+        self._source = ArrowSource(
+            replace(source, read=with_positions),
+            columns=replace(columns, dense=(), label=None),
+            missing=counter.missing,
+        )
+
+    def batches(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
+        """Samples in order; positions have one number each."""
+        cursor = self._source.open()
+        first = partition * _PARTITION_SAMPLES
+        used = 0
+        try:
+            while (batch := cursor.read_some(_READ_SAMPLES)) is not None:
+                if self._position is None:
+                    yield batch, np.arange(first, first + batch.samples)
+                    first += batch.samples
+                else:
+                    while used == self._numbers[0].size:
+                        self._numbers.pop(0)
+                        used = 0
+                    yield batch, self._numbers[0][used : used + batch.samples]
+                    used += batch.samples
+        finally:
+            cursor.close()
+
+    def _checked(self, column: pa.Array, name: str) -> _Int:
+        if column.null_count or not pa.types.is_integer(column.type):
+            raise DataError(f"{name}: column {self._position!r} has to hold integers, all present")
+        numbers: _Int = column.to_numpy().astype(np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self._most:
+            raise DataError(
+                f"{name}: positions in column {self._position!r} have to be from 0 to {self._most}"
+            )
+        return numbers
+
+
+def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch], name: str) -> BatchSource:
+    """The batches of an iterator of which one was taken."""
+
+    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        yield first.select(list(columns))
+        for batch in others:
+            yield batch.select(list(columns))
+
+    return BatchSource(name, first.schema, read, once=True)

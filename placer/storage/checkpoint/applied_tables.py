@@ -1,0 +1,124 @@
+"""The placed tables of a model in a folder of their own, beside a trainer's checkpoint."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from placer.adapters.pytorch.applied import LR, AppliedPlan
+from placer.adapters.pytorch.table import PlacedTable
+from placer.errors import CheckpointError
+from placer.executor.id_order import TableTensor
+from placer.executor.tensor_names import UPDATES
+from placer.folders import HiddenFolder
+from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.dcp_writer import write_folder
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
+from placer.storage.tensor_rows import AnyTensor
+
+GROUP = "tables"
+"""First part of the names of a folder's tensors."""
+
+
+def save_tables(
+    folder: str | os.PathLike[str], applied: AppliedPlan, *, replace: bool = False
+) -> None:
+    """Save the placed tables of a model, weights and optimizer state, without gathering them.
+
+    The folder is in the format of `torch.distributed.checkpoint`, by the tables' names:
+    ``tables.<table>.weight``, ``tables.<table>.<state>``. All ranks that share the tables must call
+    this; each writes its part, a block of rows at a time. The folder appears when all is written.
+
+    Parameters
+    ----------
+    folder : path
+        One that all ranks see.
+    applied : AppliedPlan
+        What `placer.apply_plan` returned. Call its `leave_state_dict` where the model's state
+        dict shall not have the weights a second time.
+    replace : bool
+        Whether a folder that is there already makes room, once the new one is complete.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if the folder is there and not to be replaced, or cannot be written.
+    BackendError
+        If a rank is lost; there is no such folder then, or a complete one.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch import nn
+    >>> from placer import Plan, Shard, Table, Topology, apply_plan
+    >>> whole = Shard("0", (0, 9, 1), (0, 2), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("0", rows=9, dim=2),), Topology.parse("1xh100"), (whole,))
+    >>> model = nn.Sequential(nn.EmbeddingBag(9, 2), nn.Linear(2, 1))
+    >>> applied = apply_plan(model, plan, lr=0.1, backend="torch")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_tables(f"{folder}/tables", applied)
+    ...     load_tables(f"{folder}/tables", applied)
+    """
+    hidden = HiddenFolder(Path(folder))
+    kept: dict[Name, AnyTensor] = {}
+    for name, table in applied.tables.items():
+        kept[GROUP, f"{name}.{LR}"] = torch.tensor(table.lr, dtype=torch.float64)
+        if table.embeddings.counts_updates:
+            updates = table.embeddings.id_order().update_count()
+            kept[GROUP, f"{name}.{UPDATES}"] = torch.tensor(updates)
+
+    def begin() -> None:
+        if hidden.target.exists() and not replace:
+            raise CheckpointError(
+                f"{folder} is there already; save to another folder, or pass replace=True"
+            )
+        hidden.begin()
+
+    try:
+        write_folder(hidden, _named(applied), kept, begin=begin, finish=hidden.publish)
+    finally:
+        hidden.discard()
+    for table in applied.tables.values():
+        table.saves.state_saved()
+
+
+def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
+    """Load what `save_tables` saved, under any plan, with any number of ranks.
+
+    Each rank reads the rows that it holds.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder is missing or damaged, or lacks a tensor of the tables or has it in another
+        shape or type. That is checked before anything is changed.
+    """
+    stored, named = read_tensors(Path(folder)), _named(applied)
+    expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
+    counted = {
+        f"{GROUP}.{name}.{UPDATES}": table
+        for name, table in applied.tables.items()
+        if table.embeddings.counts_updates
+    }
+    rates = {f"{GROUP}.{name}.{LR}": table for name, table in applied.tables.items()}
+    check_stored(f"{folder} does not fit the tables", stored, expected, [*counted, *rates])
+    load_blocks(named, stored)
+    for key, table in counted.items():
+        table.embeddings.set_update_count(int(stored[key].whole()))
+    for key, table in rates.items():
+        table.weight_changes()
+        table.set_lr(float(stored[key].whole()))
+        table.saves.state_saved()
+
+
+def _named(applied: AppliedPlan) -> list[NamedTables]:
+    return [
+        NamedTables(table.embeddings.id_order(), dict(_tensors(name, table)))
+        for name, table in applied.tables.items()
+    ]
+
+
+def _tensors(name: str, table: PlacedTable) -> Iterator[tuple[Name, TableTensor]]:
+    for tensor in table.embeddings.id_order().tensors():
+        yield (GROUP, f"{name}.{tensor.name}"), tensor

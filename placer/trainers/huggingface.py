@@ -1,0 +1,99 @@
+"""Hugging Face's `Trainer`, which saves, resumes, accumulates and clips placed tables too."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from placer.adapters.pytorch import AppliedPlan, applied_plan
+from placer.errors import CheckpointError
+from placer.storage.checkpoint import load_tables, save_tables
+
+FOLDER = "placed_tables"
+"""Name of the tables' folder in a checkpoint."""
+
+
+class PlacerTrainer(Trainer):
+    """A `transformers.Trainer` for models whose tables a plan has placed.
+
+    Apply the plan before. Each checkpoint then has a folder of the tables, weights and optimizer
+    state, beside the model's file, which has the dense layers alone; ``resume_from_checkpoint`` and
+    ``load_best_model_at_end`` load both. Tables are updated with the optimizer, so that
+    ``gradient_accumulation_steps``, the schedule of learning rates and, in one process,
+    ``max_grad_norm`` reach them. Beside a trainer of your own: ``class Mine(PlacerTrainer, Own)``.
+
+    Parameters
+    ----------
+    *arguments, **options
+        Those of `transformers.Trainer`.
+
+    Attributes
+    ----------
+    applied : AppliedPlan
+        The tables.
+
+    Raises
+    ------
+    PlanMismatchError
+        If no plan is applied to the model.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.applied: AppliedPlan = applied_plan(self.model)
+        # `Trainer` asks one rank alone for the model's state dict, and all have to gather tables.
+        self.applied.leave_state_dict()
+        self._updates_tables: torch.optim.Optimizer | None = None
+        tables = self.applied.tables.values()
+        self._clips_tables = all(table.embeddings.world == 1 for table in tables)
+        if self.args.max_grad_norm and not self._clips_tables:
+            warnings.warn(
+                "max_grad_norm clips the gradients of the dense layers alone where ranks share "
+                "tables; pass max_grad_norm=0 to clip none",
+                stacklevel=2,
+            )
+
+    def create_optimizer(self, *arguments: Any, **options: Any) -> torch.optim.Optimizer:
+        """The optimizer, whose steps update the tables."""
+        super().create_optimizer(*arguments, **options)
+        optimizer: torch.optim.Optimizer = self.optimizer
+        if self._updates_tables is not optimizer:
+            self.applied.update_with(optimizer)
+            self._updates_tables = optimizer
+        return optimizer
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and its tables in a folder beside it; all ranks must call it."""
+        super().save_model(output_dir, _internal_call)
+        save_tables(self._folder_in(output_dir or self.args.output_dir), self.applied, replace=True)
+
+    def _folder_in(self, checkpoint: str | os.PathLike[str]) -> Path:
+        return Path(checkpoint) / FOLDER
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_tables(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_tables(self.state.best_model_checkpoint)
+
+    def _load_tables(self, checkpoint: str) -> None:
+        folder = self._folder_in(checkpoint)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{checkpoint} has no folder {FOLDER}: it was not saved by a PlacerTrainer, and "
+                "lacks the state of placed tables; train on from its weights with load_state_dict"
+            )
+        load_tables(folder, self.applied)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if not self._clips_tables:
+            return super()._clip_grad_norm(model)
+        return self.applied.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)

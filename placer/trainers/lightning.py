@@ -1,0 +1,124 @@
+"""Lightning: a callback that saves and loads what the module's state dict lacks."""
+
+import os
+import secrets
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+
+from placer.adapters.pytorch import AppliedPlan, applied_plan
+from placer.errors import CheckpointError
+from placer.storage.checkpoint import load_tables, save_tables
+
+KEY = "placer"
+"""Of a Lightning checkpoint: what this callback adds."""
+
+
+class PlacerCallback(lightning.Callback):
+    """Saves the state of placed tables with each checkpoint, and loads it in `fit(ckpt_path=...)`.
+
+    Without it a resumed run starts the tables' optimizer anew, for Lightning knows only the
+    optimizers of `configure_optimizers`.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Where tables are saved in folders of their own, without gathering them: for tables that
+        are too large for the checkpoint file, which then names the folder, and has the dense layers
+        alone. All ranks must see it. By default everything is in Lightning's file.
+    keep : int, optional
+        How many of these folders stay, the newest; by default all. A checkpoint file whose folder
+        is gone cannot be loaded.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, keep: int | None = None
+    ) -> None:
+        self.folder, self.keep = None if folder is None else Path(folder), keep
+
+    def setup(
+        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule", stage: str
+    ) -> None:
+        """Leave the weights to the folder, if there is one."""
+        if self.folder is not None:
+            applied_plan(pl_module).leave_state_dict()
+
+    def on_fit_start(
+        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule"
+    ) -> None:
+        """Say what Lightning's clipping does not reach."""
+        clips = lightning.LightningModule.configure_gradient_clipping
+        if trainer.gradient_clip_val and type(pl_module).configure_gradient_clipping is clips:
+            warnings.warn(
+                "gradient_clip_val clips the gradients of the dense layers alone, for those of "
+                "placed tables are no parameters'; override configure_gradient_clipping and call "
+                "clip_grad_norm_ of what apply_plan returns (docs/pytorch.md)",
+                stacklevel=2,
+            )
+
+    def on_save_checkpoint(
+        self,
+        trainer: "lightning.Trainer",
+        pl_module: "lightning.LightningModule",
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Add the tables' state to the checkpoint, or write it and add where it is."""
+        applied = applied_plan(pl_module)
+        if self.folder is None:
+            checkpoint[KEY] = {"tables": applied.state_dict()}
+            return
+        name = f"step-{trainer.global_step:012d}-{_common_number(applied):08x}"
+        save_tables(self.folder / name, applied)
+        if trainer.is_global_zero:
+            self._remove_old()
+        checkpoint[KEY] = {"folder": str(self.folder.absolute() / name)}
+
+    def on_load_checkpoint(
+        self,
+        trainer: "lightning.Trainer",
+        pl_module: "lightning.LightningModule",
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Load what `on_save_checkpoint` added.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint was saved without this callback, or the tables' folder is gone.
+        """
+        saved = checkpoint.get(KEY)
+        if saved is None:
+            raise CheckpointError(
+                "the checkpoint was saved without PlacerCallback and lacks the state of placed "
+                "tables; train on from its weights alone with load_state_dict, without ckpt_path"
+            )
+        applied = applied_plan(pl_module)
+        if "tables" in saved:
+            applied.load_state_dict(saved["tables"])
+        else:
+            load_tables(self._found(Path(saved["folder"])), applied)
+
+    def _found(self, folder: Path) -> Path:
+        """Where a folder is now: where it was written, or in this callback's own."""
+        moved = folder if self.folder is None else self.folder / folder.name
+        return folder if folder.is_dir() else moved
+
+    def _remove_old(self) -> None:
+        if self.folder is not None and self.keep is not None:
+            for old in sorted(self.folder.glob("step-*"))[: -self.keep]:
+                shutil.rmtree(old)
+
+
+def _common_number(applied: AppliedPlan) -> int:
+    """A random number of 32 bits, the same on all ranks that share the tables."""
+    table = next(iter(applied.tables.values()))
+    number = torch.tensor(secrets.randbits(32), device=table.device)
+    order = table.embeddings.id_order()
+    if order.group is not None:
+        dist.broadcast(number, group=order.group, group_src=0)
+    return int(number)

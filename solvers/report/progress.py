@@ -1,0 +1,49 @@
+"""What a search shows while it runs: its time, its stage, its best placement and the gap."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from placer.report.console import progress_bar
+from placer.units import format_seconds
+from solvers.result import Limits, SearchState
+
+
+@contextmanager
+def search_progress(limits: Limits) -> Iterator[Limits]:
+    """A bar on stderr, on a terminal only; yields limits of a search that move it."""
+    started, best_s, remark = time.monotonic(), math.inf, ""
+    with progress_bar("s of search") as update:
+
+        def show() -> None:
+            update(int(time.monotonic() - started), math.ceil(limits.time_limit_s), remark)
+
+        def on_state(now: SearchState) -> None:
+            nonlocal best_s, remark
+            # A stage that begins anew knows of no placement before its own.
+            best_s = min(best_s, math.inf if now.step_time_s is None else now.step_time_s)
+            remark = state_in_words(now._replace(step_time_s=best_s))
+            show()
+
+        def stop() -> bool:
+            show()
+            return limits.stop is not None and limits.stop()
+
+        yield replace(limits, stop=stop, on_state=on_state)
+
+
+def state_in_words(state: SearchState) -> str:
+    """A line about a search.
+
+    >>> state_in_words(SearchState("flow", 0.0202, 0.02))
+    'flow: step 20.2 ms, at most 1.00% above the best possible'
+    """
+    if state.step_time_s is None or math.isinf(state.step_time_s):
+        return f"{state.stage}: no placement yet"
+    words = f"{state.stage}: step {format_seconds(state.step_time_s)}"
+    if state.bound_s <= 0:
+        return words
+    gap = max(0.0, state.step_time_s / state.bound_s - 1)
+    return f"{words}, at most {gap:.2%} above the best possible"

@@ -1,0 +1,258 @@
+"""The same samples in every format, compression, order of columns and separator."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from fast_and_full import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placer.data import open_log
+from placer.data.encoded import EncodedLog
+from placer.data.formats.text import record_ends
+from placer.data.layout import Layout
+from placer.errors import DataError
+
+NAMES = ("click", "user", "site", "history", "tags", "price")
+TEXT = st.text(st.sampled_from('ab,;|\t" é\n0'), max_size=5).map(str.strip)
+SAMPLES = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(0, 10**12),
+        TEXT,
+        st.lists(st.integers(0, 50), max_size=4),
+        st.lists(st.sampled_from(["x", "y7", "z"]), min_size=1, max_size=3),
+        st.one_of(st.none(), st.floats(-1e6, 1e6, width=32)),
+    ),
+    min_size=1,
+    max_size=30,
+)
+PACKERS: dict[str, Any] = {
+    "": lambda content: content,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+}
+LAYOUT = Layout(
+    types={"user": "integer", "site": "text", "history": "integer", "tags": "text"},
+    lists={"history": ":", "tags": ":"},
+)
+
+
+def table_of(samples: list[Any], order: list[str]) -> pa.Table:
+    kinds = {
+        "click": pa.int64(),
+        "user": pa.int64(),
+        "site": pa.string(),
+        "history": pa.list_(pa.int64()),
+        "tags": pa.list_(pa.string()),
+        "price": pa.float32(),
+    }
+    columns = dict(zip(NAMES, zip(*samples, strict=True), strict=True))
+    return pa.table({name: pa.array(list(columns[name]), kinds[name]) for name in order})
+
+
+def write(path: Path, table: pa.Table, separator: str = ",", header: bool = True) -> Path:
+    """Samples in the format and compression that a name says."""
+    kind = path.name.split(".")[1]
+    packed = path.suffix if path.suffix in PACKERS else ""
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=7)
+        return path
+    if kind == "feather":
+        feather.write_feather(table, path, chunksize=7)
+        return path
+    if kind == "arrows":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, max_chunksize=5)
+        return path
+    with (path.parent / "plain").open("w", newline="", encoding="utf-8") as file:
+        if kind == "jsonl":
+            for row in table.to_pylist():
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        else:
+            writer = csv.writer(file, delimiter=separator)
+            rows = [list(row.values()) for row in table.to_pylist()]
+            writer.writerows([table.column_names] if header else [])
+            writer.writerows(
+                [":".join(map(str, v)) if isinstance(v, list) else v for v in row] for row in rows
+            )
+    path.write_bytes(PACKERS[packed]((path.parent / "plain").read_bytes()))
+    return path
+
+
+def collect(log: EncodedLog, samples: int = 65536, skip: int = 0) -> list[Any]:
+    """The samples of a log one by one."""
+    found: list[Any] = []
+    for chunk in log.chunks(samples, skip):
+        for sample in range(chunk.samples):
+            bags = []
+            for bag in (chunk.features[name] for name in sorted(chunk.features)):
+                offsets = np.arange(chunk.samples + 1) if bag.offsets is None else bag.offsets
+                bags.append(bag.ids[offsets[sample] : offsets[sample + 1]].tolist())
+            label = -1.0 if chunk.labels is None else float(chunk.labels[sample])
+            found.append((bags, np.nan_to_num(chunk.dense[sample], nan=-7).tolist(), label))
+    return found
+
+
+HOW: dict[str, Any] = {"id_mapping": "hash", "rows": 9973, "dense": ["price"]}
+
+
+@examples(40)
+@given(
+    samples=SAMPLES,
+    order=st.permutations(NAMES),
+    kind=st.sampled_from(["csv", "jsonl", "feather", "arrows"]),
+    packed=st.sampled_from(list(PACKERS)),
+    separator=st.sampled_from(",;\t|"),
+    header=st.booleans(),
+    block=st.sampled_from([64, 1 << 20]),
+    skip=st.integers(0, 30),
+)
+def test_every_format_gives_equal_samples(
+    tmp_path_factory: pytest.TempPathFactory,
+    samples: list[Any],
+    order: list[str],
+    kind: str,
+    packed: str,
+    separator: str,
+    header: bool,
+    block: int,
+    skip: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("log")
+    sparse = ["user", "site", "history", "tags"]
+    table = table_of(samples, list(NAMES))
+    expected = open_log(write(folder / "log.parquet", table), sparse=sparse, **HOW)
+    packed = packed if kind in ("csv", "jsonl") else ""
+    path = write(folder / f"x.{kind}{packed}", table.select(order), separator, header)
+    layout = Layout(
+        separator=separator,
+        header=header,
+        quotes=True,
+        names=() if header else tuple(order),
+        types=LAYOUT.types,
+        lists=LAYOUT.lists,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("placer.data.formats.text.BLOCK_BYTES", block)
+        log = open_log(path, layout=layout, sparse=sparse, **HOW)
+        assert collect(log, 7, skip) == collect(expected)[skip:]
+        again = open_log(path, encoding=log.encoding)
+        assert collect(again, 4) == collect(log)
+
+
+@given(text=st.text(st.sampled_from('a,"\n'), max_size=30), quotes=st.booleans())
+def test_records_end_where_the_csv_module_ends_them(text: str, quotes: bool) -> None:
+    if text.count('"') % 2:
+        return
+    ends, _ = record_ends(text.encode(), quotes)
+    starts = np.concatenate([[0], ends])[: ends.size]
+    parts = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    assert "".join(parts) == text[: int(ends[-1]) if ends.size else 0]
+    if not quotes:
+        assert parts == [line for line in text.splitlines(True) if line.endswith("\n")]
+    else:
+        assert all(part.count('"') % 2 == 0 for part in parts)
+
+
+def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [
+        f"{i % 2},{1_700_000_000 + i},u{i % 7},{i % 5},{i % 3}|{i % 4},{i / 8},00{i % 4},"
+        for i in range(200)
+    ]
+    path.write_text("clicked,at,user,item,history,price,zip,empty\n" + "\n".join(rows) + "\n")
+    log = open_log(path)
+    assert dict(log.feature_tables) == {n: n for n in ("user", "item", "history", "zip")}
+    assert (log.dense_names, log.encoding.label) == (("price",), "clicked")
+    assert log.encoding.layout.lists == {"history": "|"}
+    assert log.encoding.layout.types["zip"] == "text"
+    assert log.notes == (
+        "left out: at (it looks like times in seconds, up to 2023-11-14), "
+        "empty (it has no value in the first 200 samples)",
+    )
+    (chunk,) = log.chunks()
+    assert chunk.features["history"].ids[:4].tolist() == [0, 0, 1, 1]
+
+
+BAD = {
+    "ragged": ("3,4\n", r"line 4: 2 fields, expected 3 separated by commas"),
+    "blank": ("\n", r"line 4 is blank"),
+    "text id": ("0,x,1\n", r"line 4: user is 'x', and its column was taken for integers"),
+    "text number": ("0,1,x\n", r"line 4: price is 'x', which is not a number"),
+    "return": ("0,1,2\r0,1,2\n", r"line 4 has a carriage return that does not end it"),
+    "open quote": ('0,"1,2\n', r"line 4 opens a quote that nothing closes"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("block", [16, 1 << 20])
+def test_a_bad_line_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, block: int
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("click,user,price\n0,7,1.5\n1,8,2.5\n0,9,3.5\n")
+    encoding = open_log(path, rows=100).encoding
+    line, message = BAD[kind]
+    path.write_text("click,user,price\n0,7,1.5\n1,8,2.5\n" + line + "0,9,3.5\n")
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block)
+    monkeypatch.setattr("placer.data.formats.text.HEAD_BYTES", 40)
+    with pytest.raises(DataError, match=rf"log\.csv, {message}"):
+        list(open_log(path, encoding=encoding).chunks())
+
+
+def test_a_quoted_newline_keeps_the_lines_right(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text('click,user,site\n0,7,"a\nb"\n1,8,"say ""x"""\n0,9,c\n')
+    log = open_log(path, rows={"user": 100})
+    assert [sample[0][0] for sample in collect(log)] == [[1], [2], [3]]
+    path.write_text('click,user,site\n0,7,"a\nb"\n1,800,c\n')
+    with pytest.raises(DataError, match=r"log\.csv, line 4: feature 'user' has id 800"):
+        list(open_log(path, encoding=log.encoding).chunks())
+
+
+BAD_JSON = {
+    "no json": ("{", r"line 2 is no JSON"),
+    "no object": ("3", r"line 2 holds int and no object"),
+    "text id": ('{"user": "x"}', r"line 2: user is 'x', and its column was taken for integers"),
+    "text number": ('{"user": 1, "price": "x"}', r"line 2: price is 'x', which is not a number"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_JSON)
+def test_a_bad_line_of_json_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"user": 1, "price": 1.5}\n{"user": 2}\n')
+    encoding = open_log(path, rows=100).encoding
+    line, message = BAD_JSON[kind]
+    path.write_text('{"user": 1, "price": 1.5}\n' + line + "\n")
+    with pytest.raises(DataError, match=rf"log\.jsonl, {message}"):
+        list(open_log(path, encoding=encoding).chunks())
+    path.write_text('[{"user": 1}]\n')
+    with pytest.raises(DataError, match="is a JSON array; write JSON lines"):
+        open_log(path)
+
+
+def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("click,item,user_id\n0,a,7.0\n1,b,\n0,c,9.0\n")
+    log = open_log(path)
+    assert log.dense_names == ("user_id",)
+    assert any("user_id is dense: numbers, but whole ones up to 9" in note for note in log.notes)
+    log = open_log(path, sparse=["user_id"])
+    assert [sample[0] for sample in collect(log)] == [[[7]], [[0]], [[9]]]
+    path.write_text("click,item,user_id\n0,a,7.5\n")
+    with pytest.raises(DataError, match=r"line 2: user_id is '7.5', and its column"):
+        list(open_log(path, encoding=log.encoding).chunks())

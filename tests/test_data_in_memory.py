@@ -1,0 +1,181 @@
+"""Logs that a program holds give the profiles of the same log in a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from profile_cases import assert_same_profile
+
+from placer import Profile
+from placer.data import open_log
+from placer.errors import DataError
+from placer.profile.count import profile_log
+
+SAMPLES = 17_000
+"""More than one batch of the reader's."""
+
+
+def _log() -> pa.Table:
+    """A log with missing values, texts, lists and numbers."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 3, SAMPLES)
+    return pa.table(
+        {
+            "label": rng.integers(0, 2, SAMPLES),
+            "user": pa.array(rng.integers(0, 50, SAMPLES), mask=rng.random(SAMPLES) < 0.01),
+            "city": pa.array(["Graz", "Köln", "", None, "68fd1e64"] * (SAMPLES // 5)),
+            "history": pa.ListArray.from_arrays(
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+                rng.integers(0, 90, lengths.sum()),
+            ),
+            "price": rng.random(SAMPLES).astype(np.float32),
+        }
+    )
+
+
+LOG = _log()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    """The profile of the log in a file."""
+    file = tmp_path_factory.mktemp("log") / "log.parquet"
+    pq.write_table(LOG, file)
+    return profile_log(open_log(file))
+
+
+def _polars(change: Callable[[Any], Any]) -> Any:
+    import polars as pl
+
+    return change(pl.from_arrow(LOG))
+
+
+def _category(frame: Any) -> Any:
+    import polars as pl
+
+    return frame.with_columns(pl.col("city").cast(pl.Categorical))
+
+
+def _in_chunks() -> pa.Table:
+    parts = [LOG.slice(start, 777) for start in range(0, SAMPLES, 777)]
+    return pa.concat_tables([LOG.slice(0, 0), *parts])
+
+
+HELD: dict[str, Callable[[], Any]] = {
+    "Arrow table": lambda: LOG,
+    "Arrow table of chunks": _in_chunks,
+    "Arrow record batch": lambda: LOG.combine_chunks().to_batches()[0],
+    "Arrow data set": lambda: ds.dataset(LOG),
+    "Arrow stream": lambda: LOG.to_reader,
+    "polars DataFrame": lambda: _polars(lambda frame: frame),
+    "polars DataFrame of categories": lambda: _polars(_category),
+    "polars LazyFrame": lambda: _polars(lambda frame: frame.lazy()),
+    "DataFrame of pandas": lambda: LOG.to_pandas(types_mapper=_pandas_type()),
+}
+
+
+def _pandas_type() -> Any:
+    import pandas as pd
+
+    return pd.ArrowDtype
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_program_holds_is_a_log(name: str, expected: Profile) -> None:
+    log = open_log(HELD[name]())
+    profile = profile_log(log)
+    assert_same_profile(profile, expected, same_source=False)
+    assert name.startswith(profile.source)
+    chunks = list(log.chunks(3_000, skip=10_000))
+    assert [chunk.samples for chunk in chunks] == [3_000, 3_000, 1_000]
+    prices = np.concatenate([chunk.dense[:, 0] for chunk in chunks])
+    np.testing.assert_array_equal(prices, LOG["price"].to_numpy()[10_000:])
+    (identity,) = log.identity()
+    (again,) = open_log(HELD[name]()).identity()
+    assert identity == again
+    assert identity != open_log(LOG.slice(1)).identity()[0]
+
+
+@pytest.mark.slow
+def test_duckdb_relations(expected: Profile, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="duckdb is not installed")
+    pq.write_table(LOG, tmp_path / "log.parquet")
+    with duckdb.connect() as connection:
+        relation = connection.sql(f"SELECT * FROM '{tmp_path / 'log.parquet'}'")
+        log = open_log(relation)
+        assert_same_profile(profile_log(log), expected, same_source=False)
+        few = connection.sql("SELECT range AS user FROM range(20000)")
+        with pytest.raises(DataError, match=r"DuckDB relation, row 17: feature 'user' has id 17"):
+            profile_log(open_log(few, rows={"user": 17}))
+
+
+@pytest.mark.slow
+def test_hugging_face_data_sets(expected: Profile) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    held = datasets.Dataset(LOG)
+    shuffled = held.shuffle(seed=1)
+    for one in (held, held.to_iterable_dataset(), shuffled.sort(["price"])):
+        profile = profile_log(open_log(one, encoding=expected.encoding))
+        assert_same_profile(profile, expected, same_source=False)
+    assert_same_profile(profile_log(open_log(held)), expected, same_source=False)
+    typed = datasets.Dataset.from_dict(
+        {"user": [0, 1, 2], "click": [0, 1, 0]},
+        features=datasets.Features(
+            {"user": datasets.Value("int32"), "click": datasets.ClassLabel(names=["no", "yes"])}
+        ),
+    )
+    log = open_log(typed)
+    assert (log.tables, log.encoding.label) == ({"user": 3}, "click")
+
+    def generated() -> Any:
+        yield from ({"user": user % 5} for user in range(30))
+
+    unknown = datasets.IterableDataset.from_generator(generated)
+    assert profile_log(open_log(unknown))["user"].lookups == 30
+
+
+def test_a_stream_is_read_once() -> None:
+    log = open_log(LOG.select(["city"]).to_reader(), id_mapping="hash", rows=10)
+    assert profile_log(log).samples == SAMPLES
+    with pytest.raises(DataError, match="can be read once, and was"):
+        profile_log(log)
+    with pytest.raises(DataError, match="can be read once, and was"):
+        profile_log(open_log(LOG.to_reader()))
+
+
+def test_errors_name_the_place() -> None:
+    import polars as pl
+
+    frame = pl.DataFrame({"user": range(20_000), "price": ["1.5"] * 19_000 + ["much"] * 1000})
+    with pytest.raises(
+        DataError, match=r"polars DataFrame, row 19999: feature 'user' has id 19999"
+    ):
+        profile_log(open_log(frame, rows={"user": 19_999}, ignore=["price"]))
+    with pytest.raises(DataError, match=r"polars DataFrame, from row 16384 on: column 'price'"):
+        profile_log(open_log(frame, dense=["price"]))
+    with pytest.raises(DataError, match="polars DataFrame has no column 'item'"):
+        open_log(frame, sparse=["item"])
+    with pytest.raises(DataError, match="polars DataFrame has no categorical column"):
+        open_log(frame, ignore=["user", "price"])
+    with pytest.raises(DataError, match="the Arrow table is empty"):
+        open_log(LOG.slice(0, 0))
+    with pytest.raises(DataError, match="cannot be read from int"):
+        open_log(lambda: 3)
+
+
+def test_the_pages_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log" / "day=1").mkdir(parents=True)
+    pq.write_table(LOG.slice(0, 9), tmp_path / "log" / "day=1" / "0.parquet")
+    pq.write_table(LOG.slice(0, 9), tmp_path / "day_1.parquet")
+    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    section = page.split("## Logs that a program holds")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    known: dict[str, Any] = {}
+    exec(compile(code, "docs/data.md", "exec"), known)
+    assert "day" in known["log"].feature_tables

@@ -1,0 +1,146 @@
+"""Distinct rows of consecutive samples: what is measured, and that everything uses it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from cost_models.step_equation.slice_load import slice_load
+from placer import Profile
+from placer.data.log import Bags
+from placer.plan.buffers import slice_unique
+from placer.profile.count import AccessCounter
+from placer.profile.locality import LocalityCounter, WindowCounts, added
+from placer.profile.table_profile import TableProfile, UnknownIds
+from placer.simulator.draws import drawn_batches
+
+Ids = npt.NDArray[np.int64]
+ROWS = 2000
+REAL = Path(__file__).parents[2] / "shared" / "data"
+
+
+def measured(ids: Ids, rows: int = ROWS, chunk: int = 5000) -> TableProfile:
+    """The profile of a log of one lookup a sample."""
+    tables, features = {"t": rows}, {"t": "t"}
+    counter, locality = AccessCounter(tables, features), LocalityCounter(tables, features)
+    for start in range(0, ids.size, chunk):
+        part = ids[start : start + chunk]
+        counter.add_bags(part.size, {"t": Bags(part)})
+        locality.add(part.size, {"t": Bags(part)})
+    [table] = counter.profile()
+    return replace(table, locality=locality.localities()["t"])
+
+
+def distinct(ids: Ids, samples: int) -> float:
+    """Mean distinct rows of windows of the log."""
+    starts = np.linspace(0, ids.size - samples, 64).astype(int).tolist()
+    return float(np.mean([np.unique(ids[start : start + samples]).size for start in starts]))
+
+
+def drawn(size: int = 100_000) -> Ids:
+    rng = np.random.default_rng(1)
+    return np.minimum(rng.zipf(1.3, size) - 1, ROWS - 1).astype(np.int64)
+
+
+def sessions() -> Ids:
+    """Users who come for twenty clicks, forty of them at a time."""
+    visits = drawn(4000).reshape(-1, 40)
+    rng = np.random.default_rng(2)
+    return np.concatenate([rng.permutation(np.repeat(users, 20)) for users in visits])
+
+
+def test_a_log_of_independent_draws_has_no_locality() -> None:
+    table = measured(drawn())
+    for lookups in (1, 256, 1000, 16384):
+        assert table.draws_of(lookups) == pytest.approx(lookups, rel=0.15)
+
+
+@pytest.mark.parametrize("samples", [600, 2500, 6000, 30_000])
+def test_a_log_of_sessions_reads_fewer_rows(samples: int) -> None:
+    ids = sessions()
+    table, real = measured(ids), distinct(ids, samples)
+    assert table.cdf.unique(samples) > 1.5 * real
+    assert table.expected_unique(samples) == pytest.approx(real, rel=0.1)
+
+
+def test_all_that_counts_distinct_rows_counts_these() -> None:
+    table = measured(sessions())
+    for lookups in (500.0, 8192.0, 100_000.0):
+        every = table.unique(lookups)
+        slices = [(0, 50, 1), (50, 1001, 3), (51, 1001, 3), (52, 1001, 3), (1001, ROWS, 1)]
+        loads = [slice_load(table, rows, lookups) for rows in slices]
+        assert sum(unique for _, unique in loads) == pytest.approx(every)
+        assert sum(slice_unique(table, rows, lookups) for rows in slices) == pytest.approx(every)
+        assert all(unique <= read * (1 + 1e-9) for read, unique in loads)
+        steps = np.diff(table.unique_at_ranks(lookups)) / np.diff(table.cdf.ranks)
+        assert (np.diff(steps) <= 1e-12).all()  # Hotter rows are touched more often.
+        assert steps.max() <= 1
+
+
+def test_a_window_that_is_much_of_a_log() -> None:
+    """What is read once does not come again: a log of different ids reads no id twice."""
+    table = measured(np.arange(20_000), rows=20_000)
+    assert table.cdf.unique(8192) < 7000
+    assert table.unique(8192) == pytest.approx(8192, rel=0.02)
+    assert table.unique(50_000) <= 20_000
+
+
+def test_measurements_are_spread_over_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log whose second half has twice the rows, in stretches of 500 samples."""
+    monkeypatch.setattr("placer.profile.locality.STRETCH_SAMPLES", 500)
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([rng.integers(0, 100, 100_000), rng.integers(0, 200, 100_000)])
+    table = measured(ids, rows=200, chunk=500)
+    [window] = table.locality
+    assert 8 <= window.windows <= 16
+    halves = [100 * -np.expm1(-2.56), 200 * -np.expm1(-1.28)]
+    assert window.distinct / window.windows == pytest.approx(np.mean(halves), rel=0.05)
+
+
+def test_merging_adds_windows_and_files_keep_them(tmp_path: Path) -> None:
+    one, two = measured(sessions()), measured(drawn())
+    one, two = replace(one, unknown=UnknownIds(5, 3)), replace(two, unknown=UnknownIds(7, 2))
+    merged = Profile.merge([Profile((one,), 80_000), Profile((two,), 100_000)])
+    assert merged["t"].locality == added([two.locality, one.locality])
+    assert merged["t"].unknown == UnknownIds(12, None)
+    merged.save(tmp_path)
+    loaded = Profile.load(tmp_path)["t"]
+    assert loaded.locality == merged["t"].locality
+    assert loaded.unknown == merged["t"].unknown
+    assert loaded.unique(5000) == merged["t"].unique(5000)
+    assert isinstance(loaded.locality[0], WindowCounts)
+
+
+@pytest.mark.parametrize("samples", [512, 4000])
+def test_drawn_batches_read_as_many_rows(samples: int) -> None:
+    for ids in (sessions(), drawn()[:12_000]):
+        profile = Profile((measured(ids),), ids.size)
+        batches = [one.features["t"].ids for one in drawn_batches(profile, samples, 40)]
+        read = np.mean([np.unique(batch).size for batch in batches])
+        assert read == pytest.approx(profile["t"].expected_unique(samples), rel=0.08)
+        # How often a row is read is kept.
+        hottest = profile["t"].counts.hottest(20)  # type: ignore[union-attr]
+        assert np.isin(np.concatenate(batches), hottest).mean() == pytest.approx(
+            float(profile["t"].cdf.share(20)), abs=0.04
+        )
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not REAL.is_dir(), reason="there are no real logs here")
+@pytest.mark.parametrize("name", ["orm-busy", "scarab-recs", "avazu"])
+def test_real_logs_in_their_order(name: str) -> None:
+    if name == "avazu":
+        import pyarrow.parquet as pq
+
+        column = pq.read_table(REAL / "avazu_10k.parquet", columns=["device_ip"])["device_ip"]
+        raw = np.asarray(column.to_pylist())
+    else:
+        raw = np.load(REAL / f"{name}.npz")["id"]
+    keys, ids = np.unique(raw, return_inverse=True)
+    table = measured(ids.astype(np.int64), rows=keys.size, chunk=16384)
+    for samples in (512, 1000, 2048, 3000, 8192, 20_000, 65_536):
+        if samples <= ids.size // 2:
+            real = distinct(ids, samples)
+            assert table.expected_unique(samples) == pytest.approx(real, rel=0.1), samples

@@ -1,0 +1,79 @@
+"""A model with placed tables, its data, and what is left of a run: the same for each trainer."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from apply_plan_cases import plan_for, table
+
+from placer import apply_plan
+from placer.adapters.pytorch import AppliedPlan
+
+SAMPLES, BATCH = 64, 8
+STEPS = SAMPLES // BATCH
+TABLES = (table("item", 40, 8, "none"), table("pages", 30, 8, "mean"))
+
+
+class Model(nn.Module):
+    """Two tables and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(40, 8, padding_idx=1)
+        self.pages = nn.EmbeddingBag(30, 8, mode="mean")
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, item: Tensor, pages: Tensor) -> Tensor:
+        """Logits, shape (batch,)."""
+        logits: Tensor = self.out(torch.cat([self.item(item), self.pages(pages)], 1)).squeeze(1)
+        return logits
+
+
+def samples() -> tuple[Tensor, Tensor, Tensor]:
+    """Item, pages and label of all samples; hot ids are frequent."""
+    generator = torch.Generator().manual_seed(5)
+    item = (torch.rand(SAMPLES, generator=generator) ** 2 * 40).long()
+    pages = (torch.rand(SAMPLES, 3, generator=generator) ** 2 * 30).long()
+    return item, pages, torch.randint(0, 2, (SAMPLES,), generator=generator).float()
+
+
+def batch_of(step: int) -> tuple[Tensor, ...]:
+    """What a step trains on."""
+    part = slice(step * BATCH % SAMPLES, step * BATCH % SAMPLES + BATCH)
+    return tuple(column[part] for column in samples())
+
+
+def placed(
+    kind: str = "adam", placement: str = "cached", seed: int = 0, backend: str = "tiered"
+) -> tuple[Model, AppliedPlan]:
+    """The model with a third of its rows in HBM, others behind a row cache."""
+    torch.manual_seed(seed)
+    model = Model()
+    plan = plan_for(placement, TABLES, optimizer=kind)
+    return model, apply_plan(model, plan, lr=0.05, backend=backend)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    """Of one batch."""
+    item, pages, label = batch_of(step)
+    return nn.functional.binary_cross_entropy_with_logits(model(item, pages), label)
+
+
+def everything(model: nn.Module, applied: AppliedPlan) -> dict[str, Tensor]:
+    """All that a run leaves: weights of layers and tables, and the state of the tables."""
+    weights = {f"{name}.weight": one.weight() for name, one in applied.tables.items()}
+    return {
+        name: value.detach().clone()
+        for name, value in {**model.state_dict(), **weights, **applied.state_dict()}.items()
+    }
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Equal to the bit."""
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    assert different == []

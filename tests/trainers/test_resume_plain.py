@@ -1,0 +1,178 @@
+"""A run of a plain loop, saved and resumed; what is not saved is said."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from resume_cases import STEPS, assert_same, everything, loss_of, placed
+from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
+
+from placer.adapters.pytorch import AppliedPlan
+from placer.errors import CheckpointError, PlacerError
+from placer.storage.checkpoint import load_tables, save_tables
+
+HALF = STEPS // 2
+LACKS_STATE = "without the state of its tables' optimizer"
+Run = tuple[nn.Module, AppliedPlan, torch.optim.Optimizer]
+
+
+def start(kind: str = "adam", placement: str = "cached", seed: int = 0) -> Run:
+    model, applied = placed(kind, placement, seed)
+    return model, applied, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def train(run: Run, steps: range) -> None:
+    model, _, optimizer = run
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def uninterrupted(kind: str = "adam") -> dict[str, Tensor]:
+    run = start(kind)
+    train(run, range(HALF))
+    run[1].set_lr(0.02)
+    train(run, range(HALF, STEPS))
+    return everything(*run[:2])
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_state_dicts_resume_under_another_plan(kind: str, tmp_path: Path) -> None:
+    model, applied, optimizer = first = start(kind)
+    train(first, range(HALF))
+    applied.set_lr(0.02)
+    states = {"model": model, "tables": applied, "optimizer": optimizer}
+    torch.save({name: each.state_dict() for name, each in states.items()}, tmp_path / "run.pt")
+    model, applied, optimizer = second = start(kind, "uva", seed=1)
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    applied.load_state_dict(saved["tables"])
+    train(second, range(HALF, STEPS))
+    assert_same(everything(model, applied), uninterrupted(kind))
+
+
+def test_distributed_checkpoint_resumes(tmp_path: Path) -> None:
+    model, applied, optimizer = first = start()
+    assert isinstance(applied, Stateful)
+    train(first, range(HALF))
+    applied.set_lr(0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # That there is no process group.
+        dcp.save(
+            {"model": model, "tables": applied, "optimizer": optimizer}, checkpoint_id=tmp_path
+        )
+        model, applied, optimizer = second = start(seed=1)
+        train(second, range(1))  # Makes the optimizer's state, which `dcp.load` fills.
+        dcp.load(
+            {"model": model, "tables": applied, "optimizer": optimizer}, checkpoint_id=tmp_path
+        )
+    train(second, range(HALF, STEPS))
+    assert_same(everything(model, applied), uninterrupted())
+
+
+def test_a_folder_of_tables_resumes(tmp_path: Path) -> None:
+    model, applied, optimizer = first = start()
+    applied.leave_state_dict()
+    train(first, range(HALF))
+    applied.set_lr(0.02)
+    assert list(model.state_dict()) == ["out.weight", "out.bias"]
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(saved, tmp_path / "run.pt")
+    save_tables(tmp_path / "tables", applied)
+    with pytest.raises(CheckpointError, match="is there already"):
+        save_tables(tmp_path / "tables", applied)
+    save_tables(tmp_path / "tables", applied, replace=True)
+    model, applied, optimizer = second = start(seed=1, placement="staged")
+    model(torch.tensor([1]), torch.tensor([[0]]))  # The padding's row is kept from here on.
+    applied.leave_state_dict()
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    load_tables(tmp_path / "tables", applied)
+    train(second, range(HALF, STEPS))
+    assert_same(everything(model, applied), uninterrupted())
+    other = start("adagrad")
+    before = everything(*other[:2])
+    with pytest.raises(CheckpointError, match="does not fit the tables"):
+        load_tables(tmp_path / "tables", other[1])
+    assert_same(everything(*other[:2]), before)
+
+
+def test_a_model_saved_alone_is_said_when_training_goes_on() -> None:
+    run = start()
+    train(run, range(1))
+    model, applied, _ = run
+    model.state_dict()
+    with pytest.warns(UserWarning, match=LACKS_STATE):
+        train(run, range(1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(run, range(2, 3))
+        applied.state_dict()
+        model.state_dict()
+        train(run, range(3, 4))
+        model.state_dict()
+        applied.state_dict()
+        train(run, range(4, 5))
+        model.state_dict()  # At the end nothing goes on from it.
+        stateless = start("sgd")
+        stateless[0].state_dict()
+        train(stateless, range(1))
+
+
+def test_a_state_without_rates_is_refused() -> None:
+    _, applied, _ = start()
+    state = applied.state_dict()
+    del state["pages.lr"]
+    with pytest.raises(CheckpointError, match="lacks the learning rate of pages"):
+        applied.load_state_dict(state)
+
+
+def test_a_schedule_goes_on_where_it_was() -> None:
+    """With a warm-up from 0, and `update_with` before the state is loaded or after it."""
+
+    def made(seed: int) -> tuple[Run, torch.optim.lr_scheduler.LRScheduler]:
+        model, applied, optimizer = start("adagrad", seed=seed)
+        warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / STEPS)
+        return (model, applied, optimizer), warm_up
+
+    def go_on(run: Run, schedule: torch.optim.lr_scheduler.LRScheduler, steps: range) -> None:
+        for step in steps:
+            train(run, range(step, step + 1))
+            schedule.step()
+
+    whole, schedule = made(0)
+    whole[1].update_with(whole[2])
+    before = everything(*whole[:2])
+    go_on(whole, schedule, range(1))
+    assert_same(
+        {k: v for k, v in everything(*whole[:2]).items() if k.endswith("weight")},
+        {k: v for k, v in before.items() if k.endswith("weight")},
+    )
+    go_on(whole, schedule, range(1, HALF))
+    states = [copy.deepcopy(each.state_dict()) for each in (*whole, schedule)]
+    go_on(whole, schedule, range(HALF, STEPS))
+    for late in (False, True):
+        run, resumed = made(1)
+        if not late:
+            run[1].update_with(run[2])
+        for each, state in zip((*run, resumed), states, strict=True):
+            each.load_state_dict(copy.deepcopy(state))
+        if late:
+            run[1].update_with(run[2])
+        go_on(run, resumed, range(HALF, STEPS))
+        assert_same(everything(*run[:2]), everything(*whole[:2]))
+
+
+def test_scaled_gradients_are_refused_where_a_step_updates_too() -> None:
+    model, applied, optimizer = start()
+    applied.update_with(optimizer)
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(PlacerError, match="the loss was scaled by a GradScaler"):
+        scaler.scale(loss_of(model, 0)).backward()
