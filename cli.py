@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -40,6 +41,7 @@ from placer.topology.presets import GPU_KINDS, NAMED
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices
 from solvers import report as solver_reports
+from solvers.report.page import QUESTION_FLAGS, Questions
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -467,6 +469,32 @@ def show(
     # Times are those of the rows that the plan has in HBM, hot or not any more.
     evaluate = partial(costs.evaluate, problem.in_plan_order(loaded))
     report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
+
+
+@partial(_command, name="report")
+def report_command(
+    path: Path = argument(...),
+    second: File = argument(None),
+    asked: dict[str, Any] = options_of(Questions, QUESTION_FLAGS),
+    profile_path: File = PROFILE,
+    model: str = MODEL,
+    rules: File = RULES,
+    effort: Effort = BUNDLE,
+    file: Path = option(..., "HTML file to write.", "-o --output"),
+) -> None:
+    """Write a page to look at: one file, without a network. With a second plan, what moves.
+
+    \b
+    placer report plan.json -o report.html
+    placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
+    """
+    from solvers.report.page import ask, write_page
+
+    with report.stoppable() as stop, report.progress_bar("parts") as update:
+        answers = ask(path, second, Questions(**asked), profile_path, rules, model,
+                      limits=effort.limits(stop), on_progress=update)  # fmt: skip
+    write_page(answers, file, command=shlex.join(["placer", *sys.argv[1:]]))
+    click.echo(f"page written to {file}")
 
 
 @_command
