@@ -28,7 +28,7 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, Suggested, add_command
+from placer.click_options import Commands, Name, Seconds, Suggested, add_command
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -38,7 +38,7 @@ from placer.simulator.names import CachePolicy
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.presets import GPU_KINDS, NAMED
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import parse_bytes, parse_prices, parse_seconds
+from placer.units import parse_bytes, parse_prices
 from solvers import report as solver_reports
 from solvers.report import page
 
@@ -154,7 +154,7 @@ RULES = option(
 )
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
-TIME_LIMIT = option(20.0, "Seconds for each solver.", above=0)
+TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
 
 
 @dataclass(frozen=True, slots=True)
@@ -849,7 +849,7 @@ def calibrate(
     device: str = option("cpu", "cpu or cuda."),
     ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1),
     threads: int = option(1, "Of each process.", least=1),
-    budget: str = option("5min", "Time to measure: cases once, then again while there is time."),
+    budget: float = option("5min", "Time to measure: cases once, then again while there is time."),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
     learn: bool = option(False, "Measure random plans; --cost-model learned:FILE has networks."),
@@ -883,7 +883,7 @@ def calibrate(
                 Setting(backend, device, ranks, threads),
                 workloads=workloads if learn else None,
                 seed=seed,
-                budget_s=parse_seconds(budget),
+                budget_s=budget,
                 fresh=not resume,
                 stop=stop,
                 on_case=update,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from placer.profile.partial_counts import KEYS
-from placer.profile.partition import PartitionCounter, profile_in_parts
+from placer.profile.parts.counter import PartitionCounter, profile_in_parts
+from placer.profile.parts.counts import KEYS
 from placer.profile.profile import Profile
 
 _SCHEMA = "kind string, name string, id long, count long, first long"

@@ -15,7 +15,7 @@ from profile_cases import assert_same_profile
 from placer import Profile
 from placer.data import open_log
 from placer.profile.count import profile_log
-from placer.profile.partition import PartitionCounter
+from placer.profile.parts.counter import PartitionCounter
 
 SAMPLES, PARTS = 6000, 3
 OPTIONS: dict[str, Any] = {"id_mapping": "auto", "min_count": 2, "rows": {"user": 5000}}
@@ -120,6 +120,19 @@ def test_dask(expected: Profile, files: Path, split_out: int) -> None:
         assert_same_profile(found, expected, same_source=False)
         parts = [dask.delayed(one) for one in SLICES]
         assert_same_profile(profile_dask(parts, **options), expected, same_source=False)
+
+
+def test_the_pages_example(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dask.dataframe", reason="dask is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").symlink_to(files)
+    page = (Path(__file__).parents[2] / "docs" / "profile.md").read_text(encoding="utf-8")
+    blocks = (block.split("```")[0] for block in page.split("```python\n"))
+    (code,) = (block for block in blocks if "profile_dask" in block)
+    known: dict[str, Any] = {}
+    exec(compile(code, "docs/profile.md", "exec"), known)
+    expected = profile_log(open_log("log", rows={"user": 10_000}, min_count=2), dim=64)
+    assert_same_profile(known["profile"], expected, same_source=False)
 
 
 def test_ray(expected: Profile) -> None:

@@ -1,7 +1,7 @@
 """Counts a log in parts, each where it lies, and makes the profile of their sum.
 
 A `PartitionCounter` is made once, from some samples of the log. Workers take it along: `count`
-turns the record batches of a part into counts (`placer.profile.partial_counts`), an engine adds
+turns the record batches of a part into counts (`placer.profile.parts.counts`), an engine adds
 these up, and `profile` makes of the sum what `profile_log` would make of the whole log.
 docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
 """
@@ -21,22 +21,22 @@ from placer.data.formats.columns import Columns
 from placer.data.held import BatchSource, InMemory, batches_of
 from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
-from placer.data.mapping import Hash, Identity, IdMapping
+from placer.data.log import Bags
+from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.data.names import MappingKind
-from placer.data.source import RawBatch, samples_of
+from placer.data.source import samples_of
 from placer.data.vocabulary import Run, vocabulary_of
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
-from placer.profile.partial_counts import Counts, CountSums, batches, sums_of
-from placer.profile.partition_tables import PartitionTables
+from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
+from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
+from placer.profile.parts.reading import PartReader, joined
+from placer.profile.parts.tables import PartitionTables
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile
+from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 
 _Int = npt.NDArray[np.int64]
-_PARTITION_SAMPLES = 1 << 33
-"""Most samples of a partition, as of Spark's ``monotonically_increasing_id``."""
-_READ_SAMPLES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class PartitionCounter:
         Yields
         ------
         pyarrow.RecordBatch
-            Of `placer.profile.partial_counts.SCHEMA`; no more than 65,536 rows each.
+            Of `placer.profile.parts.counts.SCHEMA`; no more than 65,536 rows each.
 
         Raises
         ------
@@ -201,31 +201,45 @@ class PartitionCounter:
             first = next(part, None)
             if first is None:
                 return
-            part = _joined(first, part, f"partition {partition}")
-        reader = _Reader(self, part if isinstance(part, BatchSource) else batches_of(part))
+            part = joined(first, part, f"partition {partition}")
+        source = part if isinstance(part, BatchSource) else batches_of(part)
+        reader = PartReader(source, self.columns, self.missing, self.position)
         tables = PartitionTables(
             {name: self.mappings[name].rows for name in self.mappings},
             [name for name in self.kinds if name not in self.mappings],
             self.memory_bytes,
         )
+        near = LocalityCounter(
+            {
+                name: self.mappings[name].rows if name in self.mappings else 1 << 62
+                for name in self.kinds
+            },
+            self.feature_tables,
+        )
         features = dict.fromkeys(self.feature_tables, FeatureCounts())
         samples = 0
         for batch, positions in reader.batches(partition):
-            samples += batch.samples
+            read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
                 bags = batch.features[feature]
                 if table in self.mappings:
-                    tables.add_rows(table, rows_of(batch, feature, table, self.mappings[table]))
+                    ids = rows_of(batch, feature, table, self.mappings[table])
+                    tables.add_rows(table, ids)
                 else:
                     of_sample = positions[samples_of(bags, batch.samples)]
                     places = of_sample * len(self.feature_tables) + place
                     tables.add_keys(table, bags.keys, places)
+                    ids = bags.keys.view(np.int64)
+                read[feature] = Bags(ids, bags.offsets)
                 filled = (
                     batch.samples
                     if bags.offsets is None
                     else int(np.count_nonzero(np.diff(bags.offsets)))
                 )
                 features[feature] += FeatureCounts(bags.keys.size, filled)
+            if samples < STRETCH_SAMPLES:  # One stretch: counting windows takes its time.
+                near.add(batch.samples, read)
+            samples += batch.samples
             yield from tables.overflow()
         yield from tables.rest()
         one = np.zeros(1, np.int64)
@@ -233,6 +247,8 @@ class PartitionCounter:
             yield from batches("lookups", feature, one, one + counted.lookups)
             yield from batches("bags", feature, one, one + counted.bags)
         yield from batches("samples", "", one, one + samples)
+        for name, locality in near.localities().items():
+            yield from window_batches(name, locality)
 
     def profile(
         self,
@@ -278,7 +294,10 @@ class PartitionCounter:
                 if table == name
             }
             table = tables.table(name, counts.rows, features, sums.samples)
-            profiles.append(TableProfile.counted(table, counts, features))
+            profile = TableProfile.counted(table, counts, features)
+            unknown = self._unknown(name, mappings[name], profile, sums)
+            locality = sums.locality(name)
+            profiles.append(replace(profile, locality=locality, unknown=unknown))
         columns = self.columns
         return Profile(
             tables=tuple(profiles),
@@ -310,6 +329,17 @@ class PartitionCounter:
         dense = np.zeros(vocabulary.rows, np.int64)
         np.add.at(dense, vocabulary.map(run.keys), run.counts)
         return vocabulary, RowCounts.from_dense(dense)
+
+    def _unknown(
+        self, name: str, mapping: IdMapping, profile: TableProfile, sums: CountSums
+    ) -> UnknownIds | None:
+        """What a vocabulary does not list; None without one."""
+        if not isinstance(mapping, Vocabulary) or profile.counts is None:
+            return None
+        lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())
+        if name in sums.keys:
+            return UnknownIds(lookups, sums.keys[name].keys.size - mapping.keys.size)
+        return UnknownIds(lookups, None if lookups else 0)
 
     def _check(self, sums: CountSums) -> None:
         if not sums.samples:
@@ -357,66 +387,3 @@ def profile_in_parts(
 
 
 _PROFILE_OPTIONS = ("dim", "dtype", "optimizer", "pooling", "sampling", "source")
-
-
-class _Reader:
-    """The samples of a partition with their positions in the log."""
-
-    def __init__(self, counter: PartitionCounter, source: BatchSource) -> None:
-        columns, self._position = counter.columns, counter.position
-        self._most = (1 << 62) // max(1, len(counter.feature_tables))
-        self._numbers: list[_Int] = []
-        extra = () if self._position is None else (self._position,)
-        read = source.read
-
-        def with_positions(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            for batch in read([*names, *extra]):
-                if self._position is not None:
-                    self._numbers.append(self._checked(batch.column(self._position), source.name))
-                yield batch
-
-        self._source = ArrowSource(
-            replace(source, read=with_positions),
-            columns=replace(columns, dense=(), label=None),
-            missing=counter.missing,
-        )
-
-    def batches(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
-        """Samples in order; positions have one number each."""
-        cursor = self._source.open()
-        first = partition * _PARTITION_SAMPLES
-        used = 0
-        try:
-            while (batch := cursor.read_some(_READ_SAMPLES)) is not None:
-                if self._position is None:
-                    yield batch, np.arange(first, first + batch.samples)
-                    first += batch.samples
-                else:
-                    while used == self._numbers[0].size:
-                        self._numbers.pop(0)
-                        used = 0
-                    yield batch, self._numbers[0][used : used + batch.samples]
-                    used += batch.samples
-        finally:
-            cursor.close()
-
-    def _checked(self, column: pa.Array, name: str) -> _Int:
-        if column.null_count or not pa.types.is_integer(column.type):
-            raise DataError(f"{name}: column {self._position!r} has to hold integers, all present")
-        numbers: _Int = column.to_numpy().astype(np.int64)
-        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self._most:
-            raise DataError(
-                f"{name}: positions in column {self._position!r} have to be from 0 to {self._most}"
-            )
-        return numbers
-
-
-def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch], name: str) -> BatchSource:
-    """The batches of an iterator of which one was taken."""
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        yield first.select(list(columns))
-        for batch in others:
-            yield batch.select(list(columns))
-
-    return BatchSource(name, first.schema, read, once=True)
