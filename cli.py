@@ -27,7 +27,7 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, add_command
+from placer.click_options import Commands, Name, add_command, refuse_others
 from placer.data.names import FORMATS, ID_MAPPINGS
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
@@ -143,15 +143,17 @@ class ProblemOptions:
 
     profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
     workload: str | None = option(None, "A named workload; `placer workloads` lists them.")
-    topology: str = option("auto", "8xh100, 2x8xa100-80, a YAML/TOML file, or this machine.")
+    topology: str | None = option(None, "8xh100, 2x8xa100-80, a YAML/TOML file; else this machine.")
     dram: str | None = DRAM
-    batch_size: int = option(8192, "Samples per GPU and step.", least=1)
+    batch_size: int | None = option(None, "Samples per GPU and step; 8192 by default.", least=1)
     dim: int | None = option(None, "Columns of every table.", least=1)
     dtype: Any = option(None, "Of the weights.", kind=_DTYPES)
     optimizer: Any = option(None, "Of the embeddings.", kind=_OPTIMIZERS)
     constraints_path: Path | None = RULES
-    pipeline: Pipeline = option("look-ahead", "serial: rows of the next batch are not read ahead.")
-    dense: str = option("none", "Dense layers to count: workload, a file, measured:12ms or none.")
+    pipeline: Pipeline | None = option(None, "serial: rows of the next batch are not read ahead.")
+    dense: str | None = option(
+        None, "Dense layers to count: workload, a file, measured:12ms, none."
+    )
 
     def profile(self) -> placer.Profile:
         """The profile or workload, with the tables that were asked for."""
@@ -161,16 +163,41 @@ class ProblemOptions:
             raise click.UsageError("give either --profile or --workload")
         path = self.profile_path
         loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
+        if unknown := report.unknown_words(loaded):
+            report.print_stderr(f"placer: {unknown}", "yellow")
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
 
-    def problem(self, profile: placer.Profile, hbm: str | None) -> placer.Problem:
-        """The problem of placing a profile's tables within a budget of each GPU."""
+    def problem(
+        self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
+    ) -> placer.Problem:
+        """The problem of placing a profile's tables within a budget of each GPU.
+
+        What is not given is as in the old plan, if there is one.
+        """
         from placer.workloads.dense import dense_part
 
-        machine = placer.Topology.parse(self.topology, hbm=hbm, dram=self.dram)
-        path, dense = self.constraints_path, dense_part(self.dense, self.workload, self.dim)
-        rules = placer.Constraints() if path is None else placer.Constraints.load(path)
-        return placer.Problem(profile, machine, self.batch_size, rules, self.pipeline, dense)
+        machine, path = None if old is None else old.topology, self.constraints_path
+        if machine is None or (self.topology, hbm, self.dram) != (None, None, None):
+            machine = placer.Topology.parse(self.topology or "auto", hbm=hbm, dram=self.dram)
+        dense = None if old is None else old.dense
+        if self.dense is not None:
+            dense = dense_part(self.dense, self.workload, self.dim)
+        return placer.Problem(
+            profile,
+            machine,
+            self.batch_size or (old.batch_size if old else 8192),
+            placer.Constraints() if path is None else placer.Constraints.load(path),
+            self.pipeline or (old.pipeline if old else "look-ahead"),
+            dense,
+        )
+
+    def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
+        """The problem of a plan that follows an old one."""
+        from placer.plan.origin import with_tables_as_in
+
+        profile = with_tables_as_in(old, self.profile())
+        tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+        return self.problem(tables, hbm, old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +235,7 @@ def profile(
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
+    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
     folder: Path = option(..., "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -216,9 +244,19 @@ def profile(
     placer profile train.tsv --format criteo --id-mapping hash --rows 1000000 -o profile
     placer profile clicks.parquet --id-mapping vocabulary --min-count 5 -o profile
     placer profile counts.parquet --format counts --samples 1000000000 -o profile
+    placer profile tuesday.tsv --like profile -o tuesday
     """
+    how: dict[str, Any]
     tables: Any = {"dim": dim, "dtype": dtype, "optimizer": optimizer}
-    if log_format == "counts":
+    if like is not None:
+        from placer.profile.like import profile_like
+
+        refuse_others("--like", "logs log_format sample seed output like folder")
+        earlier = placer.Profile.load(like)
+        with report.progress_bar("samples") as update:
+            how = {"sample": sample, "seed": seed, "progress": update}
+            result = profile_like(earlier, logs, log_format, **how)
+    elif log_format == "counts":
         from placer.profile.from_counts import profile_counts
 
         if samples is None:
@@ -228,7 +266,7 @@ def profile(
         from placer.data import open_log
         from placer.profile.count import profile_log
 
-        how: Any = {"id_mapping": id_mapping, "rows": rows, "min_count": min_count}
+        how = {"id_mapping": id_mapping, "rows": rows, "min_count": min_count}
         with report.progress_bar("ids") as update:
             log = open_log(logs, log_format, label=label, ignore=ignore, progress=update, **how)
         with report.progress_bar("samples") as update:
@@ -350,7 +388,7 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    machines = [name.strip() for name in options.topology.split(",") if name.strip()]
+    machines = [name.strip() for name in (options.topology or "auto").split(",") if name.strip()]
     budgets = hbm.split(",") if hbm else [None]
     try:
         prices = parse_prices(price_text or "", machines)
@@ -369,7 +407,7 @@ def compare(
                     on_solved=update,
                 )
     _draw(solver_reports.plot_compare, rows, plot)
-    title = f"{len(loaded)} tables on {options.topology}"
+    title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
@@ -490,7 +528,10 @@ def replan(
 ) -> None:
     """Follow up a plan when accesses or the machine have changed, at a move that pays.
 
+    What is not given is as the old plan has it: machine, batch size, pipeline, dense layers.
+
     \b
+    placer replan --from plan.json --profile tuesday -o new.json
     placer replan --from plan.json --profile today --topology 8xh100 --hbm 8GiB -o new.json
     placer replan --from plan.json --profile profile --topology 7xh100 --horizon-steps 20000 \\
         -o new.json
@@ -498,13 +539,14 @@ def replan(
     from placer.plan.origin import save_with_profile
     from solvers.analysis.replan import replan as follow_up
 
-    problem = options.problem(options.profile(), hbm)
+    old = placer.Plan.load(old_path)
+    problem = options.following(old, hbm)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
         replanned = follow_up(
             problem,
             cost_models.cost_model(model),
-            placer.Plan.load(old_path),
+            old,
             effort.limits(stop),
             horizon_steps=horizon_steps,
             solver=solver,

@@ -71,6 +71,28 @@ def add_command(
     return function
 
 
+def refuse_others(option: str, allowed: str) -> None:
+    """Refuse what an option decides by itself, where it is given beside it.
+
+    Parameters
+    ----------
+    option : str
+    allowed : str
+        Names of the parameters that go with it, separated by spaces.
+
+    Raises
+    ------
+    click.UsageError
+        Names the first option that does not.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in allowed.split():
+            raise click.UsageError(f"{option} decides {parameter.opts[-1]}: leave one of them out")
+
+
 class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
     """A name, or several between commas, that a function has to accept."""
 
