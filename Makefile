@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ENGINES := $(VENV)/.engines
 # More arguments for pip, such as an index of CPU builds of torch.
 PIP_ARGS ?=
 DATA ?=
@@ -29,6 +30,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-deps torchrec
 	@touch $@
 
+# Spark, Dask, Ray and what else takes long to install and only some slow tests read logs with.
+$(ENGINES): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[engines]'
+	@touch $@
+
 demo: setup
 	$(BIN)/placer demo $(if $(DATA),--data $(DATA))
 
@@ -44,14 +50,14 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 test: setup
 	$(MAKE) --no-print-directory -j 2 lint tests-fast
 
-test-full: setup
+test-full: $(ENGINES)
 	$(MAKE) --no-print-directory -j 2 lint tests-full
 
 # What docs/testing.md says of them: a few cases of every matrix, a few examples of hypothesis.
 tests-fast: setup
 	$(PYTEST) -m "not slow and not real" --hypothesis-profile fast
 
-tests-full: setup
+tests-full: $(ENGINES)
 	$(PYTEST)
 
 # Tracing every line makes the tests slower: for whoever changes them, not for every change.

@@ -13,9 +13,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,15 +30,24 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, Name, add_command, refuse_others
-from placer.data.names import FORMATS, ID_MAPPINGS
+from placer.data.names import FORMATS
+from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
-from placer.pipeline import Pipeline
 from placer.simulator.names import CachePolicy
-from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices, parse_seconds
 from solvers import report as solver_reports
+from solvers.options import (
+    DRAM,
+    DTYPES,
+    RULES,
+    TABLE_OPTIMIZERS,
+    TIME_LIMIT,
+    Effort,
+    ProblemOptions,
+)
+from solvers.report.page import QUESTION_FLAGS, Questions
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -44,17 +55,32 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @click.group(
-    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True}
+    cls=Commands,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        "auto_envvar_prefix": "PLACER",
+    },
 )
 @click.version_option(placer.__version__, prog_name="placer")
-def main() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print results and errors, no notes.")
+@click.option("-v", "--verbose", is_flag=True, help="Say where options come from, and the time.")
+def main(quiet: bool, verbose: bool) -> None:
     """Decide where the embedding tables of a recommendation model live, and train with it.
 
     \b
     placer profile day_0.gz --format criteo --id-mapping hash --rows 1000000 -o profile
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
+
+    Any option may stand in placer.toml, or in a variable such as PLACER_PLAN_TOPOLOGY.
     """
+    context, began_s = click.get_current_context(), time.monotonic()
+    if quiet:
+        report.set_quiet(True)
+        context.call_on_close(lambda: report.set_quiet(False))
+    if verbose:
+        context.call_on_close(lambda: report.print_seconds(time.monotonic() - began_s))
 
 
 _command = partial(add_command, main)
@@ -81,7 +107,6 @@ def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> N
 # Options that commands share --------------------------------------------------------------------
 
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
-_DTYPES, _OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
 _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
 _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
@@ -119,99 +144,12 @@ Texts = tuple[str, ...]
 
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile")
 PLAN_FILE = option(..., "Plan file to write.", "-o --output")
 PICTURE = option(None, "Write a picture: png, pdf or svg.")
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
-LABEL = option(None, "Column of the clicks, in Parquet; by default label or click.")
-IGNORE = option((), "Column of Parquet that is no feature, such as a sample's id; repeatable.")
-RULES = option(
-    None,
-    "Pins, tiers and groups of tables, memory to keep free: YAML or TOML.",
-    "--constraints",
-    metavar="FILE",
-)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
-TIME_LIMIT = option(20.0, "Seconds for each solver.", above=0)
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemOptions:
-    """What is to be placed, and where."""
-
-    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
-    workload: str | None = option(None, "A named workload; `placer workloads` lists them.")
-    topology: str | None = option(None, "8xh100, 2x8xa100-80, a YAML/TOML file; else this machine.")
-    dram: str | None = DRAM
-    batch_size: int | None = option(None, "Samples per GPU and step; 8192 by default.", least=1)
-    dim: int | None = option(None, "Columns of every table.", least=1)
-    dtype: Any = option(None, "Of the weights.", kind=_DTYPES)
-    optimizer: Any = option(None, "Of the embeddings.", kind=_OPTIMIZERS)
-    constraints_path: Path | None = RULES
-    pipeline: Pipeline | None = option(None, "serial: rows of the next batch are not read ahead.")
-    dense: str | None = option(
-        None, "Dense layers to count: workload, a file, measured:12ms, none."
-    )
-
-    def profile(self) -> placer.Profile:
-        """The profile or workload, with the tables that were asked for."""
-        from placer.workloads import named_workload
-
-        if (self.profile_path is None) == (self.workload is None):
-            raise click.UsageError("give either --profile or --workload")
-        path = self.profile_path
-        loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
-        if unknown := report.unknown_words(loaded):
-            report.print_stderr(f"placer: {unknown}", "yellow")
-        return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
-
-    def problem(
-        self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
-    ) -> placer.Problem:
-        """The problem of placing a profile's tables within a budget of each GPU.
-
-        What is not given is as in the old plan, if there is one.
-        """
-        from placer.workloads.dense import dense_part
-
-        machine, path = None if old is None else old.topology, self.constraints_path
-        if machine is None or (self.topology, hbm, self.dram) != (None, None, None):
-            machine = placer.Topology.parse(self.topology or "auto", hbm=hbm, dram=self.dram)
-        dense = None if old is None else old.dense
-        if self.dense is not None:
-            dense = dense_part(self.dense, self.workload, self.dim)
-        return placer.Problem(
-            profile,
-            machine,
-            self.batch_size or (old.batch_size if old else 8192),
-            placer.Constraints() if path is None else placer.Constraints.load(path),
-            self.pipeline or (old.pipeline if old else "look-ahead"),
-            dense,
-        )
-
-    def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
-        """The problem of a plan that follows an old one."""
-        from placer.plan.origin import with_tables_as_in
-
-        profile = with_tables_as_in(old, self.profile())
-        tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
-        return self.problem(tables, hbm, old)
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long and how well a solver is to search."""
-
-    time_limit: float = TIME_LIMIT
-    gap: float = option(1e-3, "Stop when proven this close to the best possible.", least=0)
-    seed: int = option(0, "Of all that is random.", least=0)
-    steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
-
-    def limits(self, stop: Callable[[], bool] | None = None) -> solvers.Limits:
-        """The same as a solver takes it."""
-        return solvers.Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
 
 
 # Logs, profiles and machines --------------------------------------------------------------------
@@ -219,56 +157,66 @@ class Effort:
 
 @_command
 def profile(
-    logs: Paths = argument(...),
+    logs: Texts = argument(...),
     log_format: Any = option(
         None, "By default what the suffix says.", "--format", kind=_ANY_FORMAT
     ),
-    id_mapping: str = option("auto", "How raw ids become rows.", kind=click.Choice(ID_MAPPINGS)),
-    rows: Count = option(None, "Rows of every table, for hash and vocabulary."),
-    min_count: int = option(1, "A vocabulary leaves out ids that are read less often.", least=1),
-    label: Text = LABEL,
-    ignore: Texts = IGNORE,
-    dim: int = option(64, "Columns of the tables: a log does not tell.", least=1),
-    dtype: str = option("float32", "Of the weights.", kind=_DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=_OPTIMIZERS),
+    options: LogOptions = BUNDLE,
+    infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
+    dims: Texts = option((), "Columns of tables, by default 64.", "--dim", metavar="[TABLE=]N"),
+    dtype: str = option("float32", "Of the weights.", kind=DTYPES),
+    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
     like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
-    folder: Path = option(..., "Folder to write the profile to.", "-o --output"),
+    folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
 
+    A log is files, folders, patterns, URIs such as s3://bucket/day_0, or - for standard input.
+
     \b
+    placer profile clicks.csv --infer schema.toml
+    placer profile clicks.csv --schema schema.toml -o profile
     placer profile train.tsv --format criteo --id-mapping hash --rows 1000000 -o profile
     placer profile clicks.parquet --id-mapping vocabulary --min-count 5 -o profile
     placer profile counts.parquet --format counts --samples 1000000000 -o profile
     placer profile tuesday.tsv --like profile -o tuesday
     """
-    how: dict[str, Any]
-    tables: Any = {"dim": dim, "dtype": dtype, "optimizer": optimizer}
-    if like is not None:
+    if folder is None and infer is None:
+        raise click.UsageError("Missing option '-o' / '--output'.")
+    tables: Any = {"dtype": dtype, "optimizer": optimizer}
+    if like is not None and folder is not None:
         from placer.profile.like import profile_like
 
         refuse_others("--like", "logs log_format sample seed output like folder")
         earlier = placer.Profile.load(like)
         with report.progress_bar("samples") as update:
-            how = {"sample": sample, "seed": seed, "progress": update}
+            how: Any = {"sample": sample, "seed": seed, "progress": update}
             result = profile_like(earlier, logs, log_format, **how)
     elif log_format == "counts":
         from placer.profile.from_counts import profile_counts
 
-        if samples is None:
-            raise click.UsageError("--format counts needs --samples: the samples of the log")
-        result = profile_counts(logs, samples=samples, **tables)
+        if samples is None or infer is not None or folder is None:
+            raise click.UsageError("--format counts needs --samples, the log's, and -o")
+        dim = dims_of(dims, {}).get("*", 64)
+        result = profile_counts(logs, samples=samples, dim=dim, **tables)
     else:
-        from placer.data import open_log
         from placer.profile.count import profile_log
 
-        how = {"id_mapping": id_mapping, "rows": rows, "min_count": min_count}
+        schema = options.schema(log_format)
+        if infer is not None:
+            schema.infer(logs, infer)
+            report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
+        if folder is None:
+            return
         with report.progress_bar("ids") as update:
-            log = open_log(logs, log_format, label=label, ignore=ignore, progress=update, **how)
+            log = schema.open(logs, update)
+        for note in log.notes:
+            report.print_stderr(note)
+        tables["dim"] = dims_of(dims, schema.dims)
         with report.progress_bar("samples") as update:
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
     result.save(folder)
@@ -466,6 +414,32 @@ def show(
     report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
 
 
+@partial(_command, name="report")
+def report_command(
+    path: Path = argument(...),
+    second: File = argument(None),
+    asked: dict[str, Any] = options_of(Questions, QUESTION_FLAGS),
+    profile_path: File = PROFILE,
+    model: str = MODEL,
+    rules: File = RULES,
+    effort: Effort = BUNDLE,
+    file: Path = option(..., "HTML file to write.", "-o --output"),
+) -> None:
+    """Write a page to look at: one file, without a network. With a second plan, what moves.
+
+    \b
+    placer report plan.json -o report.html
+    placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
+    """
+    from solvers.report.page import ask, write_page
+
+    with report.stoppable() as stop, report.progress_bar("parts") as update:
+        answers = ask(path, second, Questions(**asked), profile_path, rules, model,
+                      limits=effort.limits(stop), on_progress=update)  # fmt: skip
+    write_page(answers, file, command=shlex.join(["placer", *sys.argv[1:]]))
+    click.echo(f"page written to {file}")
+
+
 @_command
 def verify(
     path: Path = argument(...),
@@ -631,9 +605,10 @@ TRAINING = options_of(
 @_command
 def train(
     plan_path: Path = option(..., "What `placer plan` wrote.", "--plan"),
-    logs: Paths = option(..., "Log files to train on; may be given more than once.", "--data"),
-    eval_logs: Paths = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
+    logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
+    eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
+    lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     settings: dict[str, Any] = TRAINING,
     trace_path: File = option(None, "For Perfetto; .gz compresses it.", "--trace", metavar="FILE"),
@@ -666,6 +641,7 @@ def train(
     executor.keep_freed_memory()
     loaded = placer.Plan.load(plan_path)
     opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
+    opened = partial(opened, options=lines)
     opened = partial(opened, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
     settings["batch_size"] = settings["batch_size"] or batch_size_per_process(loaded)
@@ -694,9 +670,10 @@ def train(
 @_command
 def simulate(
     path: Path = argument(...),
-    logs: Paths = option((), "Log files to replay; may be given more than once.", "--data"),
-    later: Paths = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
+    logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
+    later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
+    lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     batch_size: Count = option(None, "Samples per GPU; by default the plan's.", least=1),
     batches: Count = option(None, "Batches of each log, or to draw without --data.", least=1),
@@ -726,7 +703,7 @@ def simulate(
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        log = open_log_of(loaded, path, files, data_format, profile_path)
+        log = open_log_of(loaded, path, files, data_format, profile_path, options=lines)
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
         known = profile_of(loaded, path, profile_path, needed_for="drawing batches")
@@ -945,10 +922,9 @@ def sweep(
 
 @_command
 def demo(
-    logs: Paths = option((), "A log of your own, instead of a generated one.", "--data"),
+    logs: Texts = option((), "A log of your own, instead of a generated one.", "--data"),
     data_format: Any = DATA_FORMAT,
-    label: Text = LABEL,
-    ignore: Texts = IGNORE,
+    options: LogOptions = BUNDLE,
     samples: int = option(150000, "Of the generated log.", least=1000),
     scale: float = option(0.05, "Of its tables: share of published sizes.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
@@ -966,7 +942,7 @@ def demo(
 
     data_format = data_format if logs else "criteo"
     logs = steps_of.log_step(logs, folder, samples, scale)
-    log, profiled = steps_of.profile_step(logs, folder, data_format, label, ignore)
+    log, profiled = steps_of.profile_step(logs, folder, data_format, options)
     limits = solvers.Limits(time_limit)
     problem = steps_of.compare_step(profiled, folder, limits)
     result = steps_of.plan_step(problem, folder / "plan.json", limits)

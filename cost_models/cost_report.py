@@ -112,22 +112,32 @@ class CostReport:
     @property
     def gpu_s(self) -> Float:
         """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
-        longest, times = self._longest
-        seconds: Float = times[list(self.schedule.chains[longest])].sum(axis=0)
+        seconds: Float = self.longest_chain[1].sum(axis=0)
         return seconds
+
+    @property
+    def longest_chain(self) -> tuple[tuple[str, ...], Float]:
+        """The phases that make up the step, in order, and each GPU's seconds in them.
+
+        Seconds have shape (phases, GPUs), and are with what shared lanes add. Dense layers are
+        left out.
+        """
+        longest, times = self._longest
+        chain = self.schedule.chains[longest]
+        return tuple(self.schedule.phases[phase] for phase in chain), times[list(chain)]
 
     @property
     def phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain, in order, each with the GPU that it waits for."""
-        longest, times = self._longest
+        names, times = self.longest_chain
         return tuple(
             PhaseCost(
-                self.schedule.phases[phase],
-                self.gpus[int(times[phase].argmax())].device,
-                float(times[phase].max()),
-                float(times[phase].mean()),
+                name,
+                self.gpus[int(of_gpus.argmax())].device,
+                float(of_gpus.max()),
+                float(of_gpus.mean()),
             )
-            for phase in self.schedule.chains[longest]
+            for name, of_gpus in zip(names, times, strict=True)
         )
 
     @property

@@ -4,15 +4,26 @@ For `cli.py` alone, which is the only one that imports click through it.
 """
 
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
+from placer.default_options import default_options
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
+
+_SOURCES = {
+    "COMMANDLINE": "given",
+    "ENVIRONMENT": "of the environment",
+    "DEFAULT_MAP": "of placer.toml",
+    "PROMPT": "typed",
+}
 
 
 def _click_type(hint: Any, limits: Option) -> Any:
@@ -33,7 +44,8 @@ def _click_type(hint: Any, limits: Option) -> Any:
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     """What click makes of a member of a command's parameters."""
     several, required = get_origin(hint) is tuple, spec.default is ...
-    unset = any(spec.default is value for value in (..., None, (), False))
+    # None has to be said: click takes False for the default of a flag that has a negation.
+    unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
     known["type"] = spec.kind or _click_type(hint, spec)
     if spec.is_argument:
@@ -63,6 +75,9 @@ def add_command(
     made = {(of, each): _parameter(each, hint, spec) for of, each, hint, spec in members(function)}
 
     def call(**options: Any) -> None:
+        context = click.get_current_context()
+        if context.find_root().params.get("verbose"):
+            _say_sources(context, options)
         called(function, {at: options[str(one.name)] for at, one in made.items()})
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
@@ -93,6 +108,16 @@ def refuse_others(option: str, allowed: str) -> None:
             raise click.UsageError(f"{option} decides {parameter.opts[-1]}: leave one of them out")
 
 
+def _say_sources(context: click.Context, options: dict[str, Any]) -> None:
+    """Which options have other values than their defaults, and who says so."""
+    from placer.report.console import print_stderr
+
+    for name, value in options.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source is not ParameterSource.DEFAULT:
+            print_stderr(f"{name.replace('_', '-')} = {value} ({_SOURCES[source.name]})")
+
+
 class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
     """A name, or several between commas, that a function has to accept."""
 
@@ -108,6 +133,7 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
         self._several, self._shown = several, shown
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        value = ",".join(value) if isinstance(value, list) else str(value)  # Of a file.
         names = [one.strip() for one in value.split(",") if one.strip()]
         for one in names if self._several else [value]:
             if not self._accepts(one):
@@ -118,9 +144,39 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
         return self._shown
 
 
+class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
+    """A text for which a shell suggests some values, and files; others are taken too."""
+
+    name = "text"
+
+    def __init__(self, suggested: Callable[[], Iterable[str]], files: bool = False) -> None:
+        self._suggested, self._files = suggested, files
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What begins as the text does."""
+        items = [CompletionItem(name) for name in self._suggested() if name.startswith(incomplete)]
+        return items or ([CompletionItem(incomplete, type="file")] if self._files else [])
+
+
 class Commands(click.Group):
-    """Errors are one line, not a traceback."""
+    """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
 
     def invoke(self, context: click.Context) -> Any:
         with one_line_errors():
+            context.default_map = default_options(self._options(), os.environ)
             return super().invoke(context)
+
+    def _options(self) -> dict[str, dict[str, str]]:
+        """The parameter of each option of each command, by the option's name without dashes."""
+        return {
+            name: {
+                flag.removeprefix("--"): str(parameter.name)
+                for parameter in command.params
+                if isinstance(parameter, click.Option)
+                for flag in parameter.opts
+                if flag.startswith("--")
+            }
+            for name, command in self.commands.items()
+        }

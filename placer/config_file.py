@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,16 +121,20 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def read_file(
-    path: str | os.PathLike[str], model: type[_Model], kind: str, error_type: type[PlacerError]
-) -> _Model:
-    """A file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
+def read_mapping(
+    path: str | os.PathLike[str],
+    kind: str,
+    error_type: type[PlacerError],
+    fields: Sequence[str] = ("names",),
+) -> dict[str, Any]:
+    """The keys and values of a file of a kind (``topology``, ``constraints``), unchecked.
+
+    `fields` are those that it may have, for the message.
 
     Raises
     ------
     PlacerError
-        Of `error_type`, if the file is missing, not YAML, TOML or JSON, or a field is unknown,
-        missing or of the wrong type; the message names the file, the field and the value.
+        Of `error_type`, if the file is missing, or holds no keys and values in YAML, TOML or JSON.
     """
     source = Path(path)
     if source.suffix.lower() not in SUFFIXES:
@@ -149,15 +153,29 @@ def read_file(
         raise error_type(f"{source} is not a {kind} file: {reason}") from error
     raw = {} if raw is None else raw  # All of a file may be commented out.
     if not isinstance(raw, dict):
-        fields = list(model.model_fields)
         raise error_type(
             f"{source} is not a {kind} file: it must map {', '.join(fields)} to their values, "
             f"but holds a {type(raw).__name__}"
         )
+    return raw
+
+
+def read_file(
+    path: str | os.PathLike[str], model: type[_Model], kind: str, error_type: type[PlacerError]
+) -> _Model:
+    """A file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
+
+    Raises
+    ------
+    PlacerError
+        Of `error_type`, if the file is missing, not YAML, TOML or JSON, or a field is unknown,
+        missing or of the wrong type; the message names the file, the field and the value.
+    """
+    raw = read_mapping(path, kind, error_type, list(model.model_fields))
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise error_type(f"{source}: {_explain(error, kind)}") from error
+        raise error_type(f"{path}: {_explain(error, kind)}") from error
 
 
 def write_yaml(

@@ -37,7 +37,7 @@ def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "compare.png", "runs"}
 
 
-PAGES = ("architecture", "cli", "constraints", "dense", "replan", "simulate", "solvers")
+PAGES = ("architecture", "cli", "constraints", "dense", "replan", "report", "simulate", "solvers")
 
 
 @pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md"])

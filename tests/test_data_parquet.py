@@ -181,7 +181,9 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
     pq.write_table(pa.table({"a": [1, -5]}), path)
     with pytest.raises(DataError, match="row 1: feature 'a' has id -5"):
-        list(open_log(path).chunks())
+        list(open_log(path, id_mapping="identity").chunks())
+    log = open_log(path)
+    assert (log.tables, log.notes[1][:29]) == ({"a": 3}, "table a: a has negative ids, ")
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     with pytest.raises(DataError, match="too large for a row number"):
         open_log(path, id_mapping="identity")

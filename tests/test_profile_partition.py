@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import assert_same_profile
 
+from placer import Profile
 from placer.data import open_log
 from placer.errors import DataError
 from placer.profile.count import profile_log
-from placer.profile.partial_counts import SCHEMA, merge_counts
-from placer.profile.partition import PartitionCounter
+from placer.profile.parts.counter import PartitionCounter
+from placer.profile.parts.counts import SCHEMA, merge_counts
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -80,11 +81,13 @@ def test_any_division_and_any_tree_give_the_profile_of_the_log(
     data: st.DataObject, log: pa.Table, options: dict[str, Any]
 ) -> None:
     expected = profile_log(open_log(log, **options), dim=8)
-    counter = PartitionCounter.for_log(log.slice(0, 1), **options)
+    counter = PartitionCounter.for_log(log, **options)
     counter = pickle.loads(pickle.dumps(counter))
     bounds = data.draw(st.lists(st.integers(0, log.num_rows), max_size=3))
     parts = counted(counter, log, bounds)
-    assert_same_profile(counter.profile(parts, dim=8), expected, same_source=False)
+    found = counter.profile(parts, dim=8)
+    assert_same_profile(found, expected, same_source=False)
+    assert [table.unknown for table in found] == [table.unknown for table in expected]
     merged = tree(parts, data.draw)
     assert_same_profile(counter.profile(merged, dim=8), expected, same_source=False)
 
@@ -117,6 +120,19 @@ def test_what_is_passed_on_early_is_added_up(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_batches(parts), tmp_path / "parts.parquet")
         found = counter.profile(tmp_path / "parts.parquet", dim=8)
         assert_same_profile(found, expected, same_source=False)
+
+
+def test_distinct_rows_of_windows_are_added_up() -> None:
+    rng = np.random.default_rng(5)
+    log = pa.table({"a": rng.zipf(1.4, 5000) % 700, "b": rng.integers(0, 90, 5000).astype(str)})
+    encoding = profile_log(open_log(log)).encoding
+    parts = [log.slice(0, 3000), log.slice(3000)]
+    expected = Profile.merge(profile_log(open_log(part, encoding=encoding)) for part in parts)
+    assert {one.samples for one in expected["a"].locality} == {256, 1024}
+    for options in ({}, {"encoding": encoding}):
+        counter = PartitionCounter.for_log(log, **options)
+        found = counter.profile(merge_counts(counted(counter, log, [3000])))
+        assert [table.locality for table in found] == [table.locality for table in expected]
 
 
 def test_the_encoding_of_another_log() -> None:
@@ -195,3 +211,21 @@ def test_counts_that_do_not_fit(tmp_path: Path) -> None:
     other = PartitionCounter.for_log(pa.table({"item": [1]}), rows=2)
     with pytest.raises(DataError, match="they differ in item, user"):
         other.profile(part)
+
+
+def test_the_pages_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log").mkdir()
+    log = pa.table({"user": [3, 3, 9000, 1], "city": ["x", "y", "x", "z"]})
+    pq.write_table(log.slice(0, 3), "log/0.parquet")
+    pq.write_table(log.slice(3), "log/1.parquet")
+    page = (Path(__file__).parent.parent / "docs" / "profile.md").read_text(encoding="utf-8")
+    (code,) = (
+        block.split("```")[0]
+        for block in page.split("```python\n")
+        if "PartitionCounter.for_log" in block.split("```")[0]
+    )
+    known: dict[str, Any] = {}
+    exec(compile(code, "docs/profile.md", "exec"), known)
+    expected = profile_log(open_log("log", rows={"user": 10_000}))
+    assert_same_profile(known["profile"], expected, same_source=False)

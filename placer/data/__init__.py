@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from placer.data.log import Bags, Chunk, Log
     from placer.data.names import FORMATS, ID_MAPPINGS
     from placer.data.reader import open_log
+    from placer.data.schema import Schema
 
 __all__ = [
     "FORMATS",
@@ -22,6 +23,7 @@ __all__ = [
     "EncodedLog",
     "Encoding",
     "Log",
+    "Schema",
     "open_log",
 ]
 
@@ -33,5 +35,6 @@ __getattr__ = lazy_exports(
         "placer.data.log": "Bags Chunk Log",
         "placer.data.names": "FORMATS ID_MAPPINGS",
         "placer.data.reader": "open_log",
+        "placer.data.schema": "Schema",
     },
 )

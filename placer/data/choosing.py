@@ -13,6 +13,7 @@ from placer.errors import DataError
 
 # A table that the largest id seen would give more rows than this is surely not meant.
 MAX_INFERRED_ROWS = 1 << 31
+_OTHERS = "*"
 _SURELY_FINE_ROWS = 1 << 20
 _ROWS_A_SAMPLE = 64
 """From both on, most rows of a table of identity would never be read."""
@@ -49,11 +50,20 @@ def choose_mappings(
             if chosen[table] == kind and (kind == "vocabulary" or table not in row_counts)
         }
 
-    largest, samples = _largest_ids(source, read_by("identity"))
+    largest, negative, samples = _largest_ids(source, read_by("identity"))
     notes: list[str] = []
     inferred: dict[str, int] = {}
+    sized: list[str] = []
     for name, most in _by_table(largest, feature_tables).items():
         is_auto = asked.get(name, "auto") == "auto"
+        below = sorted(one for one in negative if feature_tables[one] == name)
+        if is_auto and below:
+            chosen[name] = "vocabulary"
+            notes.append(
+                f"table {name}: {below[0]} has negative ids, which are no row numbers, so rows are "
+                "given to the ids that there are"
+            )
+            continue
         if is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
             chosen[name] = "vocabulary"
             notes.append(
@@ -63,11 +73,10 @@ def choose_mappings(
             )
             continue
         inferred[name] = _rows(name, most, headroom)
-        if headroom:
-            notes.append(
-                f"table {name}: ids up to {most:,}, {inferred[name]:,} rows with {headroom:.0%} "
-                "headroom for later ids"
-            )
+        sized.append(f"{name} {inferred[name]:,} (ids up to {most:,})")
+    if headroom and sized:
+        more = f" and {len(sized) - 5} more" if len(sized) > 5 else ""
+        notes.append(f"rows with {headroom:.0%} for later ids: {', '.join(sized[:5])}{more}")
     vocabularies = {}
     if read_by("vocabulary"):
         vocabularies = build_vocabularies(
@@ -142,16 +151,17 @@ def mapping_kinds(
 
 
 def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
-    """A value for each table, where there is one."""
+    """A value for each table, where there is one; that of ``*`` is for those not named."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
     for name in value:
-        if name not in names:
-            are = "is" if what != "rows" else "are"
+        if name not in (*names, _OTHERS):
+            are = "are" if what == "rows" else "is"
             raise DataError(f"{what} {are} given for table {name!r}; tables are {', '.join(names)}")
-    return dict(value)
+    given = {name: value.get(name, value.get(_OTHERS)) for name in names}
+    return {name: one for name, one in given.items() if one is not None}
 
 
 def _has_texts(source: Source, feature_tables: Mapping[str, str], table: str) -> bool:
@@ -185,29 +195,36 @@ def _rows(table: str, largest: int, headroom: float) -> int:
     return math.ceil((largest + 1) * (1 + headroom))
 
 
-def _largest_ids(source: Source, features: Mapping[str, str]) -> tuple[dict[str, int], int]:
-    """The largest id of each of some features that are integers, and the log's samples."""
+def _largest_ids(
+    source: Source, features: Mapping[str, str]
+) -> tuple[dict[str, int], set[str], int]:
+    """The largest ids of features that are integers, those with negative ones, and the samples."""
     integers = [name for name in features if not source.text_features[name]]
     if not integers:
-        return {}, source.samples or 0
+        return {}, set(), source.samples or 0
     known = source.largest_ids()
     if known is not None and set(integers).issubset(known) and source.samples is not None:
-        return {name: known[name] for name in integers}, source.samples
-    return _scan_largest_ids(source, integers)
+        smallest: Mapping[str, int] = getattr(source, "smallest_ids", dict)()
+        negative = {name for name in integers if smallest.get(name, 0) < 0}
+        return {name: known[name] for name in integers}, negative, source.samples
+    return _scan_ids(source, integers)
 
 
-def _scan_largest_ids(source: Source, features: Iterable[str]) -> tuple[dict[str, int], int]:
+def _scan_ids(source: Source, features: Iterable[str]) -> tuple[dict[str, int], set[str], int]:
     largest, samples = dict.fromkeys(features, 0), 0
+    negative: set[str] = set()
     cursor = source.open()
     try:
         while (batch := cursor.read(65536)) is not None:
             samples += batch.samples
             for name in largest:
-                keys = batch.features[name].keys
+                keys = batch.features[name].keys.view("i8")
                 if keys.size:
-                    # Negative ids wrap to large keys; as signed they stay below and are
-                    # reported, with their place, when the log is read.
-                    largest[name] = max(largest[name], int(keys.view("i8").max()))
+                    # Negative ids of a table of identity are reported, with their place, when
+                    # the log is read.
+                    largest[name] = max(largest[name], int(keys.max()))
+                    if int(keys.min()) < 0:
+                        negative.add(name)
     finally:
         cursor.close()
-    return largest, samples
+    return largest, negative, samples

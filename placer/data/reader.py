@@ -1,7 +1,7 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from placer.data.choosing import choose_mappings, feature_tables_of
@@ -12,11 +12,12 @@ from placer.data.files.identity import FileState, states
 from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
-from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
+from placer.data.held import InMemory, batches_of, is_in_memory
+from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
-from placer.data.names import FORMATS, Format
+from placer.data.names import FORMATS, LABEL, Format
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 
@@ -62,7 +63,7 @@ def open_log(
     paths : path or sequence of paths, or what a program holds
         Files, folders, patterns, URIs or ``-``, read in order; see
         `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
-        `placer.data.in_memory.batches_of` takes.
+        `placer.data.held.batches_of` takes.
     format : optional
         One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
     id_mapping
@@ -95,32 +96,28 @@ def open_log(
     DataError
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
-    if layout is None:
-        layout = Layout() if encoding is None else encoding.layout
-    if is_in_memory(paths):
-        held = batches_of(paths)
-        files, kind = [held.name], "memory"
-        before: dict[str, FileState] = {}
-        notes: list[str] = []
-        make: Callable[..., Source] = partial(ArrowSource, held, layout=layout)
-    else:
-        files = find(paths)
-        before = states(files)
-        files, notes = _without_empty(files, before)
-        kind = format or _format_of(files, layout)
-        make = partial(_source, files, kind, layout)
     if encoding is not None:
+        layout = encoding.layout if layout is None else layout
         columns: Any = {
             "sparse": list(encoding.feature_tables),
             "dense": encoding.dense,
             "label": encoding.label,
             "missing": encoding.missing,
         }
-        source = make(**columns)
-        _check_largest_ids(source, encoding)
-        return EncodedLog(source, encoding, before, notes=(*notes, *_notes(source)))
-    _check_options(files[0], kind, label, ignore)
-    source = make(sparse=sparse, dense=dense, label=label, ignore=ignore, missing=missing)
+        opened = _opened(paths, format, layout, **columns)
+        _check_largest_ids(opened.source, encoding)
+        return EncodedLog(opened.source, encoding, opened.before, notes=opened.notes)
+    opened = _opened(
+        paths,
+        format,
+        layout or Layout(),
+        sparse=sparse,
+        dense=dense,
+        label=label,
+        ignore=ignore,
+        missing=missing,
+    )
+    source, kind = opened.source, opened.kind
     has_names = kind not in ("criteo", "dlrm")
     features = feature_tables_of(source, None if has_names else sparse, feature_tables)
     mappings, chosen = choose_mappings(
@@ -134,12 +131,56 @@ def open_log(
         missing,
         getattr(source, "layout", Layout(lists={})),
     )
-    notes += [*_notes(source), *_decisions(source), *chosen]
-    return EncodedLog(source, encoding, before, notes=tuple(notes))
+    notes = [*opened.notes, *_decisions(source), *chosen]
+    return EncodedLog(source, encoding, opened.before, notes=notes)
 
 
-def _check_options(file: str, format: str, label: str | None, ignore: Sequence[str]) -> None:
-    if format in ("criteo", "dlrm") and (label is not None or ignore):
+def open_source(
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
+    format: Format | None = None,
+    *,
+    layout: Layout | None = None,
+    **columns: Any,
+) -> Source:
+    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
+    return _opened(paths, format, layout or Layout(), **columns).source
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A source, its format, and what its files were when it was opened."""
+
+    source: Source
+    kind: str
+    before: dict[str, FileState]
+    notes: tuple[str, ...] = ()
+
+
+def _opened(
+    paths: AnyPath | Sequence[AnyPath] | InMemory,
+    format: Format | None,
+    layout: Layout,
+    **columns: Any,
+) -> _Opened:
+    if is_in_memory(paths):
+        held = batches_of(paths)
+        return _Opened(ArrowSource(held, layout=layout, **columns), "memory", {})
+    files = find(paths)
+    before = states(files)
+    files, notes = _without_empty(files, before)
+    kind = format or _format_of(files, layout)
+    _check_options(files[0], kind, columns)
+    source = _source(files, kind, layout, **columns)
+    return _Opened(source, kind, before, (*notes, *_notes(source)))
+
+
+def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
+    """Refuse names of columns for formats whose columns are fixed; an encoding's are theirs."""
+    if format in ("criteo", "dlrm") and columns.get("ignore", ()):
+        named = True
+    else:
+        named = format in ("criteo", "dlrm") and columns.get("label") not in (None, LABEL)
+    if named:
         raise DataError(
             f"{shown(file)} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="

@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from placer.data.encoded import EncodedLog
+from placer.data.options import TextOptions
 from placer.data.reader import open_log
 from placer.errors import PlanMismatchError, ProfileError
 from placer.plan.plan import Plan
@@ -92,11 +93,12 @@ def profile_of(
 def open_log_of(
     plan: Plan,
     file: Path,
-    logs: Sequence[Path],
+    logs: Sequence[str | Path],
     format: str | None = None,
     profile: Path | None = None,
     *,
     other_data: bool = False,
+    options: TextOptions | None = None,
 ) -> EncodedLog:
     """A log, its ids mapped to rows as in the profile that a plan was made from.
 
@@ -108,6 +110,8 @@ def open_log_of(
         Files that follow each other.
     format : str, optional
         One of `placer.data.FORMATS`; by default what the files' suffix says.
+    options : TextOptions, optional
+        Where the files' lines are made otherwise than those of the profile's log.
 
     Raises
     ------
@@ -120,7 +124,9 @@ def open_log_of(
             f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
             f"{plan.provenance.profile!r} has none or is not there; give --profile"
         )
-    log = open_log(list(logs), format, encoding=recorded.encoding)  # type: ignore[arg-type]
+    layout = None if options is None else options.layout(recorded.encoding.layout)
+    kind: Any = format
+    log = open_log(list(logs), kind, encoding=recorded.encoding, layout=layout)
     if recorded.source == log.description and recorded.sampling == 1:
         log.expected_samples = recorded.samples
     return log

@@ -28,7 +28,7 @@ SAMPLE_BLOCK = 256
 class TableOptions:
     """Properties of tables that a log does not contain."""
 
-    dim: int = 64
+    dim: int | Mapping[str, int] = 64
     dtype: DType = "float32"
     optimizer: OptimizerName = "rowwise_adagrad"
     pooling: Pooling | Mapping[str, Pooling] = "sum"
@@ -40,7 +40,7 @@ class TableOptions:
         return Table(
             name=name,
             rows=rows,
-            dim=self.dim,
+            dim=self._dim_of(name),
             dtype=self.dtype,
             optimizer=self.optimizer,
             features=tuple(
@@ -48,6 +48,10 @@ class TableOptions:
                 for feature, count in features.items()
             ),
         )
+
+    def _dim_of(self, table: str) -> int:
+        dim = self.dim
+        return dim if isinstance(dim, int) else dim.get(table, dim.get("*", 64))
 
     def _pooling_of(self, feature: str) -> Pooling:
         pooling = self.pooling
@@ -183,7 +187,7 @@ class DenseCounts:
 def profile_log(
     log: Log,
     *,
-    dim: int = 64,
+    dim: int | Mapping[str, int] = 64,
     dtype: DType = "float32",
     optimizer: OptimizerName = "rowwise_adagrad",
     pooling: Pooling | Mapping[str, Pooling] = "sum",
@@ -199,7 +203,8 @@ def profile_log(
     log : Log
         As `placer.data.open_log` returns it.
     dim, dtype, optimizer, pooling
-        Of the tables, which the log does not have. `pooling` may differ by feature.
+        Of the tables, which the log does not have. `pooling` may differ by feature, `dim` by
+        table (``*``: all others, 64 by default).
     sample : float, optional
         Keep each block of 256 consecutive samples with this probability, independently. The
         profile's `sampling` is the share that was read in fact.

@@ -14,6 +14,7 @@ from placer.data.formats.parquet import UNREADABLE
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
+from placer.profile.nvtabular import is_categories, read_categories
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile
 from placer.tables import DType, OptimizerName, Pooling
@@ -35,7 +36,7 @@ def profile_counts(
     pooling: Pooling | Mapping[str, Pooling] = "sum",
     sampling: float = 1.0,
 ) -> Profile:
-    """A profile from Parquet files of columns table, id, count.
+    """A profile from Parquet files of columns table, id, count, or of NVTabular's categories.
 
     docs/profile.md shows the SQL that makes them. Memory grows with the rows read, not the log.
 
@@ -43,7 +44,8 @@ def profile_counts(
     ----------
     paths : path or sequence of paths
         ``table`` is text, ``id`` the row (an integer, mapped already) and ``count`` how
-        often it was read. A row may be listed more than once; its counts are added.
+        often it was read. A row may be listed more than once; its counts are added. Or the
+        folder ``categories`` of a workflow of NVTabular's.
     samples : int
         Samples of the log.
     rows : mapping of table name to int, optional
@@ -66,7 +68,12 @@ def profile_counts(
     if not 0 < sampling <= 1:
         raise DataError(f"sampling must be a share above 0 and at most 1, not {sampling}")
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    counted = _read_counts([str(file) for file in files], rows or {})
+    if len(files) == 1 and is_categories(files[0]):
+        if rows:
+            raise DataError("NVTabular's categories say how many rows there are; leave out rows=")
+        counted = read_categories(files[0])
+    else:
+        counted = _read_counts([str(file) for file in files], rows or {})
     if features:
         by_table = _read_features(str(features), counted)
     else:

@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from placer.report.console import (
         Update,
         print_report,
+        print_seconds,
         print_stderr,
         print_title,
         print_training,
         print_violations,
         progress_bar,
+        set_quiet,
         stoppable,
     )
     from placer.report.diff import diff_report
@@ -36,6 +38,7 @@ __all__ = [
     "one_line_errors",
     "parity_lines",
     "print_report",
+    "print_seconds",
     "print_stderr",
     "print_title",
     "print_training",
@@ -44,6 +47,7 @@ __all__ = [
     "progress_bar",
     "reshard_report",
     "rows_to_csv",
+    "set_quiet",
     "stoppable",
     "topology_report",
     "unknown_words",
@@ -53,8 +57,8 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "placer.report.console": "Update print_report print_stderr print_title print_training "
-        "print_violations progress_bar stoppable",
+        "placer.report.console": "Update print_report print_seconds print_stderr print_title "
+        "print_training print_violations progress_bar set_quiet stoppable",
         "placer.report.diff": "diff_report",
         "placer.report.failures": "one_line_errors",
         "placer.report.profile": "profile_report unknown_words workloads_report",

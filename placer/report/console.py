@@ -26,8 +26,26 @@ Update = Callable[..., None]
 """Moves a progress bar: how much is done, of how much or None, and a remark to show beside it."""
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Leave out notes and progress from now on; errors and results are printed all the same."""
+    global _quiet
+    _quiet = quiet
+
+
+def print_seconds(seconds: float) -> None:
+    """How long a command took."""
+    from placer import __version__
+
+    print_stderr(f"{seconds:.1f} s, placer {__version__}, Python {sys.version.split()[0]}")
+
+
 def print_stderr(text: str, style: str = "dim") -> None:
     """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    if _quiet and style == "dim":
+        return
     console = Console(stderr=True, highlight=False)
     console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
@@ -42,8 +60,9 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
     """A progress bar on stderr, on a terminal only; yields how to move it."""
     console = Console(stderr=True)
     remarks = TextColumn("{task.description}")
+    shown_here = shown and not _quiet and console.is_terminal
     columns = TextColumn(words), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), remarks
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, disable=not shown_here) as bar:
         task = bar.add_task("", total=None)
 
         def update(done: float, total: float | None, remark: str = "") -> None:

@@ -23,7 +23,7 @@ from solvers.analysis.alternatives import alternatives
 from solvers.analysis.explanation import Alternative, Binding, Constraint, Explanation, ShardMargin
 from solvers.analysis.planned_table import PlannedTable
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.model.instance import Placement
+from solvers.model.instance import Instance, Placement
 from solvers.model.knapsack import BYTES, solve_knapsack
 from solvers.model.read_plan import placements_of
 
@@ -85,14 +85,20 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
 
 
 def _margin(planned: PlannedTable, placed: Placement) -> ShardMargin:
-    curve = planned.instance.curve(placed.shard, placed.gpu)
+    margin = split_margin(planned.instance, placed)
+    return replace(margin, gpu_price_s_per_byte=_gpu_price(planned, placed.gpu))
+
+
+def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
+    """What HBM is worth to a shard at its split; without the price on its GPU."""
+    curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
-        planned.problem.topology.gpus[placed.gpu].id,
+        instance.problem.topology.gpus[placed.gpu].id,
         int(curve.hot_rows[-1]),
         placed.hot_rows,
         _saving(curve, int(np.searchsorted(curve.hot_rows, placed.hot_rows, side="left"))),
         _next_saving(curve, placed.hot_rows),
-        _gpu_price(planned, placed.gpu),
+        None,
     )
 
 

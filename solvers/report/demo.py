@@ -7,7 +7,8 @@ from typing import Any
 
 from cost_models import cost_model
 from placer.data.encoded import EncodedLog
-from placer.data.reader import open_log
+from placer.data.files.stores import shown
+from placer.data.options import LogOptions
 from placer.errors import BackendError
 from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.plan import Plan
@@ -64,11 +65,11 @@ def demo_problem(profile: Profile) -> Problem:
     return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
 
 
-def log_step(logs: Sequence[Path], folder: Path, samples: int, scale: float) -> tuple[Path, ...]:
+def log_step(logs: Sequence[str], folder: Path, samples: int, scale: float) -> tuple[str, ...]:
     """The log to go on with: generated, in Criteo's format, where there is none."""
     print_title("1. A click log")
     if logs:
-        print(", ".join(map(str, logs)))
+        print(", ".join(map(shown, logs)))
         return tuple(logs)
     with progress_bar("samples") as update:
         made = write_synthetic_log(
@@ -82,17 +83,18 @@ def log_step(logs: Sequence[Path], folder: Path, samples: int, scale: float) -> 
         f"published cardinalities × {made.scale:g}, a skew fitted to a real sample, and a label "
         f"that the features explain. For a log of your own: make demo DATA=path"
     )
-    return (folder / "generated.tsv",)
+    return (str(folder / "generated.tsv"),)
 
 
 def profile_step(
-    logs: Sequence[Path], folder: Path, format: Any, label: str | None, ignore: Sequence[str]
+    logs: Sequence[str], folder: Path, format: Any, options: LogOptions
 ) -> tuple[EncodedLog, Profile]:
     """Open a log, count its accesses and save the profile."""
     print_title("\n2. Profile: how often is each row of each table read?")
-    columns: Any = {"label": label, "ignore": ignore}
     with progress_bar("ids") as update:
-        log = open_log(list(logs), format, id_mapping="vocabulary", progress=update, **columns)
+        log = options.schema(format, "vocabulary").open(logs, update)
+    for note in log.notes:
+        print_stderr(note)
     with progress_bar("samples") as update:
         profile = profile_log(log, dim=DIM, progress=update)
     profile.save(folder / "profile")
@@ -149,7 +151,7 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
     return parity.equal
 
 
-def closing_words(folder: Path, log: Path) -> str:
+def closing_words(folder: Path, log: str) -> str:
     """What the demo has written, and what to do with it."""
     made = [name for name in ("profile/", "plan.json", "compare.png") if (folder / name).exists()]
     plan = folder / "plan.json"

@@ -47,7 +47,7 @@ def whatif_report(
     ]
     sections = [_effects(answer.effects)] if answer.effects else []
     if points:
-        sections.append(_front(points, problem.global_batch_size))
+        sections.append(front_section(points, problem.global_batch_size))
     return Report(f"What if: {problem.topology.name}", tuple(sections), facts, tuple(lines))
 
 
@@ -100,7 +100,8 @@ def gain(value: float) -> str:
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 
 
-def _front(points: Sequence[FrontPoint], samples: int) -> Section:
+def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
+    """Step time over HBM budgets, with so many samples a step."""
     rows: list[Row] = [
         {
             **attributes(point, "hbm_bytes", "step_time_s", "bound_s", "gap"),

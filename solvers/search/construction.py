@@ -29,6 +29,9 @@ are read in the way that needs the fewest buffers."""
 _NORM = 5
 """Packing adds to the sum of such powers of phase times as little as possible."""
 
+_MOST_FINER = 2.0
+"""Finer options than that many times what a long shard calls for are not looked at."""
+
 _LEAST_WEIGHT = 1e-4
 """Of a phase that is in no chain that counts: it may be in one that does in the end."""
 
@@ -82,11 +85,24 @@ def short_options(
         over_s = weights @ np.maximum(0.0, longest_s - limit_s)
         return float(work_s / instance.gpus + over_s), option
 
+    chosen = list(options)
+    for table, (longest_s, _) in enumerate(times):
+        excess = np.divide(longest_s, limit_s, out=np.zeros_like(longest_s), where=limit_s > 0)
+        if excess.max() > 1:
+            others = _finer(instance, table, options[table], float(excess.max()))
+            chosen[table] = min(cost_s(table, other) for other in others)[1]
+    return chosen
+
+
+def _finer(
+    instance: Instance, table: int, option: ShardingOption, times: float
+) -> list[ShardingOption]:
+    """An option, and others with about so many times as many shards, or with rows replicated."""
+    most = _MOST_FINER * times * option.shard_count
     return [
-        option
-        if (longest_s <= limit_s).all()
-        else min(cost_s(table, other) for other in instance.options_of(table))[1]
-        for table, (option, (longest_s, _)) in enumerate(zip(options, times, strict=True))
+        other
+        for other in instance.options_of(table)
+        if other.cold == option.cold and other.shard_count <= most
     ]
 
 

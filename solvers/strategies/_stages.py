@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.model.instance import ShardingOption
 from solvers.search.annealing import AnnealingParams, anneal
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
@@ -45,24 +46,30 @@ def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
 
 
 def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
-    """First assignments, those that promise most first; none twice."""
-    instance, bound = search.instance, search.lagrangian
-    price = bound.price_s_per_byte
-    by_target = [options_for(instance, bound, share * bound.step_time_s) for share in TARGETS]
-    choices = [tuple(options) for options in by_target if options is not None]
-    if choices and instance.gpus > 1:
-        choices[1:1] = [
-            tuple(short_options(instance, choices[0], price, share)) for share in LONGEST_SHARES
-        ]
+    """First assignments, those that promise most first."""
     clock = clock.part(_CONSTRUCTION_SHARE)
-    made = []
-    for options in dict.fromkeys(choices):
-        assignment = packed(instance, options, price)
-        if assignment is not None:
-            made.append(assignment)
-        if made and clock.spent:
+    made, seen = [], set()
+    for options in _choices(search):
+        if options not in seen:
+            seen.add(options)
+            made.append(packed(search.instance, options, search.lagrangian.price_s_per_byte))
+        if clock.spent and any(made):
             break
-    yield from sorted(made, key=lambda assignment: assignment.key_s)
+    yield from sorted(filter(None, made), key=lambda assignment: assignment.key_s)
+
+
+def _choices(search: Search) -> Iterator[tuple[ShardingOption, ...]]:
+    """A sharding option of each table, in several ways, the usual one first."""
+    instance, bound = search.instance, search.lagrangian
+    for number, target in enumerate(TARGETS):
+        options = options_for(instance, bound, target * bound.step_time_s)
+        if options is None:
+            continue
+        yield tuple(options)
+        if number == 0 and instance.gpus > 1:
+            for share in LONGEST_SHARES:
+                price = bound.price_s_per_byte
+                yield tuple(short_options(instance, options, price, share))
 
 
 def annealing(search: Search, share: float, params: AnnealingParams) -> Assignment | None:

@@ -103,7 +103,16 @@ class ParquetSource:
 
     def largest_ids(self) -> Mapping[str, int] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
-        largest: dict[str, int] = {}
+        ranges = self._id_ranges()
+        return None if ranges is None else {name: most for name, (_, most) in ranges.items()}
+
+    def smallest_ids(self) -> Mapping[str, int]:
+        """As `largest_ids`; at most 0, and nothing if a statistic is missing."""
+        return {name: least for name, (least, _) in (self._id_ranges() or {}).items()}
+
+    def _id_ranges(self) -> dict[str, tuple[int, int]] | None:
+        """The smallest and the largest id of each integer feature, 0 included."""
+        ranges: dict[str, tuple[int, int]] = {}
         integers = [name for name, is_text in self.text_features.items() if not is_text]
         names = set().union(*(schema.names for schema in self._schemas))
         if not names.issuperset(integers):
@@ -122,8 +131,9 @@ class ParquetSource:
                     statistics = footer.row_group(group).column(leaf).statistics
                     if statistics is None or not statistics.has_min_max:
                         return None
-                    largest[name] = max(largest.get(name, 0), int(statistics.max))
-        return largest
+                    least, most = ranges.get(name, (0, 0))
+                    ranges[name] = min(least, int(statistics.min)), max(most, int(statistics.max))
+        return ranges
 
     def open(self) -> "ParquetCursor":
         """A cursor at the log's start."""

@@ -1,12 +1,12 @@
 """Counts a log in parts, each where it lies, and makes the profile of their sum.
 
 A `PartitionCounter` is made once, from some samples of the log. Workers take it along: `count`
-turns the record batches of a part into counts (`placer.profile.partial_counts`), an engine adds
+turns the record batches of a part into counts (`placer.profile.parts.counts`), an engine adds
 these up, and `profile` makes of the sum what `profile_log` would make of the whole log.
 docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -18,24 +18,25 @@ from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_k
 from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
-from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
+from placer.data.held import BatchSource, InMemory, batches_of
+from placer.data.in_memory import ArrowSource
 from placer.data.keys import Missing
-from placer.data.mapping import Hash, Identity, IdMapping
+from placer.data.log import Bags
+from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.data.names import MappingKind
-from placer.data.source import RawBatch, samples_of
+from placer.data.source import samples_of
 from placer.data.vocabulary import Run, vocabulary_of
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
-from placer.profile.partial_counts import Counts, CountSums, batches, sums_of
-from placer.profile.partition_tables import PartitionTables
+from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
+from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
+from placer.profile.parts.reading import PartReader, joined
+from placer.profile.parts.tables import PartitionTables
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile
+from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 
 _Int = npt.NDArray[np.int64]
-_PARTITION_SAMPLES = 1 << 33
-"""Most samples of a partition, as of Spark's ``monotonically_increasing_id``."""
-_READ_SAMPLES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class PartitionCounter:
         Parameters
         ----------
         some
-            What `placer.data.in_memory.batches_of` takes. Only its columns are read.
+            What `placer.data.held.batches_of` takes. Only its columns are read.
         id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables, missing, encoding
             As of `placer.data.open_log`.
         position : str, optional
@@ -161,6 +162,16 @@ class PartitionCounter:
             **common,
         )
 
+    @property
+    def reads(self) -> list[str]:
+        """The columns of the log that are read; an engine may leave out the others."""
+        return [*self.columns.sparse, *([] if self.position is None else [self.position])]
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether the order of the log's samples makes a difference: to vocabularies it does."""
+        return len(self.mappings) < len(self.kinds)
+
     def count(
         self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
     ) -> Iterator[pa.RecordBatch]:
@@ -169,7 +180,7 @@ class PartitionCounter:
         Parameters
         ----------
         part
-            Its record batches, or what `placer.data.in_memory.batches_of` takes.
+            Its record batches, or what `placer.data.held.batches_of` takes.
         partition : int
             Its place among the parts, which orders the ids of vocabularies; parts may share a
             number where no table has one, or where a column has the samples' positions.
@@ -177,7 +188,7 @@ class PartitionCounter:
         Yields
         ------
         pyarrow.RecordBatch
-            Of `placer.profile.partial_counts.SCHEMA`; no more than 65,536 rows each.
+            Of `placer.profile.parts.counts.SCHEMA`; no more than 65,536 rows each.
 
         Raises
         ------
@@ -190,31 +201,45 @@ class PartitionCounter:
             first = next(part, None)
             if first is None:
                 return
-            part = _joined(first, part, f"partition {partition}")
-        reader = _Reader(self, part if isinstance(part, BatchSource) else batches_of(part))
+            part = joined(first, part, f"partition {partition}")
+        source = part if isinstance(part, BatchSource) else batches_of(part)
+        reader = PartReader(source, self.columns, self.missing, self.position)
         tables = PartitionTables(
             {name: self.mappings[name].rows for name in self.mappings},
             [name for name in self.kinds if name not in self.mappings],
             self.memory_bytes,
         )
+        near = LocalityCounter(
+            {
+                name: self.mappings[name].rows if name in self.mappings else 1 << 62
+                for name in self.kinds
+            },
+            self.feature_tables,
+        )
         features = dict.fromkeys(self.feature_tables, FeatureCounts())
         samples = 0
         for batch, positions in reader.batches(partition):
-            samples += batch.samples
+            read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
                 bags = batch.features[feature]
                 if table in self.mappings:
-                    tables.add_rows(table, rows_of(batch, feature, table, self.mappings[table]))
+                    ids = rows_of(batch, feature, table, self.mappings[table])
+                    tables.add_rows(table, ids)
                 else:
                     of_sample = positions[samples_of(bags, batch.samples)]
                     places = of_sample * len(self.feature_tables) + place
                     tables.add_keys(table, bags.keys, places)
+                    ids = bags.keys.view(np.int64)
+                read[feature] = Bags(ids, bags.offsets)
                 filled = (
                     batch.samples
                     if bags.offsets is None
                     else int(np.count_nonzero(np.diff(bags.offsets)))
                 )
                 features[feature] += FeatureCounts(bags.keys.size, filled)
+            if samples < STRETCH_SAMPLES:  # One stretch: counting windows takes its time.
+                near.add(batch.samples, read)
+            samples += batch.samples
             yield from tables.overflow()
         yield from tables.rest()
         one = np.zeros(1, np.int64)
@@ -222,6 +247,8 @@ class PartitionCounter:
             yield from batches("lookups", feature, one, one + counted.lookups)
             yield from batches("bags", feature, one, one + counted.bags)
         yield from batches("samples", "", one, one + samples)
+        for name, locality in near.localities().items():
+            yield from window_batches(name, locality)
 
     def profile(
         self,
@@ -267,7 +294,10 @@ class PartitionCounter:
                 if table == name
             }
             table = tables.table(name, counts.rows, features, sums.samples)
-            profiles.append(TableProfile.counted(table, counts, features))
+            profile = TableProfile.counted(table, counts, features)
+            unknown = self._unknown(name, mappings[name], profile, sums)
+            locality = sums.locality(name)
+            profiles.append(replace(profile, locality=locality, unknown=unknown))
         columns = self.columns
         return Profile(
             tables=tuple(profiles),
@@ -300,6 +330,17 @@ class PartitionCounter:
         np.add.at(dense, vocabulary.map(run.keys), run.counts)
         return vocabulary, RowCounts.from_dense(dense)
 
+    def _unknown(
+        self, name: str, mapping: IdMapping, profile: TableProfile, sums: CountSums
+    ) -> UnknownIds | None:
+        """What a vocabulary does not list; None without one."""
+        if not isinstance(mapping, Vocabulary) or profile.counts is None:
+            return None
+        lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())
+        if name in sums.keys:
+            return UnknownIds(lookups, sums.keys[name].keys.size - mapping.keys.size)
+        return UnknownIds(lookups, None if lookups else 0)
+
     def _check(self, sums: CountSums) -> None:
         if not sums.samples:
             raise DataError("the log is empty; a profile needs at least one sample")
@@ -325,64 +366,24 @@ class PartitionCounter:
                 )
 
 
-class _Reader:
-    """The samples of a partition with their positions in the log."""
+def profile_in_parts(
+    some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
+) -> Profile:
+    """The profile that `count` gives with a counter for a log like `some` samples of it.
 
-    def __init__(self, counter: PartitionCounter, source: BatchSource) -> None:
-        columns, self._position = counter.columns, counter.position
-        self._most = (1 << 62) // max(1, len(counter.feature_tables))
-        self._numbers: list[_Int] = []
-        extra = () if self._position is None else (self._position,)
-        read = source.read
-
-        def with_positions(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            for batch in read([*names, *extra]):
-                if self._position is not None:
-                    self._numbers.append(self._checked(batch.column(self._position), source.name))
-                yield batch
-
-        self._source = ArrowSource(
-            replace(source, read=with_positions),
-            columns=replace(columns, dense=(), label=None),
-            missing=counter.missing,
-        )
-
-    def batches(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
-        """Samples in order; positions have one number each."""
-        cursor = self._source.open()
-        first = partition * _PARTITION_SAMPLES
-        used = 0
-        try:
-            while (batch := cursor.read_some(_READ_SAMPLES)) is not None:
-                if self._position is None:
-                    yield batch, np.arange(first, first + batch.samples)
-                    first += batch.samples
-                else:
-                    while used == self._numbers[0].size:
-                        self._numbers.pop(0)
-                        used = 0
-                    yield batch, self._numbers[0][used : used + batch.samples]
-                    used += batch.samples
-        finally:
-            cursor.close()
-
-    def _checked(self, column: pa.Array, name: str) -> _Int:
-        if column.null_count or not pa.types.is_integer(column.type):
-            raise DataError(f"{name}: column {self._position!r} has to hold integers, all present")
-        numbers: _Int = column.to_numpy().astype(np.int64)
-        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self._most:
-            raise DataError(
-                f"{name}: positions in column {self._position!r} have to be from 0 to {self._most}"
-            )
-        return numbers
+    Parameters
+    ----------
+    some
+        As of `PartitionCounter.for_log`.
+    count : callable
+        Returns counts of all parts of the log.
+    options
+        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    """
+    own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
+    others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}
+    counter = PartitionCounter.for_log(some, **others)
+    return counter.profile(count(counter), **own)
 
 
-def _joined(first: pa.RecordBatch, others: Iterator[pa.RecordBatch], name: str) -> BatchSource:
-    """The batches of an iterator of which one was taken."""
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        yield first.select(list(columns))
-        for batch in others:
-            yield batch.select(list(columns))
-
-    return BatchSource(name, first.schema, read, once=True)
+_PROFILE_OPTIONS = ("dim", "dtype", "optimizer", "pooling", "sampling", "source")

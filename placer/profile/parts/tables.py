@@ -10,7 +10,7 @@ import pyarrow as pa
 from placer.data.keys import Keys
 from placer.data.vocabulary import DistinctKeys
 from placer.profile.count import DenseCounts
-from placer.profile.partial_counts import batches
+from placer.profile.parts.counts import batches
 
 _Int = npt.NDArray[np.int64]
 

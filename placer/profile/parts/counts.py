@@ -12,6 +12,10 @@ kind          name              id           count                           fir
 ``lookups``   feature           0            lookups of the feature          0
 ``bags``      feature           0            its bags that are not empty     0
 ``samples``   empty             0            samples                         0
+``windows``   table             samples of   windows that were looked at     0
+                                a window
+``read``      table             the same     lookups in these                0
+``distinct``  table             the same     distinct rows of each, added    0
 ============  ================  ===========  ==============================  ==================
 
 Ids whose table has no list of ids yet are counted by their key: which row each gets follows from
@@ -29,9 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from placer.data.formats.parquet import UNREADABLE
-from placer.data.in_memory import batches_of, is_in_memory
+from placer.data.held import batches_of, is_in_memory
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
+from placer.profile.locality import Locality, WindowCounts
 
 KEYS = ("kind", "name", "id")
 SCHEMA = pa.schema(
@@ -44,6 +49,7 @@ SCHEMA = pa.schema(
     ]
 )
 
+_WINDOW_KINDS = ("windows", "read", "distinct")
 _Int = npt.NDArray[np.int64]
 _BATCH_ROWS = 1 << 16
 
@@ -83,6 +89,17 @@ def batches(
         yield pa.record_batch(columns, schema=SCHEMA)
 
 
+def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
+    """The windows of a table as record batches."""
+    sizes = np.array([one.samples for one in locality], np.int64)
+    for kind, values in zip(
+        _WINDOW_KINDS,
+        zip(*((one.windows, one.lookups, one.distinct) for one in locality), strict=True),
+        strict=False,
+    ):
+        yield from batches(kind, table, sizes, np.array(values, np.int64))
+
+
 @dataclass(slots=True)
 class CountSums:
     """All parts of the counts of a log, added up.
@@ -99,8 +116,17 @@ class CountSums:
     samples: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
     bags: dict[str, int] = field(default_factory=dict)
+    windows: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     rows: dict[str, tuple[_Int, _Int]] = field(default_factory=dict)
     keys: dict[str, Run] = field(default_factory=dict)
+
+    def locality(self, table: str) -> Locality:
+        """The windows of a table; none where none were looked at."""
+        windows, read, distinct = (self.windows.get((kind, table), {}) for kind in _WINDOW_KINDS)
+        return tuple(
+            WindowCounts(size, windows[size], read.get(size, 0), distinct.get(size, 0))
+            for size in sorted(windows)
+        )
 
 
 Counts = Any
@@ -142,6 +168,10 @@ def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
                     sums.bags[name] = sums.bags.get(name, 0) + int(counts[here].sum())
                 case "samples":
                     sums.samples += int(counts[here].sum())
+                case "windows" | "read" | "distinct":
+                    of_size = sums.windows.setdefault((kind, name), {})
+                    for size, count in zip(ids[here].tolist(), counts[here].tolist(), strict=True):
+                        of_size[size] = of_size.get(size, 0) + count
                 case _:
                     raise DataError(f"{place}: counts of the kind {kind!r} are not known")
     for name in list(rows):

@@ -1,0 +1,49 @@
+"""Profiles of logs that Spark reads, counted and added up by its executors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from placer.profile.parts.counter import PartitionCounter, profile_in_parts
+from placer.profile.parts.counts import KEYS
+from placer.profile.profile import Profile
+
+_SCHEMA = "kind string, name string, id long, count long, first long"
+_SOME_SAMPLES = 1000
+
+
+def count_spark(frame: Any, counter: PartitionCounter) -> Any:
+    """The counts of a log, added up by a shuffle: a DataFrame with a line for each row read.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        Of Spark 4 or newer. Vocabularies number ids in the order of its partitions.
+    counter : PartitionCounter
+    """
+    from pyspark.sql import functions
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        return counter.count(batches, TaskContext.get().partitionId())
+
+    parts = frame.select(*counter.reads).mapInArrow(count, _SCHEMA)
+    added_up = (functions.sum("count").alias("count"), functions.min("first").alias("first"))
+    return parts.groupBy(*KEYS).agg(*added_up)
+
+
+def profile_spark(frame: Any, **options: Any) -> Profile:
+    """The profile of a DataFrame: that of `profile_log` over its samples in order.
+
+    ::
+
+        profile = profile_spark(spark.read.parquet("s3://logs/"), rows={"user": 10**7}, dim=64)
+
+    `options` are those of `PartitionCounter.for_log` and `PartitionCounter.profile`. The driver
+    gets a line for each row that was read; where that is too much for it, write `count_spark` to
+    Parquet and read this with `PartitionCounter.profile`.
+    """
+    some = frame.limit(_SOME_SAMPLES).toArrow()
+    return profile_in_parts(some, lambda counter: count_spark(frame, counter).toArrow(), options)

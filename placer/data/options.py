@@ -1,0 +1,141 @@
+"""Options of commands that read logs; `placer.knobs` says how fields become options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from placer.errors import DataError
+from placer.knobs import option
+
+if TYPE_CHECKING:
+    from placer.data.layout import Layout
+    from placer.data.schema import Schema
+
+_HEADER, _QUOTES = "--header/--no-header", "--quotes/--no-quotes"
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How the lines of text files are made, where that is neither recorded nor to be found."""
+
+    separator: str | None = option(None, "Between fields of text; by default found.")
+    header: bool | None = option(None, "Whether the first line names columns.", _HEADER)
+    quotes: bool | None = option(None, "Whether quotes enclose fields.", _QUOTES)
+    columns: str | None = option(None, "Names of a text's columns, with commas between.")
+
+    def layout(self, known: Layout | None = None) -> Layout | None:
+        """What is known of the files, with what was given; None for nothing."""
+        from placer.data.layout import Layout
+
+        given: dict[str, Any] = {
+            "separator": self.separator and _unescaped(self.separator),
+            "header": self.header,
+            "quotes": self.quotes,
+            "names": tuple(self.columns.split(",")) if self.columns else None,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        return replace(known or Layout(), **given) if given else known
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions(TextOptions):
+    """What the columns of a log are, and how its ids become rows."""
+
+    schema_path: str | None = option(
+        None, "Says all of this, once; --infer makes one.", "--schema", metavar="FILE"
+    )
+    sparse: tuple[str, ...] = option((), "Columns of ids, and no others; repeatable.")
+    dense: tuple[str, ...] = option((), "Columns of numbers, and no others; repeatable.")
+    label: str | None = option(None, "Column of the clicks; by default label, click, …")
+    ignore: tuple[str, ...] = option((), "Column to leave out, such as a time; repeatable.")
+    feature_table: tuple[str, ...] = option(
+        (), "Table of a feature; features may share one.", metavar="FEATURE=TABLE"
+    )
+    id_mapping: tuple[str, ...] = option(
+        (),
+        "How raw ids become rows: auto, identity, hash or vocabulary.",
+        metavar="[TABLE=]MAPPING",
+    )
+    rows: tuple[str, ...] = option(
+        (), "Rows of every table or of one: a hash needs them.", metavar="[TABLE=]N"
+    )
+    min_count: tuple[str, ...] = option(
+        (), "A vocabulary leaves out ids that are read less often.", metavar="[TABLE=]N"
+    )
+    headroom: float | None = option(
+        None, "Share of rows for later ids, where ids are rows; by default 0.1.", least=0
+    )
+
+    def schema(self, log_format: Any = None, id_mapping: str = "auto") -> Schema:
+        """The schema of the file, if one is given, with what was given besides.
+
+        Parameters
+        ----------
+        log_format : str, optional
+            One of `placer.data.FORMATS`.
+        id_mapping : str
+            What is used where nothing says.
+        """
+        from placer.data.schema import ALL, Schema
+
+        known = Schema(headroom=0.1) if self.schema_path is None else Schema.load(self.schema_path)
+        mappings = {ALL: id_mapping} | dict(known.id_mappings)
+        return replace(
+            known,
+            format=log_format or known.format,
+            layout=self.layout(known.layout),
+            sparse=_names(self.sparse) or known.sparse,
+            dense=_names(self.dense) or known.dense,
+            label=self.label or known.label,
+            ignore=(*known.ignore, *_names(self.ignore)),
+            feature_tables={**known.feature_tables, **_pairs("feature-table", self.feature_table)},
+            rows={**known.rows, **_numbers("rows", self.rows)},
+            min_counts={**known.min_counts, **_numbers("min-count", self.min_count)},
+            id_mappings={**mappings, **_pairs("id-mapping", self.id_mapping, ALL)},
+            headroom=known.headroom if self.headroom is None else self.headroom,
+        )
+
+
+def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Columns of tables, by name; ``*`` is all others.
+
+    >>> dims_of(["64", "user=128"], {"item": 32})
+    {'item': 32, '*': 64, 'user': 128}
+    """
+    return {**known, **_numbers("dim", dims)}
+
+
+def _names(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for text in texts for name in text.split(",") if name)
+
+
+def _pairs(flag: str, texts: Sequence[str], default: str | None = None) -> dict[str, str]:
+    """Values by name, of ``NAME=VALUE``; a value alone is that of `default`."""
+    pairs = {}
+    for text in texts:
+        name, between, value = text.rpartition("=")
+        if not between and default is not None:
+            name = default
+        if not name or not value:
+            raise DataError(f"--{flag} {text!r}: write NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _numbers(flag: str, texts: Sequence[str]) -> dict[str, int]:
+    numbers = {}
+    for name, value in _pairs(flag, texts, "*").items():
+        try:
+            numbers[name] = int(value)
+        except ValueError:
+            raise DataError(f"--{flag} {value!r} is no whole number") from None
+        if numbers[name] < 1:
+            raise DataError(f"--{flag} must be at least 1, not {value}")
+    return numbers
+
+
+def _unescaped(separator: str) -> str:
+    """A separator as people type it in a shell."""
+    return {"\\t": "\t", "tab": "\t", "\\x01": "\x01"}.get(separator, separator)

@@ -1,0 +1,235 @@
+"""Schemas: TOML files that say how a log is read and what its columns are.
+
+docs/data.md describes the file. It is written by `placer profile --infer`, read by
+`placer profile --schema`, and from Python by `Schema.load`.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from placer.config_file import StrictModel, read_file
+from placer.data.encoded import EncodedLog
+from placer.data.files.finding import AnyPath
+from placer.data.files.stores import shown
+from placer.data.layout import Layout
+from placer.data.names import Format, IdType
+from placer.data.reader import open_log, open_source
+from placer.data.source import Progress
+from placer.errors import DataError
+from placer.files import write_text
+
+Role = Literal["label", "sparse", "dense", "ignore"]
+ALL = "*"
+"""In place of a table's name: every table that is not named."""
+
+
+class _ColumnModel(StrictModel):
+    role: Role = Field(alias="as")
+    type: IdType | None = None
+    table: str | None = None
+    separator: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_role(cls, value: Any) -> Any:
+        return {"as": value} if isinstance(value, str) else value
+
+
+class _TableModel(StrictModel):
+    rows: int | None = Field(None, ge=1)
+    dim: int | None = Field(None, ge=1)
+    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | None = None
+    min_count: int | None = Field(None, ge=1)
+
+
+class _SchemaModel(StrictModel):
+    format: Format | None = None
+    separator: str | None = Field(None, min_length=1)
+    header: bool | None = None
+    quotes: bool | None = None
+    names: tuple[str, ...] = ()
+    missing: Literal["zero", "empty"] = "zero"
+    headroom: float = Field(0.0, ge=0)
+    columns: dict[str, _ColumnModel] = Field(default_factory=dict)
+    tables: dict[str, _TableModel] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """How a log is read, and what its columns are; what is None is inferred.
+
+    Attributes
+    ----------
+    format : str, optional
+        One of `placer.data.FORMATS`.
+    layout : Layout
+    sparse, dense : tuple of str, optional
+    label : str, optional
+    ignore : tuple of str
+    feature_tables : mapping of column name to table name
+    rows, dims, min_counts, id_mappings : mapping of table name to value
+        ``"*"`` stands for every other table.
+    missing : {"zero", "empty"}
+    headroom : float
+    """
+
+    format: Format | None = None
+    layout: Layout | None = None
+    sparse: tuple[str, ...] | None = None
+    dense: tuple[str, ...] | None = None
+    label: str | None = None
+    ignore: tuple[str, ...] = ()
+    feature_tables: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, int] = field(default_factory=dict)
+    min_counts: Mapping[str, int] = field(default_factory=dict)
+    id_mappings: Mapping[str, str] = field(default_factory=dict)
+    missing: Literal["zero", "empty"] = "zero"
+    headroom: float = 0.0
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Schema":
+        """Read a schema from a TOML, YAML or JSON file.
+
+        Raises
+        ------
+        DataError
+            If it is missing, or a field is unknown or does not fit; the message names the field.
+        """
+        model = read_file(path, _SchemaModel, "data", DataError)
+        of = {
+            role: tuple(name for name, column in model.columns.items() if column.role == role)
+            for role in ("label", "sparse", "dense", "ignore")
+        }
+        if len(of["label"]) > 1:
+            raise DataError(f"{path}: a log has one label, not {', '.join(of['label'])}")
+        columns, tables = model.columns.items(), model.tables.items()
+        lists = {name: one.separator for name, one in columns if one.separator is not None}
+        return cls(
+            format=model.format,
+            layout=Layout(
+                model.format,
+                model.separator,
+                model.header,
+                model.quotes,
+                model.names,
+                {name: one.type for name, one in columns if one.type is not None},
+                lists if columns else None,
+            ),
+            sparse=of["sparse"] if columns else None,
+            dense=of["dense"] if columns else None,
+            label=next(iter(of["label"]), None),
+            ignore=of["ignore"],
+            feature_tables={name: one.table for name, one in columns if one.table is not None},
+            rows={name: one.rows for name, one in tables if one.rows is not None},
+            dims={name: one.dim for name, one in tables if one.dim is not None},
+            min_counts={name: one.min_count for name, one in tables if one.min_count is not None},
+            id_mappings={
+                name: one.id_mapping for name, one in tables if one.id_mapping is not None
+            },
+            missing=model.missing,
+            headroom=model.headroom,
+        )
+
+    def open(
+        self, paths: AnyPath | Sequence[AnyPath], progress: Progress | None = None
+    ) -> EncodedLog:
+        """Open a log by this schema; see `placer.data.open_log`."""
+        return open_log(
+            paths,
+            **self._reading(),
+            id_mapping=self.id_mappings or "auto",
+            rows=self.rows or None,
+            min_count=self.min_counts or 1,
+            feature_tables=self.feature_tables,
+            headroom=self.headroom,
+            progress=progress,
+        )
+
+    def infer(self, paths: AnyPath | Sequence[AnyPath], file: str | os.PathLike[str]) -> None:
+        """Write a schema of a log: what it took each column for, and why.
+
+        Only the log's beginning is read. Columns that this schema names keep their role.
+
+        Raises
+        ------
+        DataError
+            If the log cannot be read.
+        """
+        if Path(file).suffix.lower() != ".toml":
+            raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
+        source = open_source(paths, **self._reading())
+        columns = getattr(source, "columns", None)
+        if columns is None or not columns.decisions:
+            raise DataError(
+                f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
+                "schema"
+            )
+        write_text(Path(file), _text(source.files, source.layout, columns, self.missing))  # type: ignore[attr-defined]
+
+    def _reading(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "sparse": self.sparse,
+            "dense": self.dense,
+            "label": self.label,
+            "ignore": self.ignore,
+            "missing": self.missing,
+            "layout": self.layout,
+        }
+
+
+def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    lines = [f"# How {shown(files[0])}{more} is read; docs/data.md describes the fields."]
+    for name in ("format", "separator", "header", "quotes"):
+        value = getattr(layout, name)
+        if value is not None:
+            lines.append(f"{name} = {_toml(value)}")
+    if layout.names:
+        lines.append(f"names = {_toml(list(layout.names))}  # no line of the file names them")
+    lines.append(f'missing = "{missing}"  # or "empty": a missing value is no lookup')
+    lines += [
+        "headroom = 0.1  # share of rows for larger ids of later logs, in tables of row numbers",
+        "",
+        "[columns]  # label, sparse (ids), dense (numbers) or ignore; a column that is not here is",
+        "# left out",
+    ]
+    entries = []
+    for one in columns.decisions:
+        value = _toml(one.role)
+        if one.role == "sparse":
+            parts = [f'as = "sparse", type = {_toml(columns.types[one.column])}']
+            if one.column in columns.lists:
+                parts.append(f"separator = {_toml(columns.lists[one.column])}")
+            value = "{" + ", ".join(parts) + "}"
+        entries.append((f"{_key(one.column)} = {value}", one.why))
+    width = max(len(entry) for entry, _ in entries)
+    lines += [f"{entry:<{width}}  # {' '.join(why.split())}" for entry, why in entries]
+    lines += [
+        "",
+        '# Features that read one table: {..., table = "item"}. Of tables, "*" is all others:',
+        '# [tables."*"]',
+        "# dim = 64",
+        '# id_mapping = "auto"  # identity, hash or vocabulary',
+        "# rows = 1000000",
+        "# min_count = 1  # a vocabulary leaves out ids that are read less often",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if plain else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it, whose texts, lists and booleans are those of JSON."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,1 @@
+"""Profiles of logs that are counted in parts, each where it lies."""

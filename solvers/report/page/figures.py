@@ -1,0 +1,322 @@
+"""The charts of a page: what each is for, its figures as a table, and its traces for Plotly."""
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cost_models import CostReport
+from placer.report import section as form
+from placer.report.palette import BOUND, SERIES, STEP
+from placer.report.plain import plain
+from placer.report.section import Column, Row, Section
+from placer.topology.topology import Topology
+from placer.units import format_bytes, format_seconds
+
+Trace = Mapping[str, Any]
+
+PATTERNS = ("", "/", ".", "\\", "x", "-", "+", "|")
+"""Of Plotly's bars, one for each of `SERIES`: told apart without colour too."""
+
+_MOST_NAMED = 24
+"""Devices whose names are all written at an axis."""
+_LONGEST_LABEL = 28
+_MOST_CAPACITIES = 3
+"""Lines of capacity in one chart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of a page.
+
+    Attributes
+    ----------
+    name : str
+        Its id in the page.
+    title : str
+    words : str
+        What is to be seen in it, for everyone and for who does not see it.
+    traces : tuple of mapping
+        As Plotly takes them; a colour ``ink``, ``muted`` or ``faint`` is the page's.
+    layout : mapping
+    table : Section or None
+        The same figures.
+    height_px : int
+    """
+
+    name: str
+    title: str
+    words: str
+    traces: tuple[Trace, ...]
+    layout: Mapping[str, Any]
+    table: Section | None
+    height_px: int = 320
+
+
+def label(text: object) -> str:
+    """A name as Plotly writes it: no markup, no control characters, of a length that is read.
+
+    >>> label("<b>C1</b>")
+    '&lt;b&gt;C1&lt;/b&gt;'
+    """
+    words = plain(str(text))
+    if len(words) > _LONGEST_LABEL:
+        words = f"{words[: _LONGEST_LABEL - 8]}…{words[-7:]}"
+    return html.escape(words, quote=False)
+
+
+def bars(
+    x: Sequence[str], y: Sequence[float], name: str, number: int, texts: Sequence[str]
+) -> Trace:
+    """A part of stacked bars, in the colour and the pattern of its number."""
+    return {
+        "type": "bar",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "customdata": list(texts),
+        "hovertemplate": f"%{{x}}<br>{name}: %{{customdata}}<extra></extra>",
+        "marker": {
+            "color": SERIES[number % len(SERIES)],
+            "line": {"width": 0},
+            "pattern": {
+                "shape": PATTERNS[number % len(PATTERNS)],
+                "fillmode": "overlay",
+                "size": 7,
+                "solidity": 0.2,
+                "fgcolor": "#ffffff",
+            },
+        },
+    }
+
+
+def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], list[Trace]]:
+    """Horizontal lines over the whole width: their names in the legend, and their shapes.
+
+    A line is its value, its name, its colour and its dashes.
+    """
+    names: list[Trace] = []
+    shapes: list[Trace] = []
+    for value, words, colour, dash in lines:
+        style = {"color": colour, "width": 2, "dash": dash}
+        names.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": words,
+                "x": [None],
+                "y": [None],
+                "line": style,
+            }
+        )
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": value,
+                "y1": value,
+                "line": style,
+            }
+        )
+    return names, shapes
+
+
+def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
+    """Devices at the x axis; of many, the first GPU of each host by the host's name."""
+    axis: dict[str, Any] = {"type": "category", "fixedrange": True}
+    if len(devices) <= _MOST_NAMED:
+        return axis
+    known = topology.gpus_by_id
+    hosts: dict[str, str] = {}
+    for device in devices:
+        if device in known:
+            hosts.setdefault(known[device].host, device)
+    every = max(1, len(hosts) // 8)
+    chosen = dict(list(hosts.items())[::every])
+    return {
+        **axis,
+        "tickangle": 0,
+        "tickmode": "array",
+        "tickvals": [label(device) for device in chosen.values()],
+        "ticktext": [label(host.removeprefix("host:")) for host in chosen],
+        "title": {"text": "GPUs, by host"},
+    }
+
+
+_KINDS = (
+    ("weight_bytes", "weights"),
+    ("state_bytes", "optimizer state"),
+    ("cache_bytes", "cached rows"),
+    ("row_map_bytes", "row maps"),
+    ("buffer_bytes", "buffers"),
+)
+
+
+def memory_charts(memory: Section, topology: Topology) -> list[Chart]:
+    """Bytes of GPUs, and of hosts, by kind, beside what they have."""
+    gpus = topology.gpus_by_id
+    charts = []
+    for name, title, among, rows in (
+        ("memory-gpus", "Memory of the GPUs (HBM)", "GPUs", [d.id for d in topology.gpus]),
+        ("memory-hosts", "Memory of the hosts (DRAM)", "hosts", [d.id for d in topology.hosts]),
+    ):
+        by_device = {row["device"]: row for row in memory.rows}
+        own = [by_device[device] for device in rows]
+        if any(row["total_bytes"] for row in own) or name == "memory-gpus":
+            axis = device_axis(rows, topology) if own[0]["device"] in gpus else _plain_axis()
+            charts.append(_memory_chart(name, title, among, own, axis, memory))
+    return charts
+
+
+def _plain_axis() -> dict[str, Any]:
+    return {"type": "category", "fixedrange": True, "nticks": 8}
+
+
+def _memory_chart(
+    name: str, title: str, among: str, rows: Sequence[Row], axis: Any, memory: Section
+) -> Chart:
+    across = [label(row["device"]) for row in rows]
+    scale, unit = (2**40, "TiB") if max(_most(rows)) >= 2**41 else (2**30, "GiB")
+    traces = [
+        bars(
+            across,
+            [row[key] / scale for row in rows],
+            kind,
+            number,
+            [format_bytes(row[key]) for row in rows],
+        )
+        for number, (key, kind) in enumerate(_KINDS)
+        if any(row[key] for row in rows)
+    ]
+    capacities = sorted({row["capacity_bytes"] for row in rows})
+    most = max(capacities)
+    names, shapes = levels(
+        [(size / scale, f"capacity {format_bytes(size)}", "ink", "dash") for size in capacities]
+        if len(capacities) <= _MOST_CAPACITIES
+        else [(most / scale, f"largest capacity {format_bytes(most)}", "ink", "dash")]
+    )
+    fullest = max(rows, key=lambda row: row["used_share"] or 0.0)
+    emptiest = min(rows, key=lambda row: row["used_share"] or 0.0)
+    words = (
+        f"{plain(fullest['device'])} uses {form.share(fullest['used_share'] or 0.0)} of its "
+        f"{format_bytes(fullest['capacity_bytes'])}"
+    )
+    if len(rows) > 1:
+        words = (
+            f"The fullest of {len(rows)} {among}, {words}; the emptiest, "
+            f"{plain(emptiest['device'])}, {form.share(emptiest['used_share'] or 0.0)}"
+        )
+    words += "."
+    of = {row["device"] for row in rows}
+    own = tuple(row for row in memory.rows if row["device"] in of)
+    table = Section(memory.name, title, memory.columns, own)
+    layout = {
+        "barmode": "stack",
+        "xaxis": axis,
+        "yaxis": {"title": {"text": unit}, "range": [0, 1.05 * max(_most(rows)) / scale]},
+        "shapes": shapes,
+    }
+    # One bar says less than the words.
+    drawn = (*traces, *names) if len(rows) > 1 else ()
+    return Chart(name, title, words, drawn, layout, table)
+
+
+def _most(rows: Sequence[Row]) -> list[float]:
+    return [float(max(row["capacity_bytes"], row["total_bytes"])) for row in rows]
+
+
+def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> Chart:
+    """Seconds of each GPU in the phases of a step, what it waits, and the bound."""
+    names, seconds = cost.longest_chain
+    phases = [(name, times.tolist()) for name, times in zip(names, seconds, strict=True)]
+    devices = [gpu.device for gpu in cost.gpus]
+    if cost.has_dense_phase:
+        at = next((n for n, phase in enumerate(names) if phase == "gradients"), len(phases))
+        phases.insert(at, ("dense", [cost.dense_s or 0.0] * len(devices)))
+    step_s, across = cost.step_time_s, [label(device) for device in devices]
+    busy = [sum(times[gpu] for _, times in phases) for gpu in range(len(devices))]
+    waits = [max(0.0, step_s - seconds) for seconds in busy]
+    traces = [
+        bars(across, [1e3 * t for t in times], label(name), number, [*map(format_seconds, times)])
+        for number, (name, times) in enumerate(phases)
+    ]
+    wait = dict(
+        bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)]),
+    )
+    wait["marker"] = {"color": "faint", "line": {"width": 0}}
+    lines = [(1e3 * step_s, f"step {format_seconds(step_s)}", "ink", "solid")]
+    if bound_s:
+        lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", BOUND, "dash"))
+    legend, shapes = levels(lines)
+    rows: list[Row] = [
+        {
+            "device": device,
+            **{f"{name}_s": times[gpu] for name, times in phases},
+            "waits_s": waits[gpu],
+        }
+        for gpu, device in enumerate(devices)
+    ]
+    slowest = max(range(len(devices)), key=lambda gpu: busy[gpu])
+    mean = sum(waits) / len(waits)
+    words = (
+        f"All GPUs finish a phase before the next one begins. {plain(devices[slowest])} is busy "
+        f"longest, {format_seconds(busy[slowest])} of the step's {format_seconds(step_s)}; a GPU "
+        f"waits {format_seconds(mean)} on average, {form.share(mean / step_s if step_s else 0.0)}."
+    )
+    table = Section(
+        "phases_of_gpus",
+        "Phases of each GPU",
+        (
+            Column("device", "device"),
+            *(Column(f"{name}_s", name, form.seconds) for name, _ in phases),
+            Column("waits_s", "waits", form.seconds),
+        ),
+        tuple(rows),
+    )
+    layout = {
+        "barmode": "stack",
+        "xaxis": device_axis(devices, topology),
+        "yaxis": {"title": {"text": "ms"}, "range": [0, 1.06e3 * step_s]},
+        "shapes": shapes,
+    }
+    return Chart("time", "Time of a step", words, (*traces, wait, *legend), layout, table, 340)
+
+
+def front_chart(section: Section) -> Chart:
+    """Step time and bound over the budget of HBM."""
+    rows = [row for row in section.rows if row["step_time_s"] is not None]
+    budgets = [format_bytes(row["hbm_bytes"]) for row in rows]
+    traces = []
+    for key, name, colour, dash, symbol in (
+        ("step_time_s", "step time", STEP, "solid", "circle"),
+        ("bound_s", "proven bound", BOUND, "dash", "square"),
+    ):
+        known = [(b, row[key]) for b, row in zip(budgets, rows, strict=True) if row[key]]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": [budget for budget, _ in known],
+                "y": [1e3 * value for _, value in known],
+                "customdata": [format_seconds(value) for _, value in known],
+                "hovertemplate": f"%{{x}}<br>{name}: %{{customdata}}<extra></extra>",
+                "line": {"color": colour, "width": 2.5, "dash": dash},
+                "marker": {"symbol": symbol, "size": 9},
+            }
+        )
+    words = "No budget has a plan."
+    if rows:
+        first, last = rows[0], rows[-1]
+        words = (
+            f"A step takes {format_seconds(first['step_time_s'])} with "
+            f"{budgets[0]} of each GPU, and {format_seconds(last['step_time_s'])} with "
+            f"{budgets[-1]}. Under the dashed line no placement exists."
+        )
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": "HBM of each GPU"}, "fixedrange": True},
+        "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
+    }
+    return Chart("front", "Step time with other budgets", words, tuple(traces), layout, section)

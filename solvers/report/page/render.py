@@ -1,0 +1,203 @@
+"""A page of answers: one HTML file that asks no network for anything.
+
+Plotly's bundle is compressed in the page (1.9 MB instead of 4.8) and is unpacked when the words
+have been painted. Scripts are named by their hashes in a content security policy, so that nothing
+else runs, whatever names a plan holds, and nothing is loaded from anywhere.
+"""
+
+import base64
+import gzip
+import hashlib
+import importlib.resources
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from placer.errors import BackendError
+from placer.files import write_text
+from placer.report.plain import plain
+from placer.report.section import Column, Report, Row, Section
+from solvers.report.page import figures, more_figures
+from solvers.report.page.figures import Chart
+from solvers.report.page.provenance import provenance
+from solvers.report.page.questions import Answers
+from solvers.report.page.table_map import table_map
+from solvers.report.page.verdict import verdict
+from solvers.report.whatif import front_section
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TEMPLATES = "solvers.report.page", "templates"
+_ENDS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str = "") -> None:
+    """Write a page whole or not at all.
+
+    Parameters
+    ----------
+    answers : Answers
+    path : path
+    command : str
+        Makes the page again, for whoever reads it.
+
+    Raises
+    ------
+    BackendError
+        If Jinja2 or Plotly is missing.
+    PlacerError
+        If the file cannot be written.
+    """
+    write_text(path, page_html(answers, command=command))
+
+
+def page_html(answers: Answers, *, command: str = "") -> str:
+    """The page as text.
+
+    Raises
+    ------
+    BackendError
+        If Jinja2 or Plotly is missing.
+    """
+    environment, plotly = _environment(), _plotly()
+    script = _file("page.js")
+    sections = {section.name: section for section in answers.shown.sections}
+    tables, charts = sections["tables"], charts_of(answers, sections)
+    map_of_tables = table_map(answers.plan, answers.problem.profile, tables, answers.reasons)
+    drawn = {
+        chart.name: {"data": chart.traces, "layout": chart.layout, "height": chart.height_px}
+        for group in charts.values()
+        for chart in group
+    }
+    explained = {
+        row["table"]: number
+        for number, row in enumerate(tables.rows)
+        if row["table"] in answers.explanations
+    }
+    bound_s = answers.shown.facts["bound_s"]
+    return environment.get_template("page.html.j2").render(
+        title=plain(answers.shown.title),
+        style=_file("page.css"),
+        script=script,
+        policy=_policy(script, plotly),
+        plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode(),
+        data=script_json({"charts": drawn, "map": map_of_tables}),
+        verdict=verdict(
+            answers.shown.facts,
+            answers.cost,
+            answers.binding,
+            bound_holds=answers.bound_holds and bound_s is not None,
+            memory=sections["memory"].rows,
+        ),
+        charts=charts,
+        sections=sections,
+        answers=answers,
+        command=command,
+        explanations={explained[name]: one for name, one in answers.explanations.items()},
+        provenance=provenance(answers),
+    )
+
+
+def charts_of(
+    answers: Answers, sections: Mapping[str, Section] | None = None
+) -> dict[str, list[Chart]]:
+    """The charts of each part of a page."""
+    known = sections or {section.name: section for section in answers.shown.sections}
+    machine = answers.plan.topology
+    bound_s = answers.shown.facts["bound_s"] if answers.bound_holds else None
+    charts: dict[str, list[Chart]] = {
+        "time": [figures.time_chart(answers.cost, machine, bound_s)],
+        "memory": figures.memory_charts(known["memory"], machine),
+        "skew": [more_figures.skew_chart(known["tables"].rows, answers.problem.profile)],
+    }
+    if answers.front:
+        section = front_section(answers.front, answers.problem.global_batch_size)
+        charts["front"] = [figures.front_chart(section)]
+    if answers.comparison is not None:
+        charts["comparison"] = [more_figures.comparison_chart(answers.comparison.sections[0])]
+    windows = _section(answers.simulated, "windows")
+    if windows is not None:
+        charts["drift"] = [more_figures.drift_chart(windows)]
+    moves = _section(answers.moves, "moves")
+    if moves is not None and answers.other is not None:
+        charts["moves"] = [more_figures.moves_chart(moves, answers.plan, answers.other)]
+    return charts
+
+
+def script_json(value: Any) -> str:
+    """JSON that a script element can hold, whatever texts are in it.
+
+    >>> script_json("</script>")
+    '"\\\\u003c/script\\\\u003e"'
+    """
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character, escaped in _ENDS.items():
+        text = text.replace(character, escaped)
+    return text
+
+
+def _section(report: Report | None, name: str) -> Section | None:
+    sections = () if report is None else report.sections
+    return next((one for one in sections if one.name == name), None)
+
+
+def _environment() -> "Environment":
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise _missing("Jinja2") from error
+    environment = Environment(
+        loader=PackageLoader(*_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = lambda text: plain(str(text))
+    environment.filters["raw_value"] = raw_value
+    environment.globals["columns_of"] = columns_of
+    return environment
+
+
+def raw_value(row: Row, column: Column) -> str:
+    """A number as JSON has it, for who reads the page by program; nothing of a text."""
+    value = row[column.key]
+    return "" if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def columns_of(section: Section) -> list[Column]:
+    """Columns that say something: not only zeros and missing values."""
+    return [one for one in section.columns if any(row[one.key] for row in section.rows)]
+
+
+def _file(name: str) -> str:
+    package, folder = _TEMPLATES
+    return (importlib.resources.files(package) / folder / name).read_text("utf-8")
+
+
+def _plotly() -> str:
+    """Plotly's script, of the Python package, which has it for pages without a network."""
+    try:
+        return (importlib.resources.files("plotly") / "package_data/plotly.min.js").read_text(
+            "utf-8"
+        )
+    except (ImportError, FileNotFoundError) as error:
+        raise _missing("Plotly") from error
+
+
+def _missing(library: str) -> BackendError:
+    return BackendError(
+        f"a page needs {library}; install it with: pip install 'embedding-placer[report]'"
+    )
+
+
+def _policy(*scripts: str) -> str:
+    """What a browser may run and load: these scripts, and nothing from anywhere."""
+    hashes = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,123 @@
+"""Every table of a plan and where its bytes are, compact enough for thousands of tables."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.profile.profile import Profile
+from placer.report import section as form
+from placer.report.plain import plain
+from placer.report.section import Section
+from placer.tables import Table
+from placer.units import format_bytes
+from solvers.report.page.more_figures import curve
+from solvers.report.plan import short_names
+
+
+def table_map(
+    plan: Plan, profile: Profile, tables: Section, reasons: Mapping[str, str]
+) -> dict[str, Any]:
+    """Columns, rows, devices and access curves, as the page's script takes them.
+
+    Parameters
+    ----------
+    plan : Plan
+    profile : Profile
+        Over the plan's row order.
+    tables : Section
+        Of `solvers.report.plan_report`: its rows and columns are the page's.
+    reasons : mapping of table to str
+
+    Returns
+    -------
+    dict
+        ``columns`` have key and title, ``rows`` a value and a text for each; ``strips`` are runs
+        ``[first device, last device, HBM bytes, DRAM bytes]`` of each table, ``shards`` its
+        shards in words, ``curves`` the number of its access curve.
+    """
+    devices = [gpu.id for gpu in plan.topology.gpus]
+    number = {device: at for at, device in enumerate(devices)}
+    number |= {host.id: len(devices) + at for at, host in enumerate(plan.topology.hosts)}
+    by_name = {one.name: one for one in profile}
+    curves: dict[tuple[bytes, bytes], int] = {}
+    drawn: list[Any] = []
+    rows, strips, shards, used = [], [], [], []
+    for row in tables.rows:
+        table, own = plan.tables_by_name[row["table"]], plan.shards_by_table[row["table"]]
+        rows.append([[_safe(row[c.key]), c.cell(row)] for c in tables.columns])
+        strips.append(_strip(table, own, number))
+        shards.append(_shards(table, own))
+        cdf = by_name[row["table"]].cdf
+        key = cdf.ranks.tobytes(), cdf.shares.tobytes()
+        if key not in curves:
+            curves[key] = len(drawn)
+            drawn.append(curve(cdf))
+        used.append(curves[key])
+    return {
+        "columns": [
+            {"key": c.key, "title": c.title, "number": not c.is_text} for c in tables.columns
+        ],
+        "rows": rows,
+        "strips": strips,
+        "shards": shards,
+        "curve": used,
+        "curves": drawn,
+        "reasons": [reasons.get(row["table"], "") for row in tables.rows],
+        "devices": [plain(device) for device in devices],
+        "hosts": _host_starts(plan),
+    }
+
+
+def _safe(value: Any) -> Any:
+    return plain(value) if isinstance(value, str) else value
+
+
+def _host_starts(plan: Plan) -> list[int]:
+    """Numbers of the first GPU of each host."""
+    starts, last = [], None
+    for at, gpu in enumerate(plan.topology.gpus):
+        if gpu.host != last:
+            starts.append(at)
+        last = gpu.host
+    return starts
+
+
+def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> list[list[int]]:
+    """Bytes by tier of the devices that serve a table, neighbours of equal bytes together."""
+    used: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for shard in shards:
+        row_bytes = table.bytes_per_row(shard.width)
+        for device in shard.devices:
+            tiers = used[number[device]]
+            tiers[shard.memory == "dram"] += shard.row_count * row_bytes
+            tiers[0] += shard.cache_rows * row_bytes
+    runs: list[list[int]] = []
+    for at, tiers in sorted(used.items()):
+        if runs and runs[-1][1] == at - 1 and runs[-1][2:] == tiers:
+            runs[-1][1] = at
+        else:
+            runs.append([at, at, *tiers])
+    return runs
+
+
+def _shards(table: Table, shards: Sequence[Shard]) -> list[list[str]]:
+    """Tier, devices, rows, columns, way to read and bytes of shards, those alike together."""
+    alike: dict[tuple[str, str, int, int, int], list[str]] = defaultdict(list)
+    for shard in shards:
+        key = (shard.memory, shard.lookup, shard.row_count, shard.width, len(shard.devices))
+        alike[key].extend(shard.devices)
+    return [
+        [
+            "HBM" if memory == "hbm" else "DRAM",
+            plain(short_names(devices)),
+            f"{len(devices) // copies} × {form.count(rows)}" if len(devices) > 1 else f"{rows:,}",
+            str(width),
+            lookup,
+            format_bytes(rows * table.bytes_per_row(width) * len(devices)),
+        ]
+        for (memory, lookup, rows, width, copies), devices in sorted(
+            alike.items(), key=lambda item: (item[0][0] != "hbm", -item[0][2])
+        )
+    ]

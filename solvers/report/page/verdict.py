@@ -1,0 +1,171 @@
+"""The verdict of a page in plain words: how fast, how near the best, what binds, what to do."""
+
+from dataclasses import dataclass
+
+from cost_models import CostReport
+from placer.report import section as form
+from placer.report.plain import plain
+from placer.report.section import Row
+from placer.units import format_bytes, format_seconds
+from solvers.bounds.binding import Binding, Resource
+
+NEAR = 0.05
+"""A plan within this gap of the bound is not worth a longer search."""
+
+_ADVICE: dict[Resource, tuple[str, str]] = {
+    "table": (
+        "one table",
+        "No way to divide that table is faster here. A smaller dim or type for it, or faster "
+        "GPUs, shorten the step; other tables do not.",
+    ),
+    "dense": (
+        "the dense layers",
+        "No placement shortens them: smaller layers, bfloat16 products or more GPUs do.",
+    ),
+    "dram time": (
+        "the bandwidth of host memory",
+        "Give GPUs more HBM, so that fewer lookups read host memory, or take hosts with more "
+        "memory channels.",
+    ),
+    "dram": (
+        "too little host memory",
+        "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
+    ),
+    "hbm": (
+        "too little HBM",
+        "More HBM on each GPU, more GPUs or a smaller type of the weights make room for more hot "
+        "rows. --hbm-steps shows what other budgets give.",
+    ),
+    "link": (
+        "the links between hosts and GPUs",
+        "More rows in HBM, or a faster link, shorten the step. --whatif says by how much.",
+    ),
+    "communication": (
+        "exchanges between GPUs",
+        "A faster network, a smaller dim or tables kept within one host shorten them; more "
+        "memory does not.",
+    ),
+    "launches": (
+        "the fixed cost of shards",
+        "A larger batch spreads it over more samples; fewer shards lower it.",
+    ),
+    "work": (
+        "reading and writing HBM",
+        "The work is the GPUs' own: more GPUs or faster memory shorten the step, more memory "
+        "does not.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A figure at the top of a page: its key in the facts, and the value for people."""
+
+    key: str
+    title: str
+    value: object
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a reader has to know.
+
+    Attributes
+    ----------
+    summary : str
+        One sentence.
+    binds : str
+        What keeps the plan from being faster, with the evidence.
+    advice : tuple of str
+        What to do, the most promising first.
+    tiles : tuple of Tile
+    """
+
+    summary: str
+    binds: str
+    advice: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+
+
+def verdict(
+    facts: Row, cost: CostReport, binding: Binding, *, bound_holds: bool, memory: tuple[Row, ...]
+) -> Verdict:
+    """Put a plan's facts into words.
+
+    Parameters
+    ----------
+    facts : mapping
+        Of `solvers.report.plan_report`.
+    cost : CostReport
+    binding : Binding
+    bound_holds : bool
+        Whether the plan's bound is one for this cost model and problem.
+    memory : tuple of mapping
+        Rows of the report's section of memory.
+    """
+    gap = facts["gap"] if bound_holds else None
+    name, what = _ADVICE[binding.resource]
+    summary = f"A step takes {format_seconds(facts['step_time_s'])}"
+    if gap is None:
+        summary += "; no bound says how near the best possible that is."
+    elif gap <= NEAR:
+        summary += f", at most {form.share(gap)} more than the best possible placement."
+    else:
+        best = format_seconds(facts["bound_s"])
+        summary += f"; no placement can take less than {best}, so there may be room."
+    advice = [what]
+    if gap is not None and gap > NEAR:
+        room = 1 - facts["bound_s"] / facts["step_time_s"]
+        search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
+        advice.append(
+            f"Searching {search} (placer plan --time-limit 300) can save at most "
+            f"{form.share(room)} of the step."
+        )
+    over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
+    if over:
+        advice.insert(0, f"{len(over)} devices hold more than they have: make a new plan.")
+    if cost.relative_error is not None and cost.cost_model == "roofline":
+        advice.append(
+            f"Times are a model's, off by {form.share(cost.relative_error)} on average: "
+            "placer calibrate measures your machine."
+        )
+    return Verdict(
+        summary,
+        f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}.",
+        tuple(advice),
+        _tiles(facts, gap),
+    )
+
+
+def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
+    step_s, bound_s = facts["step_time_s"], facts["bound_s"]
+    error = facts["relative_error"]
+    samples = "" if error is None else f"± {form.share(error)}, {plain(str(facts['cost_model']))}"
+    gap_note = "no bound" if gap is None or not bound_s else f"bound {format_seconds(bound_s)}"
+    served = facts["hbm_lookup_share"]
+    return (
+        Tile("step_time_s", "Step time", step_s, format_seconds(step_s), samples),
+        Tile("gap", "Above the bound", gap, "–" if gap is None else form.share(gap), gap_note),
+        Tile("hbm_lookup_share", "Lookups from HBM", served, form.share(served)),
+        Tile(
+            "balance",
+            "Balance",
+            facts["balance"],
+            form.fraction(facts["balance"]),
+            "1 when no GPU waits",
+        ),
+        Tile(
+            "hbm_used_bytes",
+            "In HBM",
+            facts["hbm_used_bytes"],
+            format_bytes(facts["hbm_used_bytes"]),
+        ),
+        Tile(
+            "dram_used_bytes",
+            "In DRAM",
+            facts["dram_used_bytes"],
+            format_bytes(facts["dram_used_bytes"]),
+        ),
+    )

@@ -1,0 +1,85 @@
+"""Options of `placer.toml` and of the environment, and what `-q` and `-v` print."""
+
+from pathlib import Path
+
+import pytest
+from cli_cases import fail, invoke, succeed
+from click.shell_completion import ShellComplete
+
+from cli import main
+
+MACHINE = ("topology", "--format", "json")
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_gives_options_to_all_commands_and_to_one(in_folder: Path) -> None:
+    (in_folder / "placer.toml").write_text(
+        'hbm = "8GiB"\nsolver = "greedy-size"\n[topology]\nhbm = "4GiB"\nformat = "json"\n'
+    )
+    assert f'"memory_bytes": {4 << 30}' in succeed("topology", "8xh100").stdout
+    made = succeed("plan", "--workload", "criteo-kaggle", "--topology", "2xh100", "-o", "p.json")
+    assert "greedy-size" in made.stdout
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (in_folder / "placer.toml").write_text('[topology]\nhbm = "4GiB"\n')
+    monkeypatch.setenv("PLACER_TOPOLOGY_HBM", "3GiB")
+    assert f'"memory_bytes": {3 << 30}' in succeed(*MACHINE, "8xh100").stdout
+    assert f'"memory_bytes": {2 << 30}' in succeed(*MACHINE, "8xh100", "--hbm", "2GiB").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("hbbm = 1", "no command has an option --hbbm"),
+        ("[plann]", "[plann] is no command"),
+        ("[plan]\nprofil = 1", "placer plan has no option --profil"),
+        ("[plan]\ntime-limit = {a = 1}", "must be one value"),
+        ("hbm = ", "is not a defaults file"),
+    ],
+)
+def test_a_wrong_file_is_refused(in_folder: Path, text: str, named: str) -> None:
+    (in_folder / "placer.toml").write_text(text)
+    assert named in fail(*MACHINE, "8xh100")
+
+
+def test_a_file_that_is_named_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACER_CONFIG", "elsewhere.toml")
+    assert "elsewhere.toml" in fail(*MACHINE, "8xh100")
+
+
+def test_quiet_leaves_notes_out_and_errors_in() -> None:
+    arguments = ("topology", "8xh100", "-o", "machine.yaml")
+    assert "written" in succeed(*arguments).stderr
+    assert succeed("-q", *arguments).stderr == ""
+    assert "9xh100" in invoke("-q", "topology", "9xh100").stderr
+
+
+def test_verbose_says_where_options_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACER_TOPOLOGY_DRAM", "64GiB")
+    said = succeed("-v", *MACHINE, "8xh100", "--hbm", "2GiB").stderr
+    assert "dram = 64GiB (of the environment)" in said
+    assert "hbm = 2GiB (given)" in said
+    assert " s, placer " in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("--workload criteo-k", ["criteo-kaggle"]),
+        ("--topology 8xh1", ["8xh100"]),
+        ("--solver greedy-d", ["greedy-dim"]),
+    ],
+)
+def test_a_shell_completes_values(typed: str, suggested: list[str]) -> None:
+    option, begun = typed.split()
+    complete = ShellComplete(main, {}, "placer", "_PLACER_COMPLETE")
+    items = complete.get_completions(["plan", option], begun)
+    assert [item.value for item in items] == suggested

@@ -1,0 +1,399 @@
+"""`placer report`: a page whose figures are those of `placer show`, and that loads nothing."""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_cases import Browser, browser, needs_chromium
+from cli_cases import Workbench, fail, make_workbench, succeed
+
+from cost_models import Roofline
+from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
+from placer.profile.cdf import AccessCdf
+from placer.report.palette import HATCHES, MARKERS, SERIES
+from placer.workloads import named_workload
+from solvers.bounds.binding import Binding
+from solvers.report import plan_report
+from solvers.report.page import Answers, Questions, ask, write_page
+from solvers.report.page.figures import PATTERNS, label
+from solvers.report.page.render import charts_of, script_json
+from solvers.report.page.table_map import table_map
+from solvers.report.page.verdict import verdict
+
+HOSTILE = (
+    "</script><script>window.hacked = 1</script>",
+    '"><img src=x onerror="window.hacked = 2">',
+    "{{ 7 * 7 }} <b>bold</b> &amp;",
+    "a\x00b\x1b[31m\u202etxt\u2028end\r\n",
+    "'-->]]>\\u003c/script>",
+)
+
+
+def hostile_answers() -> Answers:
+    """Tables of names that would do harm, two of them split, on a machine of such a name."""
+    machine = replace(Topology.parse("2xh100", hbm="1MiB"), name=HOSTILE[0])
+    tables = [Table(name, 1000, 8, features=(Feature(name),)) for name in HOSTILE]
+    shards = [
+        Shard(name, (0, 200, 1), (0, 8), (f"gpu:{n % 2}",), "hbm", "device")
+        for n, name in enumerate(HOSTILE)
+    ] + [
+        Shard(name, (200, 1000, 1), (0, 8), (f"gpu:{n % 2}",), "dram", "staged", staging_rows=100)
+        for n, name in enumerate(HOSTILE)
+    ]
+    plan = Plan(tuple(tables), machine, tuple(shards), batch_size=16)
+    profile = Profile(tuple(TableProfile(one, AccessCdf.zipf(1000, 1.1)) for one in tables))
+    return answers_of(Problem(profile, machine, 16), plan)
+
+
+def answers_of(problem: Problem, plan: Plan, *, tables_costed: bool = True) -> Answers:
+    """What `ask` answers, without a file; of many tables without the cost of each."""
+    model = Roofline()
+    cost = model.evaluate(problem, plan)
+
+    def evaluate(one: Plan) -> Any:
+        return model.evaluate(problem, one) if tables_costed else cost
+
+    return Answers(
+        plan,
+        problem,
+        cost,
+        plan_report(plan, evaluate),
+        Binding("work", f"waits for {cost.bottleneck}; half of it is work"),
+        bound_holds=False,
+    )
+
+
+class Elements(HTMLParser):
+    """The elements of a page as a browser would take them, and the texts of its scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.handlers: list[str] = []
+        self.scripts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.addresses += [v or "" for name, v in attrs if name in ("src", "href", "action")]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.names and self.names[-1] == "script" and self.scripts[-1] == "":
+            self.scripts[-1] = data
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_texts_can_leave_neither_a_script_nor_a_label(name: str) -> None:
+    packed = script_json({name: [name]})
+    assert json.loads(packed) == {name: [name]}
+    assert not set("<>&\u2028\x00\x1b") & set(packed)
+    assert not re.search(r"<|>|[\x00-\x08\x0b-\x1f\u202e]", label(name))
+
+
+def test_bars_lines_and_hatches_of_a_palette_are_all_different() -> None:
+    for one in (SERIES, MARKERS, HATCHES, PATTERNS):
+        assert len(set(one)) == len(one) == len(SERIES)
+
+
+@pytest.mark.slow
+def test_every_chart_is_one_that_plotly_takes_and_says_what_is_in_it() -> None:
+    objects = pytest.importorskip("plotly.graph_objects")
+    for chart in (one for group in charts_of(hostile_answers()).values() for one in group):
+        text = json.dumps([chart.traces, chart.layout])
+        for own in ("ink", "muted", "faint"):  # The page's script has their colours.
+            text = text.replace(f'"{own}"', '"#000000"')
+        traces, layout = json.loads(text)
+        objects.Figure(data=traces, layout=layout)
+        assert chart.words.endswith(".")
+        assert chart.table is not None
+        assert chart.table.rows
+        assert '"log"' not in text or not any(one["type"] == "bar" for one in traces)
+
+
+def test_phases_and_waits_of_each_gpu_make_up_the_step() -> None:
+    answers = hostile_answers()
+    chart = charts_of(answers)["time"][0]
+    assert chart.table is not None
+    for row in chart.table.rows:
+        parts = [value for key, value in row.items() if key != "device"]
+        assert sum(parts) == pytest.approx(answers.cost.step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("gap", "solver", "words"),
+    [(0.01, "auto", "at most 1% more than"), (0.5, "greedy-cost", "no placement can take less")],
+)
+def test_a_verdict_says_how_near_the_best_and_what_to_do(
+    gap: float, solver: str, words: str
+) -> None:
+    answers = hostile_answers()
+    step_s = answers.cost.step_time_s
+    facts = {**answers.shown.facts, "solver": solver, "gap": gap, "bound_s": step_s / (1 + gap)}
+    memory = ({"total_bytes": 2, "capacity_bytes": 1},)
+    said = verdict(facts, answers.cost, Binding("link", "waits"), bound_holds=True, memory=memory)
+    assert words in said.summary
+    assert said.advice[0].startswith("1 device")
+    assert "links between hosts and GPUs" in said.binds.lower() or "links" in said.binds
+    assert ("--solver auto" in " ".join(said.advice)) == (gap > 0.05)
+    unbound = verdict(facts, answers.cost, Binding("hbm", "w"), bound_holds=False, memory=())
+    assert "no bound" in unbound.summary
+
+
+def thousands() -> tuple[Problem, Plan]:
+    """2,002 tables on 128 GPUs, each whole on one or with a part of its rows on every eighth."""
+    profile, machine = named_workload("nvidia-colossal"), Topology.parse("16x8xh100")
+    shards = []
+    for number, one in enumerate(profile):
+        table, ids = one.table, [f"gpu:{number % 8 + 8 * n}" for n in range(16)]
+        parts = 16 if number % 3 == 0 and table.rows > 16 else 1
+        shards += [
+            Shard(table.name, (n, table.rows, parts), (0, table.dim), (ids[n],), "hbm", "device")
+            for n in range(parts)
+        ]
+    tables = tuple(one.table for one in profile)
+    return Problem(profile, machine, 64), Plan(tables, machine, tuple(shards), batch_size=64)
+
+
+@pytest.mark.slow
+def test_a_map_of_thousands_of_tables_is_compact_and_whole() -> None:
+    problem, plan = thousands()
+    tables = next(s for s in plan_report(plan).sections if s.name == "tables")
+    made = table_map(plan, problem.profile, tables, {})
+    assert len(made["rows"]) == len(tables.rows) == 2002
+    assert len(script_json(made)) < 1_500_000
+    for row, strip in zip(tables.rows, made["strips"], strict=True):
+        assert sum((last - first + 1) * hbm for first, last, hbm, _ in strip) == row["hbm_bytes"]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    return make_workbench(tmp_path_factory.mktemp("page"))
+
+
+@pytest.mark.slow
+def test_names_of_a_plan_cannot_leave_their_place(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    write_page(hostile_answers(), tmp_path / "page.html", command=HOSTILE[0])
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", text)
+    found = Elements(text)
+    assert found.names.count("script") == 3
+    assert found.handlers == []
+    assert "img" not in found.names
+    assert all(one.startswith(("#", "data:")) for one in found.addresses)
+    names = {row[0][0] for row in json.loads(found.scripts[0])["map"]["rows"]}
+    assert names == {row["table"] for row in map_rows(found)}
+    assert "default-src 'none'" in html.unescape(text)
+
+
+def map_rows(found: Elements) -> list[dict[str, Any]]:
+    """Rows of the page's own map, by column."""
+    made = json.loads(found.scripts[0])["map"]
+    keys = [column["key"] for column in made["columns"]]
+    return [dict(zip(keys, (cell[0] for cell in row), strict=True)) for row in made["rows"]]
+
+
+def test_a_plan_without_its_profile_says_what_is_missing(tmp_path: Path) -> None:
+    hostile_answers().plan.save(tmp_path / "plan.json")
+    line = fail("report", tmp_path / "plan.json", "-o", tmp_path / "page.html")
+    assert "a page needs the profile" in line
+    assert "--profile" in line
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(bench: Workbench) -> Path:
+    """A page with all parts: a second plan, a log, solvers, budgets and prices."""
+    file, other = bench.folder / "page.html", bench.folder / "other.json"
+    machine = ("--topology", bench.folder / "machine.yaml", "--hbm", "60KiB", "--batch-size", "8")
+    solver = ("--solver", "greedy-cost", "--steps", "2")
+    succeed("plan", "--profile", bench.profile, *machine, *solver, "-o", other)
+    asked = ("--compare", "greedy-size,greedy-lookup", "--hbm-steps", "60KiB,1MiB", "--whatif")
+    more = (
+        "--solver",
+        "greedy-size",
+        "--data",
+        bench.log,
+        "--batches",
+        "8",
+        "--explain",
+        "1",
+        "--steps",
+        "2",
+    )
+    succeed("report", bench.plan, other, *asked, *more, "-o", file)
+    return file
+
+
+PARTS = ("time", "memory-gpus", "skew", "front", "comparison", "drift", "moves")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_figures_in_the_page_are_those_of_show(bench: Workbench, page: Path, tab: Browser) -> None:
+    known = json.loads(succeed("show", bench.plan, "--format", "json").stdout)
+    tab.open(page)
+    facts = tab.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('[data-fact]')]"
+        ".map(one => [one.dataset.fact, one.dataset.value]))"
+    )
+    assert {name: float(value) for name, value in facts.items() if value} == {
+        name: known[name] for name, value in facts.items() if value
+    }
+    assert {"step_time_s", "gap", "hbm_used_bytes"} <= facts.keys()
+    shown = figures(tab, "#map")
+    tab.evaluate("document.getElementById('next').click()")
+    shown |= figures(tab, "#map")
+    assert len(shown) == len(known["tables"])
+    assert shown == expected(known["tables"], shown)
+    for section in ("memory", "time"):
+        shown = figures(tab, f"[data-section={section}]")
+        assert shown == expected(known[section], shown)
+
+
+def figures(tab: Browser, table: str) -> dict[str, dict[str, float]]:
+    """Numbers of a table in the page, by the names of its rows and columns."""
+    rows = tab.evaluate(
+        f"[...document.querySelectorAll('{table} tbody tr')].map(row => "
+        "[row.querySelector('th').textContent, "
+        "Object.fromEntries([...row.querySelectorAll('[data-value]')]"
+        ".map(one => [one.dataset.key, one.dataset.value]))])"
+    )
+    assert rows
+    return {name: {k: float(v) for k, v in values.items() if v} for name, values in rows}
+
+
+def expected(
+    rows: list[dict[str, Any]], shown: dict[str, dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """The same numbers as `show` has them, of every row."""
+    by_name = {next(iter(row.values())): row for row in rows}
+    return {name: {key: row[key] for key in shown[name]} for name, row in by_name.items()}
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize(
+    ("width", "dark"), [(400, False), (400, True), (1280, True), (1920, False)]
+)
+def test_a_page_is_whole_at_every_width_by_day_and_night(
+    page: Path, tab: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    tab.complaints.clear()
+    tab.open(page, width, dark=dark)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    drawn = tab.evaluate(
+        "[...document.querySelectorAll('[data-chart]')].filter(one => one.querySelector("
+        "'svg.main-svg') && one.getBoundingClientRect().width > 200).map(one => one.dataset.chart)"
+    )
+    assert set(PARTS) <= set(drawn)
+    ink, paper = tab.evaluate(
+        "(style => [style.color, style.backgroundColor])(getComputedStyle(document.body))"
+    )
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, paper)]
+    assert (light[0] > light[1]) == dark
+    assert len(tab.screenshot(tmp_path / "page.png")) > 10_000
+    assert tab.complaints == []
+    assert tab.requests == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_page_can_be_heard_and_used_by_keyboard(page: Path, tab: Browser) -> None:
+    tab.open(page)
+    assert tab.evaluate("document.querySelectorAll('h1').length") == 1
+    levels = tab.evaluate(
+        "[...document.querySelectorAll('h1, main h2, main h3')].map(one => +one.tagName[1])"
+    )
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    unnamed = "[...document.querySelectorAll('[role=img], [role=region]')].filter(" \
+        "one => !one.getAttribute('aria-label')).length"  # fmt: skip
+    assert tab.evaluate(unnamed) == 0
+    assert tab.evaluate("[...document.querySelectorAll('table')].every(one => one.caption)")
+    assert tab.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id).every("
+                        "(id, at, ids) => ids.indexOf(id) === at)")  # fmt: skip
+    tab.evaluate("document.querySelector('#map tbody th button').focus()")
+    name = tab.evaluate("document.activeElement.textContent")
+    tab.key("Enter")
+    assert tab.evaluate("document.getElementById('drawer').open")
+    assert tab.evaluate("document.getElementById('drawer-title').textContent") == f"Table {name}"
+    words = tab.evaluate("document.getElementById('drawer-body').textContent")
+    assert "A GiB of HBM is worth" in words
+    assert tab.evaluate("!!document.querySelector('#drawer .main-svg')")
+    tab.key("Escape")
+    assert not tab.evaluate("document.getElementById('drawer').open")
+    tab.evaluate("document.querySelector('#map th[data-column=size_bytes] button').focus()")
+    tab.key("Enter")
+    head = "document.querySelector('#map th[data-column=size_bytes]')"
+    assert tab.evaluate(f"{head}.getAttribute('aria-sort')") == "descending"
+    sizes = [values["size_bytes"] for values in figures(tab, "#map").values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert tab.evaluate("document.activeElement.closest('th') === " + head)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_hostile_names_are_texts_in_a_browser_too(tab: Browser, tmp_path: Path) -> None:
+    tab.complaints.clear()
+    write_page(hostile_answers(), tmp_path / "page.html")
+    tab.open(tmp_path / "page.html")
+    assert tab.evaluate("window.hacked === undefined")
+    assert len(figures(tab, "#map")) == len(HOSTILE)
+    names = tab.evaluate(
+        "[...document.querySelectorAll('#map tbody th')].map(one => one.textContent)"
+    )
+    assert HOSTILE[0] in names
+    tab.evaluate("document.querySelector('#map tbody th button').click()")
+    assert tab.evaluate("window.hacked === undefined")
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_thousands_of_tables_are_searched_and_leafed_through(tab: Browser, tmp_path: Path) -> None:
+    tab.complaints.clear()
+    problem, plan = thousands()
+    write_page(answers_of(problem, plan, tables_costed=False), tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size <= 5_000_000
+    tab.open(tmp_path / "page.html")
+    painted, ready = tab.evaluate(
+        "[performance.getEntriesByName('first-contentful-paint')[0].startTime, performance.now()]"
+    )
+    assert painted < ready  # The words come before the charts: how long before, the docs say.
+    assert tab.evaluate("document.getElementById('status').textContent") == "1–25 of 2,002 tables"
+    tab.evaluate("document.getElementById('next').click()")
+    assert tab.evaluate("document.getElementById('status').textContent").startswith("26–50")
+    tab.evaluate(
+        "(box => { box.value = 't1234'; box.dispatchEvent(new Event('input')) })"
+        "(document.getElementById('search'))"
+    )
+    assert list(figures(tab, "#map")) == ["t1234"]
+    assert tab.evaluate("document.querySelector('#map canvas').width") >= 2 * 128
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_a_question_to_a_file_is_answered_in_values(bench: Workbench) -> None:
+    answers = ask(bench.plan, questions=Questions(explained=1))
+    assert len(answers.explanations) == 1
+    assert answers.bound_holds
+    assert set(answers.reasons) == {table.name for table in answers.plan.tables}
+    assert answers.comparison is None
+    assert answers.front == ()
