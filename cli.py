@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -36,7 +35,7 @@ from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import parse_bytes, parse_prices, parse_seconds
+from placer.units import parse_bytes, parse_prices
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
@@ -47,7 +46,7 @@ from solvers.options import (
     Effort,
     ProblemOptions,
 )
-from solvers.report.page import QUESTION_FLAGS, Questions
+from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -95,13 +94,6 @@ def _refuse(result: solvers.SolveResult) -> NoReturn:
 def _exit_code(reasons: Iterable[str]) -> int:
     """Of searches without a plan: there is none, or none was found."""
     return _EXIT_NO_PLACEMENT if "infeasible" in reasons else _EXIT_LIMIT
-
-
-def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
-    """Write a picture, if one is asked for."""
-    if file is not None:
-        draw(drawn, file)
-        report.print_stderr(f"picture written to {file}")
 
 
 # Options that commands share --------------------------------------------------------------------
@@ -354,7 +346,7 @@ def compare(
                     price_per_hour=prices.get(name),
                     on_solved=update,
                 )
-    _draw(solver_reports.plot_compare, rows, plot)
+    report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
@@ -418,7 +410,7 @@ def show(
 def report_command(
     path: Path = argument(...),
     second: File = argument(None),
-    asked: dict[str, Any] = options_of(Questions, QUESTION_FLAGS),
+    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,
@@ -431,12 +423,10 @@ def report_command(
     placer report plan.json -o report.html
     placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
     """
-    from solvers.report.page import ask, write_page
-
     with report.stoppable() as stop, report.progress_bar("parts") as update:
-        answers = ask(path, second, Questions(**asked), profile_path, rules, model,
-                      limits=effort.limits(stop), on_progress=update)  # fmt: skip
-    write_page(answers, file, command=shlex.join(["placer", *sys.argv[1:]]))
+        answers = page.ask(path, second, page.Questions(**asked), profile_path, rules, model,
+                           limits=effort.limits(stop), on_progress=update)  # fmt: skip
+    page.write_page(answers, file, command=report.this_command())
     click.echo(f"page written to {file}")
 
 
@@ -571,7 +561,7 @@ def whatif(
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
-    _draw(solver_reports.plot_front, points, plot)
+    report.draw(solver_reports.plot_front, points, plot)
     report.print_report(
         solver_reports.whatif_report(problem, answer, points, solver=solver), output
     )
@@ -806,7 +796,7 @@ def calibrate(
     device: str = option("cpu", "cpu or cuda."),
     ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1),
     threads: int = option(1, "Of each process.", least=1),
-    budget: str = option("5min", "Time to measure: cases once, then again while there is time."),
+    budget: float = option("5min", "Time to measure: cases once, then again while there is time."),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
     learn: bool = option(False, "Measure random plans; --cost-model learned:FILE has networks."),
@@ -840,7 +830,7 @@ def calibrate(
                 Setting(backend, device, ranks, threads),
                 workloads=workloads if learn else None,
                 seed=seed,
-                budget_s=parse_seconds(budget),
+                budget_s=budget,
                 fresh=not resume,
                 stop=stop,
                 on_case=update,
@@ -912,7 +902,7 @@ def sweep(
             on_point=update,
             stop=stop,
         )
-    _draw(cost_reports.plot_sweep, swept, plot)
+    report.draw(cost_reports.plot_sweep, swept, plot)
     make = cost_reports.sweep_tables if output == "table" else cost_reports.sweep_report
     report.print_report(make(swept), output)
 

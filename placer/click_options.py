@@ -14,9 +14,11 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from placer.default_options import default_options
+from placer.errors import PlacerError
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
+from placer.units import parse_seconds
 
 _SOURCES = {
     "COMMANDLINE": "given",
@@ -47,7 +49,8 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     # None has to be said: click takes False for the default of a flag that has a negation.
     unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
-    known["type"] = spec.kind or _click_type(hint, spec)
+    usual = Seconds() if spec.metavar == "SECONDS" else _click_type(hint, spec)
+    known["type"] = spec.kind or usual
     if spec.is_argument:
         return click.Argument([name], nargs=-1 if several else 1, required=required, **known)
     declared = spec.flags.split() or ["--" + name.replace("_", "-")]
@@ -142,6 +145,24 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
         return self._shown
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
+    """A duration: a number of seconds, or with a unit, as in ``5min``."""
+
+    name = "seconds"
+
+    def __init__(self, above: float = 0.0) -> None:
+        self._above = above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds = parse_seconds(str(value))
+        except PlacerError as error:
+            self.fail(str(error), param, ctx)
+        if not seconds > self._above:
+            self.fail(f"{value} is not more than {self._above:g} seconds", param, ctx)
+        return seconds
 
 
 class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.

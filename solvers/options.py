@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import placer
-from placer.click_options import Suggested
+from placer.click_options import Seconds, Suggested
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from solvers.result import Limits
 
 DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
-TIME_LIMIT = option(20.0, "Seconds for each solver.", above=0)
+TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
 DTYPES, TABLE_OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
 RULES = option(
     None,

@@ -71,6 +71,15 @@ def test_verbose_says_where_options_come_from(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
+    ("text", "named"), [("0s", "not more than 0 seconds"), ("2 weeks", "not a duration")]
+)
+def test_durations_have_units(text: str, named: str) -> None:
+    plan = ("plan", "--workload", "criteo-kaggle", "--topology", "2xh100", "-o", "p.json")
+    assert named in invoke(*plan, "--time-limit", text).stderr
+    succeed(*plan, "--solver", "greedy-size", "--time-limit", "0.5min")
+
+
+@pytest.mark.parametrize(
     ("typed", "suggested"),
     [
         ("--workload criteo-k", ["criteo-kaggle"]),

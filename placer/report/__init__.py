@@ -11,6 +11,7 @@ from placer.lazy import lazy_exports
 if TYPE_CHECKING:
     from placer.report.console import (
         Update,
+        draw,
         print_report,
         print_seconds,
         print_stderr,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         progress_bar,
         set_quiet,
         stoppable,
+        this_command,
     )
     from placer.report.diff import diff_report
     from placer.report.failures import one_line_errors
@@ -35,6 +37,7 @@ __all__ = [
     "Section",
     "Update",
     "diff_report",
+    "draw",
     "one_line_errors",
     "parity_lines",
     "print_report",
@@ -49,6 +52,7 @@ __all__ = [
     "rows_to_csv",
     "set_quiet",
     "stoppable",
+    "this_command",
     "topology_report",
     "unknown_words",
     "workloads_report",
@@ -57,8 +61,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "placer.report.console": "Update print_report print_seconds print_stderr print_title "
-        "print_training print_violations progress_bar set_quiet stoppable",
+        "placer.report.console": "Update draw print_report print_seconds print_stderr print_title "
+        "print_training print_violations progress_bar set_quiet stoppable "
+        "this_command",
         "placer.report.diff": "diff_report",
         "placer.report.failures": "one_line_errors",
         "placer.report.profile": "profile_report unknown_words workloads_report",
