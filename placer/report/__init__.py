@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from placer.report.diff import diff_report
     from placer.report.failures import one_line_errors
-    from placer.report.profile import profile_report, workloads_report
+    from placer.report.profile import profile_report, unknown_words, workloads_report
     from placer.report.reshard import reshard_report
     from placer.report.section import Column, Report, Section, rows_to_csv
     from placer.report.topology import topology_report
@@ -54,6 +54,7 @@ __all__ = [
     "stoppable",
     "this_command",
     "topology_report",
+    "unknown_words",
     "workloads_report",
 ]
 
@@ -65,7 +66,7 @@ __getattr__ = lazy_exports(
         "this_command",
         "placer.report.diff": "diff_report",
         "placer.report.failures": "one_line_errors",
-        "placer.report.profile": "profile_report workloads_report",
+        "placer.report.profile": "profile_report unknown_words workloads_report",
         "placer.report.reshard": "reshard_report",
         "placer.report.section": "Column Report Section rows_to_csv",
         "placer.report.topology": "topology_report",
