@@ -13,11 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -29,19 +28,25 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, Seconds, Suggested, add_command
+from placer.click_options import Commands, Name, add_command, refuse_others
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
-from placer.pipeline import Pipeline
 from placer.simulator.names import CachePolicy
-from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.presets import GPU_KINDS, NAMED
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import parse_bytes, parse_prices
 from solvers import report as solver_reports
-from solvers.report.page import QUESTION_FLAGS, Questions
+from solvers.options import (
+    DRAM,
+    DTYPES,
+    RULES,
+    TABLE_OPTIMIZERS,
+    TIME_LIMIT,
+    Effort,
+    ProblemOptions,
+)
+from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -91,17 +96,9 @@ def _exit_code(reasons: Iterable[str]) -> int:
     return _EXIT_NO_PLACEMENT if "infeasible" in reasons else _EXIT_LIMIT
 
 
-def _draw(draw: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
-    """Write a picture, if one is asked for."""
-    if file is not None:
-        draw(drawn, file)
-        report.print_stderr(f"picture written to {file}")
-
-
 # Options that commands share --------------------------------------------------------------------
 
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
-_DTYPES, _OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
 _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
 _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
@@ -115,16 +112,6 @@ _A_BACKEND = Name(
     f"{{!r}} is none of {', '.join(BACKENDS)}",
     shown=f"[{'|'.join(BACKENDS)}]",
 )
-
-
-def _workloads() -> Iterable[str]:
-    from placer.workloads import workload_names
-
-    return workload_names()
-
-
-_A_WORKLOAD = Suggested(_workloads)
-_A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), files=True)
 
 
 def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
@@ -149,74 +136,12 @@ Texts = tuple[str, ...]
 
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile")
 PLAN_FILE = option(..., "Plan file to write.", "-o --output")
 PICTURE = option(None, "Write a picture: png, pdf or svg.")
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
-RULES = option(
-    None,
-    "Pins, tiers and groups of tables, memory to keep free: YAML or TOML.",
-    "--constraints",
-    metavar="FILE",
-)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
-TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemOptions:
-    """What is to be placed, and where."""
-
-    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
-    workload: str | None = option(
-        None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
-    )
-    topology: str = option(
-        "auto", "8xh100, 2x8xa100-80, a YAML/TOML file, or this machine.", kind=_A_MACHINE
-    )
-    dram: str | None = DRAM
-    batch_size: int = option(8192, "Samples per GPU and step.", least=1)
-    dim: int | None = option(None, "Columns of every table.", least=1)
-    dtype: Any = option(None, "Of the weights.", kind=_DTYPES)
-    optimizer: Any = option(None, "Of the embeddings.", kind=_OPTIMIZERS)
-    constraints_path: Path | None = RULES
-    pipeline: Pipeline = option("look-ahead", "serial: rows of the next batch are not read ahead.")
-    dense: str = option("none", "Dense layers to count: workload, a file, measured:12ms or none.")
-
-    def profile(self) -> placer.Profile:
-        """The profile or workload, with the tables that were asked for."""
-        from placer.workloads import named_workload
-
-        if (self.profile_path is None) == (self.workload is None):
-            raise click.UsageError("give either --profile or --workload")
-        path = self.profile_path
-        loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
-        return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
-
-    def problem(self, profile: placer.Profile, hbm: str | None) -> placer.Problem:
-        """The problem of placing a profile's tables within a budget of each GPU."""
-        from placer.workloads.dense import dense_part
-
-        machine = placer.Topology.parse(self.topology, hbm=hbm, dram=self.dram)
-        path, dense = self.constraints_path, dense_part(self.dense, self.workload, self.dim)
-        rules = placer.Constraints() if path is None else placer.Constraints.load(path)
-        return placer.Problem(profile, machine, self.batch_size, rules, self.pipeline, dense)
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long and how well a solver is to search."""
-
-    time_limit: float = TIME_LIMIT
-    gap: float = option(1e-3, "Stop when proven this close to the best possible.", least=0)
-    seed: int = option(0, "Of all that is random.", least=0)
-    steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
-
-    def limits(self, stop: Callable[[], bool] | None = None) -> solvers.Limits:
-        """The same as a solver takes it."""
-        return solvers.Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
 
 
 # Logs, profiles and machines --------------------------------------------------------------------
@@ -231,12 +156,13 @@ def profile(
     options: LogOptions = BUNDLE,
     infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
     dims: Texts = option((), "Columns of tables, by default 64.", "--dim", metavar="[TABLE=]N"),
-    dtype: str = option("float32", "Of the weights.", kind=_DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=_OPTIMIZERS),
+    dtype: str = option("float32", "Of the weights.", kind=DTYPES),
+    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
+    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -249,11 +175,20 @@ def profile(
     placer profile train.tsv --format criteo --id-mapping hash --rows 1000000 -o profile
     placer profile clicks.parquet --id-mapping vocabulary --min-count 5 -o profile
     placer profile counts.parquet --format counts --samples 1000000000 -o profile
+    placer profile tuesday.tsv --like profile -o tuesday
     """
     if folder is None and infer is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
     tables: Any = {"dtype": dtype, "optimizer": optimizer}
-    if log_format == "counts":
+    if like is not None and folder is not None:
+        from placer.profile.like import profile_like
+
+        refuse_others("--like", "logs log_format sample seed output like folder")
+        earlier = placer.Profile.load(like)
+        with report.progress_bar("samples") as update:
+            how: Any = {"sample": sample, "seed": seed, "progress": update}
+            result = profile_like(earlier, logs, log_format, **how)
+    elif log_format == "counts":
         from placer.profile.from_counts import profile_counts
 
         if samples is None or infer is not None or folder is None:
@@ -393,7 +328,7 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    machines = [name.strip() for name in options.topology.split(",") if name.strip()]
+    machines = [name.strip() for name in (options.topology or "auto").split(",") if name.strip()]
     budgets = hbm.split(",") if hbm else [None]
     try:
         prices = parse_prices(price_text or "", machines)
@@ -411,8 +346,8 @@ def compare(
                     price_per_hour=prices.get(name),
                     on_solved=update,
                 )
-    _draw(solver_reports.plot_compare, rows, plot)
-    title = f"{len(loaded)} tables on {options.topology}"
+    report.draw(solver_reports.plot_compare, rows, plot)
+    title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
@@ -475,7 +410,7 @@ def show(
 def report_command(
     path: Path = argument(...),
     second: File = argument(None),
-    asked: dict[str, Any] = options_of(Questions, QUESTION_FLAGS),
+    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,
@@ -488,12 +423,10 @@ def report_command(
     placer report plan.json -o report.html
     placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
     """
-    from solvers.report.page import ask, write_page
-
     with report.stoppable() as stop, report.progress_bar("parts") as update:
-        answers = ask(path, second, Questions(**asked), profile_path, rules, model,
-                      limits=effort.limits(stop), on_progress=update)  # fmt: skip
-    write_page(answers, file, command=shlex.join(["placer", *sys.argv[1:]]))
+        answers = page.ask(path, second, page.Questions(**asked), profile_path, rules, model,
+                           limits=effort.limits(stop), on_progress=update)  # fmt: skip
+    page.write_page(answers, file, command=report.this_command())
     click.echo(f"page written to {file}")
 
 
@@ -559,7 +492,10 @@ def replan(
 ) -> None:
     """Follow up a plan when accesses or the machine have changed, at a move that pays.
 
+    What is not given is as the old plan has it: machine, batch size, pipeline, dense layers.
+
     \b
+    placer replan --from plan.json --profile tuesday -o new.json
     placer replan --from plan.json --profile today --topology 8xh100 --hbm 8GiB -o new.json
     placer replan --from plan.json --profile profile --topology 7xh100 --horizon-steps 20000 \\
         -o new.json
@@ -567,13 +503,14 @@ def replan(
     from placer.plan.origin import save_with_profile
     from solvers.analysis.replan import replan as follow_up
 
-    problem = options.problem(options.profile(), hbm)
+    old = placer.Plan.load(old_path)
+    problem = options.following(old, hbm)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
         replanned = follow_up(
             problem,
             cost_models.cost_model(model),
-            placer.Plan.load(old_path),
+            old,
             effort.limits(stop),
             horizon_steps=horizon_steps,
             solver=solver,
@@ -624,7 +561,7 @@ def whatif(
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
-    _draw(solver_reports.plot_front, points, plot)
+    report.draw(solver_reports.plot_front, points, plot)
     report.print_report(
         solver_reports.whatif_report(problem, answer, points, solver=solver), output
     )
@@ -965,7 +902,7 @@ def sweep(
             on_point=update,
             stop=stop,
         )
-    _draw(cost_reports.plot_sweep, swept, plot)
+    report.draw(cost_reports.plot_sweep, swept, plot)
     make = cost_reports.sweep_tables if output == "table" else cost_reports.sweep_report
     report.print_report(make(swept), output)
 

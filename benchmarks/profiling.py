@@ -79,13 +79,15 @@ def main() -> None:
     print(json.dumps(summary, indent=1))
 
 
-def write_log(file: Path, rows: int, lookups: int, width: str) -> None:
-    """A Parquet log of one column; rank to id by a random permutation."""
+def write_log(file: Path, rows: int, lookups: int, width: str, part: int = 0) -> None:
+    """A Parquet log, or a part of one, of one column; rank to id by a random permutation."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     generator = np.random.default_rng(0)
     ids = generator.permutation(rows).astype(width)
+    if part:
+        generator = np.random.default_rng(part)
     power = 1 - EXPONENT
     with pq.ParquetWriter(file, pa.schema([("item", pa.type_for_alias(width))])) as writer:
         for start in range(0, lookups, GROUP_ROWS):

@@ -99,6 +99,28 @@ def add_command(
     return function
 
 
+def refuse_others(option: str, allowed: str) -> None:
+    """Refuse what an option decides by itself, where it is given beside it.
+
+    Parameters
+    ----------
+    option : str
+    allowed : str
+        Names of the parameters that go with it, separated by spaces.
+
+    Raises
+    ------
+    click.UsageError
+        Names the first option that does not.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if given and name not in allowed.split():
+            raise click.UsageError(f"{option} decides {parameter.opts[-1]}: leave one of them out")
+
+
 def _say_sources(context: click.Context, options: dict[str, Any]) -> None:
     """Which options have other values than their defaults, and who says so."""
     from placer.report.console import print_stderr

@@ -1,5 +1,7 @@
 """Counting what a program feeds its model."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -87,3 +89,43 @@ def test_features_may_share_a_table() -> None:
 def test_ids_that_cannot_be_counted(ids: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         profile_batches([{"a": ids}], tables={"a": 3})
+
+
+class _Clicks(torch.utils.data.Dataset[dict[str, object]]):
+    """Samples as mappings, with a list, and with what is no feature."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        return {"user": index % 3, "history": [index % 2, 1], "label": index % 2, "price": 0.5}
+
+
+def test_what_a_dataloader_makes_of_samples() -> None:
+    tables = {"user": 3, "history": 2}
+    profile = profile_dataloader(DataLoader(_Clicks(), batch_size=4), tables=tables)
+    assert profile.samples == 10
+    assert profile["user"].counts.hottest().tolist() == [0, 1, 2]
+    assert profile["history"].counts.counts.tolist() == [5, 15]
+    assert profile["history"].table.features[0].pooling_factor == 2
+    pairs = DataLoader([({"user": i}, float(i)) for i in range(3)], batch_size=2)
+    assert profile_dataloader(pairs, tables={"user": 3})["user"].lookups == 3
+    with pytest.raises(DataError, match="a batch, a list, has no feature 'user'; give extract="):
+        profile_dataloader(
+            DataLoader(torch.utils.data.TensorDataset(torch.arange(3))), tables={"user": 3}
+        )
+
+
+@pytest.mark.slow
+def test_keyed_jagged_tensors() -> None:
+    sparse = pytest.importorskip("torchrec.sparse.jagged_tensor", reason="torchrec is missing")
+    bags = sparse.KeyedJaggedTensor(
+        keys=["a", "b"], values=torch.tensor([1, 2, 3, 4]), lengths=torch.tensor([1, 1, 0, 2])
+    )
+    held = SimpleNamespace(sparse_features=bags, labels=torch.zeros(2))
+    for batch in (bags, (torch.zeros(2), bags), held, {"sparse": bags}):
+        profile = profile_batches([batch], tables={"a": 5, "b": 5})
+        assert profile.samples == 2
+        assert profile["a"].counts.ids.tolist() == [1, 2]
+        assert profile["b"].table.features[0].coverage == 0.5
+        assert profile["b"].counts.ids.tolist() == [3, 4]

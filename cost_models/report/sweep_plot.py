@@ -1,5 +1,6 @@
 """The picture of `placer sweep --plot`."""
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
 from placer.files import replacing
-from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
+from placer.report.palette import INK, MARKERS, MUTED, SERIES
+from placer.report.picture import drawing, grid_behind, image_format, plain_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = ("#0f766e", "#5eb8ae", "#b45309", "#e0a458", "#1d4ed8", "#93b4f5", "#7c3aed",
-            "#db2777", "#4b5563")  # fmt: skip
+_COLOURS, _SHAPES = (*SERIES, INK), (*MARKERS, "p")
+"""Of nine placements; the shapes tell lines apart without colour."""
 _NONE = "#ffffff"
 _LEGEND_POINTS = 8
 _LEGEND_INCHES, _LINE_INCHES = 1.2, 0.17
@@ -60,9 +62,12 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 def _legend(figure: Any, colours: Mapping[str, str]) -> None:
     """Names and colours below the panels, in as many lines as the figure's width takes."""
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
 
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles = [
+        Line2D([], [], color=colour, marker=shape, linewidth=3, markersize=7, label=name)
+        for (name, colour), shape in zip(colours.items(), itertools.cycle(_SHAPES), strict=False)
+    ]
     across = min(len(handles), max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
     lines = math.ceil(len(handles) / across)
     figure.set_figheight(figure.get_figheight() + _LINE_INCHES * (lines - 1))
@@ -140,8 +145,9 @@ def _draw_lines(
         ]
         if line:
             across, up = zip(*line, strict=True)
+            shape = _SHAPES[sweep.placements.index(placement) % len(_SHAPES)]
             panel.plot(
-                across, up, color=colours[placement], linewidth=1.3, marker="o", markersize=2.5
+                across, up, color=colours[placement], linewidth=1.3, marker=shape, markersize=4
             )
     values = sweep.axes[axis]
     if min(values) > 0:

@@ -191,6 +191,18 @@ def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     return replace(profile, tables=tuple(tables))
 
 
+def with_tables_as_in(plan: Plan, profile: Profile) -> Profile:
+    """A profile whose tables have the dims, types and optimizers that they have in a plan."""
+    tables = []
+    for known in profile:
+        was = plan.tables_by_name.get(known.name)
+        if was is not None:
+            own = replace(known.table, dim=was.dim, dtype=was.dtype, optimizer=was.optimizer)
+            known = replace(known, table=own)
+        tables.append(known)
+    return replace(profile, tables=tuple(tables))
+
+
 def load_sealed(file: Path) -> Plan:
     """A plan that somebody has edited, which is taken as it is now and gets the hash of that.
 

@@ -1,6 +1,7 @@
 """Counts what a Python program feeds its model: batches of arrays, or a DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +25,7 @@ class CountedLoader(Generic[Batch]):
 
     ::
 
-        loader = CountedLoader(loader, lambda batch: batch["sparse"], tables={"user": 10**6})
+        loader = CountedLoader(loader, tables={"user": 10**6})
         for batch in loader:
             ...  # train
         loader.profile(dim=64).save("profile")
@@ -33,11 +34,13 @@ class CountedLoader(Generic[Batch]):
     ----------
     loader : iterable of batches
         Such as a ``torch.utils.data.DataLoader``; it must be iterated through this object.
-    extract : callable
+    extract : callable, optional
         The ids of a batch, by feature: `Bags`; an array of one id a sample, shape
-        (samples,), or of several, shape (samples, ids); or a pair (ids, offsets), bag i
-        being ``ids[offsets[i]:offsets[i + 1]]`` of samples + 1 offsets. Arrays are NumPy's
-        or torch's, of integers.
+        (samples,), or of several, shape (samples, ids); a list of arrays, which is what torch
+        makes of lists of one length; a pair (ids, offsets), bag i being
+        ``ids[offsets[i]:offsets[i + 1]]`` of samples + 1 offsets; or a JaggedTensor of
+        TorchRec's. Arrays are NumPy's or torch's, of integers. By default `features_in` finds
+        them.
     tables : mapping of table name to int
         Rows of each table.
     feature_tables : mapping of feature name to table name, optional
@@ -47,14 +50,15 @@ class CountedLoader(Generic[Batch]):
     def __init__(
         self,
         loader: Iterable[Batch],
-        extract: Callable[[Batch], Mapping[str, BagsLike]],
+        extract: Callable[[Batch], Mapping[str, BagsLike]] | None = None,
         *,
         tables: Mapping[str, int],
         feature_tables: Mapping[str, str] | None = None,
     ) -> None:
         self.loader = loader
-        self._extract = extract
-        self._counter = AccessCounter(tables, feature_tables or {name: name for name in tables})
+        feature_tables = feature_tables or {name: name for name in tables}
+        self._extract = extract or partial(features_in, names=tuple(feature_tables))
+        self._counter = AccessCounter(tables, feature_tables)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.loader:
@@ -89,7 +93,7 @@ class CountedLoader(Generic[Batch]):
 
 def profile_dataloader(
     loader: Iterable[Batch],
-    extract: Callable[[Batch], Mapping[str, BagsLike]],
+    extract: Callable[[Batch], Mapping[str, BagsLike]] | None = None,
     *,
     tables: Mapping[str, int],
     feature_tables: Mapping[str, str] | None = None,
@@ -115,7 +119,7 @@ def profile_batches(
     feature_tables: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Profile:
-    """Count batches of ids by feature; see `CountedLoader` for what these may be.
+    """Count batches of ids by feature; see `features_in` for what these may be.
 
     Examples
     --------
@@ -123,9 +127,57 @@ def profile_batches(
     >>> profile["user"].counts.hottest().tolist()
     [2, 0]
     """
-    return profile_dataloader(
-        batches, lambda batch: batch, tables=tables, feature_tables=feature_tables, **options
-    )
+    return profile_dataloader(batches, tables=tables, feature_tables=feature_tables, **options)
+
+
+def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
+    """The features of a batch by name, wherever they are in it.
+
+    Parameters
+    ----------
+    batch
+        A mapping of feature name to ids (and to other things, which are left out), a
+        KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that
+        holds one of these.
+    names : sequence of str
+        Features to look for.
+
+    Raises
+    ------
+    DataError
+        If a feature is not there.
+
+    Examples
+    --------
+    >>> sorted(features_in(({"user": [1], "item": [2], "label": [0.0]}, 7), ["user", "item"]))
+    ['item', 'user']
+    """
+    found = _named(batch, names, depth=2)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(
+            f"a batch, a {type(batch).__name__}, has no feature {missing[0]!r}; give extract=, a "
+            "function that returns the ids of a batch by feature"
+        )
+    return found
+
+
+def _named(batch: Any, names: Sequence[str], depth: int) -> dict[str, BagsLike]:
+    if hasattr(batch, "to_dict") and hasattr(batch, "offset_per_key"):
+        batch = batch.to_dict()  # KeyedJaggedTensor
+    held: Iterable[Any] = ()
+    found = {}
+    if isinstance(batch, Mapping):
+        found = {name: batch[name] for name in names if name in batch}
+        held = batch.values()
+    elif isinstance(batch, tuple | list):
+        held = batch
+    elif hasattr(batch, "__dict__") and not hasattr(batch, "detach"):
+        held = vars(batch).values()
+    if depth and len(found) < len(names):
+        for one in held:
+            found = _named(one, names, depth - 1) | found
+    return found
 
 
 def as_bags(feature: str, value: BagsLike) -> Bags:
@@ -138,6 +190,11 @@ def as_bags(feature: str, value: BagsLike) -> Bags:
     """
     if isinstance(value, Bags):
         return value
+    if not hasattr(value, "detach") and hasattr(value, "values") and hasattr(value, "offsets"):
+        value = (value.values(), value.offsets())  # JaggedTensor
+    if isinstance(value, list) and value and all(hasattr(one, "shape") for one in value):
+        # What torch makes of lists of one length: the first ids of all samples, the second, …
+        value = np.stack([_array(one) for one in value], axis=1)
     if isinstance(value, tuple) and len(value) == 2:
         ids, offsets = _integers(feature, value[0]), _integers(feature, value[1])
         if offsets.size == 0 or offsets[0] != 0 or offsets[-1] != ids.size:

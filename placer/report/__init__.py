@@ -11,6 +11,7 @@ from placer.lazy import lazy_exports
 if TYPE_CHECKING:
     from placer.report.console import (
         Update,
+        draw,
         print_report,
         print_seconds,
         print_stderr,
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
         progress_bar,
         set_quiet,
         stoppable,
+        this_command,
     )
     from placer.report.diff import diff_report
     from placer.report.failures import one_line_errors
-    from placer.report.profile import profile_report, workloads_report
+    from placer.report.profile import profile_report, unknown_words, workloads_report
     from placer.report.reshard import reshard_report
     from placer.report.section import Column, Report, Section, rows_to_csv
     from placer.report.topology import topology_report
@@ -35,6 +37,7 @@ __all__ = [
     "Section",
     "Update",
     "diff_report",
+    "draw",
     "one_line_errors",
     "parity_lines",
     "print_report",
@@ -49,18 +52,21 @@ __all__ = [
     "rows_to_csv",
     "set_quiet",
     "stoppable",
+    "this_command",
     "topology_report",
+    "unknown_words",
     "workloads_report",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "placer.report.console": "Update print_report print_seconds print_stderr print_title "
-        "print_training print_violations progress_bar set_quiet stoppable",
+        "placer.report.console": "Update draw print_report print_seconds print_stderr print_title "
+        "print_training print_violations progress_bar set_quiet stoppable "
+        "this_command",
         "placer.report.diff": "diff_report",
         "placer.report.failures": "one_line_errors",
-        "placer.report.profile": "profile_report workloads_report",
+        "placer.report.profile": "profile_report unknown_words workloads_report",
         "placer.report.reshard": "reshard_report",
         "placer.report.section": "Column Report Section rows_to_csv",
         "placer.report.topology": "topology_report",

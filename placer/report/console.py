@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -152,3 +153,15 @@ def readable(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return {True: "yes", False: "no"}.get(value, str(value))
     return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.5g}"
+
+
+def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
+    """Write a picture, if one is asked for, and say so."""
+    if file is not None:
+        draws(drawn, file)
+        print_stderr(f"picture written to {file}")
+
+
+def this_command() -> str:
+    """The command line that runs, as a shell takes it."""
+    return shlex.join(["placer", *sys.argv[1:]])

@@ -6,13 +6,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
+from placer.report.palette import FAINT, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _FORMATS = ("png", "pdf", "svg")
-INK, MUTED, FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 
 
 def image_format(path: str | os.PathLike[str]) -> str:

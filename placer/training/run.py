@@ -172,6 +172,9 @@ class Run:
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
             torch.cuda.set_rng_state(random_state["cuda"])
         self.position = saved.position
+        # A pass that had come to its end is not gone on with in another log.
+        if saved.position.samples == 0 and _content(saved.data) != _content(self._data):
+            self.position = Position(saved.position.step)
         self._saved_position = saved.position
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
@@ -320,6 +323,11 @@ def run_data(log: Log) -> dict[str, Any]:
         "log": [asdict(file) for file in log.identity()],
         "ids_sha256": log.encoding.ids_sha256,
     }
+
+
+def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """What is in a log's files, whatever they are called."""
+    return [(file["size_bytes"], file["sha256"]) for file in data.get("log", [])]
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:

@@ -90,12 +90,56 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
         dense=problem.dense,
     )
     try:
-        plan = _with_buffers(problem, cost_model, plan)
-        cost_model.evaluate(problem, plan)
+        needed = _with_buffers(problem, cost_model, plan)
+        cost_model.evaluate(problem, needed)
     except PlanMismatchError as error:
         return None, str(error)
-    broken = violations(plan) + unmet(plan, problem.constraints)
-    return (None, broken[0].message) if broken else (plan, "")
+    broken = violations(needed) + unmet(needed, problem.constraints)
+    if not broken:
+        return needed, ""
+    as_before = _with_old_buffers(needed, old)
+    if as_before is not None and not violations(as_before) + unmet(as_before, problem.constraints):
+        return as_before, ""
+    return None, broken[0].message
+
+
+def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
+    """The plan with no more buffers than it had: rows for which there is no room stay in place.
+
+    None where steps are larger than they were, for which buffers have to grow.
+    """
+    if needed.batch_size > old.batch_size or needed.topology != old.topology:
+        return None
+    before = {(one.table, one.rows, one.cols, one.devices): one for one in old.shards}
+    shards = []
+    for shard in needed.shards:
+        had = before[shard.table, shard.rows, shard.cols, shard.devices]
+        shards.append(
+            replace(
+                shard,
+                staging_rows=min(shard.staging_rows, had.staging_rows),
+                buffer_bytes=min(shard.buffer_bytes, had.buffer_bytes),
+            )
+        )
+    return replace(needed, shards=tuple(shards))
+
+
+def in_place_share(problem: Problem, cost_model: CostModel, plan: Plan) -> float:
+    """The share of staged rows for which a plan has no room, and which are read in place."""
+    needed = sum(shard.staging_rows for shard in _with_buffers(problem, cost_model, plan).shards)
+    room = sum(shard.staging_rows for shard in plan.shards)
+    return max(0.0, 1 - room / needed) if needed else 0.0
+
+
+def read_in_place(plan: Plan) -> Plan:
+    """The plan with staged rows read in place, one by one."""
+    return replace(
+        plan,
+        shards=tuple(
+            replace(shard, lookup="uva", staging_rows=0) if shard.lookup == "staged" else shard
+            for shard in plan.shards
+        ),
+    )
 
 
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:

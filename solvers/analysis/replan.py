@@ -31,7 +31,13 @@ from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
-from solvers.analysis.old_placement import kept_plan, old_assignment, old_tables
+from solvers.analysis.old_placement import (
+    in_place_share,
+    kept_plan,
+    old_assignment,
+    old_tables,
+    read_in_place,
+)
 from solvers.analysis.row_orders import with_old_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
@@ -204,10 +210,20 @@ class _Replanning:
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:
-            report = self.cost_model.evaluate(self.problem.in_plan_order(plan), plan)
+            step_time_s = self._step_time_s(name, plan)
         except PlanMismatchError:
             return None
-        return CostedPlan(name, plan, report.step_time_s, migration(diff(self.old, plan)))
+        return CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
+
+    def _step_time_s(self, name: str, plan: Plan) -> float:
+        """Time of a step. Rows for which the old plan has no room to stage are read in place."""
+        ordered = self.problem.in_plan_order(plan)
+        staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
+        share = in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
+        if not share:
+            return staged_s
+        in_place_s = self.cost_model.evaluate(ordered, read_in_place(plan)).step_time_s
+        return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
         """The chosen plan, with what is known of it."""

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from placer.errors import PlacerError
 from placer.files import replacing
 from placer.report import section as form
-from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
+from placer.report.palette import BOUND, INK, MUTED, SKY, STEP
+from placer.report.picture import drawing, grid_behind, image_format, plain_panel
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.compare import CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_BEST, _OTHER, _BOUND = "#0f766e", "#9fb3c8", "#b45309"
 
 _FIGURES = ("step time", "gap", "from HBM", "solved in")
 
@@ -94,11 +93,11 @@ def _draw_bars(
                 transform=across,
             )
             continue
-        color = _BEST if row.step_time_s == best else _OTHER
+        color = STEP if row.step_time_s == best else SKY
         axis.barh(place, row.step_time_s * scale, height=0.62, color=color)
         if row.bound_s:
             axis.plot(
-                [row.bound_s * scale] * 2, [place - 0.38, place + 0.38], color=_BOUND, linewidth=2
+                [row.bound_s * scale] * 2, [place - 0.38, place + 0.38], color=BOUND, linewidth=2
             )
     axis.set_ylim(-0.5, len(members) - 0.5)
     axis.set_yticks(range(len(members)), [row.solver for row in members], color=INK)
@@ -140,7 +139,7 @@ def _legend() -> list[Any]:
     from matplotlib.patches import Patch
 
     return [
-        Patch(color=_BEST, label="best"),
-        Patch(color=_OTHER, label="others"),
-        Line2D([], [], color=_BOUND, linewidth=2, label="proven bound"),
+        Patch(color=STEP, label="best"),
+        Patch(color=SKY, label="others"),
+        Line2D([], [], color=BOUND, linewidth=2, label="proven bound"),
     ]

@@ -8,12 +8,11 @@ from placer.errors import PlacerError
 from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.picture import INK, MUTED, drawing, grid_behind, image_format, plain_panel
+from placer.report.palette import BOUND, INK, MUTED, STEP
+from placer.report.picture import drawing, grid_behind, image_format, plain_panel
 from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
-
-_TIME, _BOUND = "#0f766e", "#b45309"
 
 _NO_GAIN = 5e-6
 """Rounding of a solver, which no one means."""
@@ -147,9 +146,9 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
     figure = new_figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
     budgets, times, bounds = zip(*solved, strict=True)
-    axis.fill_between(budgets, bounds, times, color=_BOUND, alpha=0.15, linewidth=0)
-    axis.plot(budgets, bounds, color=_BOUND, linewidth=1.5, label="proven bound")
-    axis.plot(budgets, times, color=_TIME, linewidth=2, marker="o", markersize=5, label="step time")
+    axis.fill_between(budgets, bounds, times, color=BOUND, alpha=0.15, linewidth=0)
+    axis.plot(budgets, bounds, color=BOUND, linewidth=1.5, linestyle="--", label="proven bound")
+    axis.plot(budgets, times, color=STEP, linewidth=2, marker="o", markersize=5, label="step time")
     axis.set_xscale("log", base=2)
     axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
     axis.minorticks_off()

@@ -3,7 +3,7 @@
 from placer import __version__
 from placer.report.plain import plain
 from placer.units import format_seconds
-from solvers.report.page.questions import Answers
+from solvers.report.page.answers import Answers
 
 
 def provenance(answers: Answers) -> list[tuple[str, str]]:

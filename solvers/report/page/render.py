@@ -19,9 +19,9 @@ from placer.files import write_text
 from placer.report.plain import plain
 from placer.report.section import Column, Report, Row, Section
 from solvers.report.page import figures, more_figures
+from solvers.report.page.answers import Answers
 from solvers.report.page.figures import Chart
 from solvers.report.page.provenance import provenance
-from solvers.report.page.questions import Answers
 from solvers.report.page.table_map import table_map
 from solvers.report.page.verdict import verdict
 from solvers.report.whatif import front_section

@@ -1,0 +1,124 @@
+"""Options of commands that search for plans; `placer.knobs` says how fields become options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import placer
+from placer.click_options import Seconds, Suggested
+from placer.knobs import option
+from placer.pipeline import Pipeline
+from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.topology.presets import GPU_KINDS, NAMED
+
+if TYPE_CHECKING:
+    from solvers.result import Limits
+
+DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
+TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
+DTYPES, TABLE_OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
+RULES = option(
+    None,
+    "Pins, tiers and groups of tables, memory to keep free: YAML or TOML.",
+    "--constraints",
+    metavar="FILE",
+)
+
+
+def _workloads() -> Iterable[str]:
+    from placer.workloads import workload_names
+
+    return workload_names()
+
+
+_A_WORKLOAD = Suggested(_workloads)
+_A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), files=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemOptions:
+    """What is to be placed, and where."""
+
+    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
+    workload: str | None = option(
+        None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
+    )
+    topology: str | None = option(
+        None, "8xh100, 2x8xa100-80, a YAML/TOML file; else this machine.", kind=_A_MACHINE
+    )
+    dram: str | None = DRAM
+    batch_size: int | None = option(None, "Samples per GPU and step; 8192 by default.", least=1)
+    dim: int | None = option(None, "Columns of every table.", least=1)
+    dtype: Any = option(None, "Of the weights.", kind=DTYPES)
+    optimizer: Any = option(None, "Of the embeddings.", kind=TABLE_OPTIMIZERS)
+    constraints_path: Path | None = RULES
+    pipeline: Pipeline | None = option(None, "serial: rows of the next batch are not read ahead.")
+    dense: str | None = option(
+        None, "Dense layers to count: workload, a file, measured:12ms, none."
+    )
+
+    def profile(self) -> placer.Profile:
+        """The profile or workload, with the tables that were asked for."""
+        from placer.report import print_stderr, unknown_words
+        from placer.workloads import named_workload
+
+        if (self.profile_path is None) == (self.workload is None):
+            raise click.UsageError("give either --profile or --workload")
+        path = self.profile_path
+        loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
+        if unknown := unknown_words(loaded):
+            print_stderr(f"placer: {unknown}", "yellow")
+        return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+
+    def problem(
+        self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
+    ) -> placer.Problem:
+        """The problem of placing a profile's tables within a budget of each GPU.
+
+        What is not given is as in the old plan, if there is one.
+        """
+        from placer.workloads.dense import dense_part
+
+        machine, path = None if old is None else old.topology, self.constraints_path
+        if machine is None or (self.topology, hbm, self.dram) != (None, None, None):
+            machine = placer.Topology.parse(self.topology or "auto", hbm=hbm, dram=self.dram)
+        dense = None if old is None else old.dense
+        if self.dense is not None:
+            dense = dense_part(self.dense, self.workload, self.dim)
+        return placer.Problem(
+            profile,
+            machine,
+            self.batch_size or (old.batch_size if old else 8192),
+            placer.Constraints() if path is None else placer.Constraints.load(path),
+            self.pipeline or (old.pipeline if old else "look-ahead"),
+            dense,
+        )
+
+    def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
+        """The problem of a plan that follows an old one."""
+        from placer.plan.origin import with_tables_as_in
+
+        profile = with_tables_as_in(old, self.profile())
+        tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+        return self.problem(tables, hbm, old)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long and how well a solver is to search."""
+
+    time_limit: float = TIME_LIMIT
+    gap: float = option(1e-3, "Stop when proven this close to the best possible.", least=0)
+    seed: int = option(0, "Of all that is random.", least=0)
+    steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
+
+    def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
+        """The same as a solver takes it."""
+        from solvers.result import Limits
+
+        return Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)

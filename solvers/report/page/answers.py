@@ -1,0 +1,248 @@
+"""The answers that a page shows: values and reports, no HTML."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import cost_models
+from cost_models import CostModel, CostReport
+from cost_models.report import simulate_report
+from placer.constraints.constraints import Constraints
+from placer.errors import PlacerError
+from placer.plan.diff import diff
+from placer.plan.origin import open_log_of, profile_of
+from placer.plan.plan import Plan
+from placer.plan.verify import check_shards
+from placer.problem import Problem
+from placer.profile.profile import Profile
+from placer.report.diff import diff_report
+from placer.report.section import Report, Section
+from placer.units import parse_bytes
+from solvers.analysis.compare import compare
+from solvers.analysis.explain import explain
+from solvers.analysis.whatif import FrontPoint, front, whatif
+from solvers.bounds.binding import Binding, binding
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.instance import Instance
+from solvers.registry import solver as solver_called
+from solvers.report.compare import compare_report
+from solvers.report.explain import explain_report
+from solvers.report.page.questions import Questions
+from solvers.report.page.reasons import reasons
+from solvers.report.plan import plan_report
+from solvers.report.whatif import whatif_report
+from solvers.result import Limits, SolveResult
+
+EXPLAINED, MOST_EXPLAINED = 3, 512
+"""How many tables' alternatives are costed without being asked for, where tables × GPUs are few.
+
+A table takes three seconds of a plan of 26 on 8 GPUs, over a minute of one of 2,002 on 128 GPUs.
+"""
+
+Progress = Callable[[int, int | None, str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """All that a page shows.
+
+    Attributes
+    ----------
+    plan : Plan
+    problem : Problem
+        With accesses over the plan's row order.
+    cost : CostReport
+    shown : Report
+        As `placer show` has it.
+    binding : Binding
+        What keeps the plan from being faster.
+    bound_holds : bool
+        Whether the plan's bound is one of this problem, under this cost model.
+    comparison, whatif, simulated, moves : Report or None
+        Where they were asked for.
+    front : tuple of FrontPoint
+        Step times over budgets of HBM.
+    explanations : mapping of table to Report
+        What the alternatives of some tables cost.
+    reasons : mapping of table to str
+        What HBM is worth at each table's split.
+    other : Plan or None
+        The second plan.
+    """
+
+    plan: Plan
+    problem: Problem
+    cost: CostReport
+    shown: Report
+    binding: Binding
+    bound_holds: bool
+    comparison: Report | None = None
+    front: tuple[FrontPoint, ...] = ()
+    whatif: Report | None = None
+    simulated: Report | None = None
+    moves: Report | None = None
+    other: Plan | None = None
+    explanations: Mapping[str, Report] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+def ask(
+    path: Path,
+    other_path: Path | None = None,
+    questions: Questions | None = None,
+    profile_path: Path | None = None,
+    constraints_path: Path | None = None,
+    cost_model: str = "roofline",
+    *,
+    limits: Limits | None = None,
+    on_progress: Progress = lambda done, total, name: None,
+) -> Answers:
+    """Read a plan and answer the questions to it.
+
+    Parameters
+    ----------
+    path : Path
+        The plan's file.
+    other_path : Path, optional
+        A plan that may follow it: what moves from one to the other.
+    questions : Questions, optional
+    profile_path, constraints_path : Path, optional
+        As `placer show` takes them.
+    cost_model : str
+    limits : Limits, optional
+        Of each search.
+    on_progress : callable
+        Called with what is done, how much there is to do if that is known, and its name.
+
+    Raises
+    ------
+    PlacerError
+        If a file cannot be read, or the plan's profile is not there.
+    """
+    asked = questions or Questions()
+    plan = Plan.load(path)
+    check_shards(plan)
+    other = None if other_path is None else Plan.load(other_path)
+    profile = profile_of(plan, path, profile_path, needed_for="a page")
+    rules = None if constraints_path is None else Constraints.load(constraints_path)
+    problem = Problem.of_plan(plan, profile, rules)
+    model = cost_models.cost_model(cost_model)
+    ordered = problem.in_plan_order(plan)
+    on_progress(0, None, "cost")
+    cost = model.evaluate(ordered, plan)
+    once = {id(plan): cost}
+    shown = plan_report(plan, lambda one: once.get(id(one)) or model.evaluate(ordered, one))
+    on_progress(1, None, "what binds")
+    instance = Instance(problem, model)
+    bound = lagrangian_bound(instance)
+    searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
+    return Answers(
+        plan,
+        ordered,
+        cost,
+        shown,
+        binding(instance, bound, cost),
+        (problem.sha256, cost.cost_model)
+        == (plan.provenance.problem_sha256, plan.solver.cost_model),
+        searches.comparison(asked),
+        searches.front(asked),
+        searches.whatif(asked),
+        _simulated(asked, plan, path, profile_path, model, profile, other),
+        None if other is None else diff_report(diff(plan, other)),
+        other,
+        searches.explanations(asked, shown),
+        reasons(instance, plan, bound),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Searches:
+    """Questions whose answers are searched for."""
+
+    plan: Plan
+    problem: Problem
+    model: CostModel
+    model_name: str
+    limits: Limits | None
+    on_progress: Progress
+
+    def comparison(self, asked: Questions) -> Report | None:
+        names = [one.strip() for one in (asked.compared or "").split(",") if one.strip()]
+        if not names:
+            return None
+        rows = compare(
+            self.problem,
+            names,
+            (self.model_name,),
+            self.limits,
+            on_solved=lambda done, total: self.on_progress(done, total, "solvers"),
+        )
+        return compare_report(rows, "Solvers on the plan's problem")
+
+    def front(self, asked: Questions) -> tuple[FrontPoint, ...]:
+        """Step times over budgets of HBM."""
+        sizes = [parse_bytes(text) for text in (asked.hbm_steps or "").split(",") if text.strip()]
+        strategy, limits = solver_called(asked.solver), self.limits or Limits(20.0)
+        machine = self.problem.topology
+
+        def at(budget: int) -> Problem:
+            return replace(self.problem, topology=machine.with_memory(hbm=budget))
+
+        def solved(problem: Problem) -> SolveResult:
+            self.on_progress(0, None, "budgets")
+            return strategy.solve(problem, self.model, limits)
+
+        return front(at, sizes, solved)
+
+    def whatif(self, asked: Questions) -> Report | None:
+        """Prices of memory, and what changes of the machine would gain."""
+        if not asked.whatif:
+            return None
+        answer = whatif(
+            self.problem,
+            self.model,
+            self.limits,
+            solver=asked.solver,
+            on_solved=lambda done, total: self.on_progress(done, total, "what if"),
+        )
+        return whatif_report(self.problem, answer, solver=asked.solver)
+
+    def explanations(self, asked: Questions, shown: Report) -> dict[str, Report]:
+        """Of the slowest tables, as many as are asked for."""
+        tables, gpus = len(self.plan.tables), len(self.plan.topology.gpus)
+        few = EXPLAINED if tables * gpus <= MOST_EXPLAINED else 0
+        most = few if asked.explained is None else asked.explained
+        slowest = sorted(_section(shown, "tables").rows, key=lambda row: -(row["time_s"] or 0.0))
+        reports = {}
+        for number, row in enumerate(slowest[:most]):
+            self.on_progress(number, min(most, tables), "explanations")
+            try:
+                told = explain(self.problem, self.plan, row["table"], self.model)
+            except PlacerError:  # Placed in a way that no sharding option describes.
+                continue
+            reports[row["table"]] = explain_report(told)
+        return reports
+
+
+def _section(report: Report, name: str) -> Section:
+    return next(one for one in report.sections if one.name == name)
+
+
+def _simulated(
+    asked: Questions,
+    plan: Plan,
+    path: Path,
+    profile_path: Path | None,
+    model: CostModel,
+    profile: Profile,
+    other: Plan | None,
+) -> Report | None:
+    """The log replayed in windows, if one is given."""
+    if not asked.data:
+        return None
+    log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
+    size = plan.batch_size * len(plan.topology.gpus)
+    stream = cost_models.log_stream(plan, log, size, asked.batches)
+    return simulate_report(
+        cost_models.simulate(plan, [stream], model, profile, other=other, windows=asked.windows)
+    )
