@@ -7,52 +7,48 @@ DeepCTR-Torch's optimizer.
 """
 
 import torch
-from click_log import BATCH_SIZE, Clicks, arguments, plan_for, read_clicks, report
 from deepctr_torch.inputs import DenseFeat, SparseFeat
-from deepctr_torch.models import DCN, WDL, DeepFM
-from deepctr_torch.models.basemodel import BaseModel
+from deepctr_torch.models import DeepFM
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from placer import apply_plan, profile_model
+from placer import Problem, Topology, apply_plan, profile_model
+from solvers import solve
+
+ROWS, BATCH, SAMPLES = {"user": 20_000, "item": 5_000, "city": 100}, 64, 6_400
+losses: list[float] = []
 
 
-def build(kind: type[BaseModel], clicks: Clicks) -> BaseModel:
-    columns = [SparseFeat(name, rows, embedding_dim=8) for name, rows in clicks.rows.items()]
-    columns += [DenseFeat(f"I{number + 1}", 1) for number in range(clicks.dense.shape[1])]
-    return kind(columns, columns, l2_reg_embedding=0, seed=0)
+def loss(prediction: Tensor, label: Tensor, reduction: str) -> Tensor:
+    """The usual one; `fit` does not return losses of steps."""
+    total = nn.functional.binary_cross_entropy(prediction, label, reduction=reduction)
+    losses.append(total.item() / len(label))
+    return total
 
 
-def fit(model: BaseModel, clicks: Clicks) -> list[float]:
-    """Train for one epoch; losses of its steps, which `fit` does not return."""
-    losses = []
+generator = torch.Generator().manual_seed(0)  # Clicks of which few rows are read often.
+ids = (torch.rand(SAMPLES, 3, generator=generator) ** 4 * torch.tensor([*ROWS.values()])).long()
+price = torch.rand(SAMPLES, 1, generator=generator)
+labels = (ids[:, 2] % 2).float()
 
-    def loss(prediction: torch.Tensor, label: torch.Tensor, reduction: str) -> torch.Tensor:
-        total = torch.nn.functional.binary_cross_entropy(prediction, label, reduction=reduction)
-        losses.append(total.item() / len(label))
-        return total
+columns = [SparseFeat(name, rows, embedding_dim=8) for name, rows in ROWS.items()]
+columns.append(DenseFeat("price", 1))
+model = DeepFM(columns, columns, l2_reg_embedding=0, seed=0)
 
-    model.compile("adagrad", loss)
-    inputs = {name: column.numpy() for name, column in clicks.ids.items()}
-    inputs |= {f"I{i + 1}": column.numpy() for i, column in enumerate(clicks.dense.T)}
-    torch.manual_seed(1)  # For the order of samples.
-    model.fit(inputs, clicks.labels.numpy(), batch_size=BATCH_SIZE, verbose=0)
-    return losses
+# What is new, between the model and its `compile`.
+loader = DataLoader(torch.cat([ids.float(), price], 1), BATCH)
+profile = profile_model(model, loader, optimizer="adagrad")
+names = [name for name in profile.table_names if name.startswith("embedding_dict.")]
+problem = Problem(profile.with_tables(names=names), Topology.parse("1xh100", hbm="1MiB"), BATCH)
+plan = solve(problem, solver="greedy-cost").plan
+assert plan is not None
+for shard in plan.shards:
+    print(f"table {shard.table}: {shard.row_count} rows in {shard.memory}")
+apply_plan(model, plan, lr=0.01, eps=1e-10, strict=False)
 
-
-def main() -> None:
-    clicks = read_clicks(arguments(__doc__).data)
-    samples = torch.cat([torch.stack([*clicks.ids.values()], 1), clicks.dense], 1)
-    for kind in (DeepFM, DCN, WDL):
-        unplaced = fit(build(kind, clicks), clicks)
-
-        model = build(kind, clicks)
-        # What is new, between the model and its `compile`.
-        profile = profile_model(model, DataLoader(samples, BATCH_SIZE), optimizer="adagrad")
-        names = [name for name in profile.table_names if name.startswith("embedding_dict.")]
-        plan = plan_for(profile.with_tables(names=names))
-        apply_plan(model, plan, lr=0.01, eps=1e-10, strict=False)
-        report(f"deepctr-torch {kind.__name__}", fit(model, clicks), unplaced)
-
-
-if __name__ == "__main__":
-    main()
+model.compile("adagrad", loss)
+inputs = {name: ids[:, i].numpy() for i, name in enumerate(ROWS)} | {"price": price.numpy()}
+torch.manual_seed(1)  # For the order of samples.
+model.fit(inputs, labels.numpy(), batch_size=BATCH, verbose=0)
+for step in (0, 50, 99):
+    print(f"step {step}: loss {losses[step]:.4f}")

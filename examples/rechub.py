@@ -7,28 +7,18 @@ placed tables do not, so weight_decay is left out here (docs/pytorch.md).
 import tempfile
 
 import torch
-from click_log import BATCH_SIZE, Clicks, arguments, plan_for, read_clicks, report
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_rechub.basic.features import DenseFeature, SparseFeature
-from torch_rechub.models.ranking import DCN, DeepFM, WideDeep
+from torch_rechub.models.ranking import WideDeep
 from torch_rechub.trainers import CTRTrainer
 from torch_rechub.utils.data import TorchDataset
 
-from placer import apply_plan, profile_model
+from placer import Problem, Topology, apply_plan, profile_model
+from solvers import solve
 
+ROWS, BATCH, SAMPLES = {"user": 20_000, "item": 5_000, "city": 100}, 64, 6_400
 MLP = {"dims": [64, 32], "activation": "relu", "dropout": 0.0}
-
-
-def build(kind: type[nn.Module], clicks: Clicks) -> nn.Module:
-    torch.manual_seed(0)
-    sparse = [SparseFeature(name, rows, embed_dim=8) for name, rows in clicks.rows.items()]
-    dense = [DenseFeature(f"I{number + 1}") for number in range(clicks.dense.shape[1])]
-    if kind is DCN:
-        return DCN(sparse + dense, n_cross_layers=2, mlp_params=MLP)
-    if kind is DeepFM:
-        return DeepFM(sparse + dense, sparse, mlp_params=MLP)
-    return WideDeep(dense, sparse, mlp_params=MLP)
 
 
 class Recorded(nn.BCELoss):
@@ -44,28 +34,29 @@ class Recorded(nn.BCELoss):
         return loss
 
 
-def fit(model: nn.Module, loader: "DataLoader[dict[str, Tensor]]") -> list[float]:
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = CTRTrainer(model, torch.optim.Adagrad, {"lr": 0.01}, n_epoch=1, model_path=folder)
-        trainer.criterion = Recorded()
-        trainer.fit(loader)
-        return trainer.criterion.losses
+generator = torch.Generator().manual_seed(0)  # Clicks of which few rows are read often.
+ids = (torch.rand(SAMPLES, 3, generator=generator) ** 4 * torch.tensor([*ROWS.values()])).long()
+price = torch.rand(SAMPLES, generator=generator)
+inputs = {name: ids[:, i] for i, name in enumerate(ROWS)} | {"price": price}
+loader = DataLoader(TorchDataset(inputs, (ids[:, 2] % 2).float()), BATCH)
 
+torch.manual_seed(0)
+sparse = [SparseFeature(name, rows, embed_dim=8) for name, rows in ROWS.items()]
+model = WideDeep([DenseFeature("price")], sparse, mlp_params=MLP)
 
-def main() -> None:
-    clicks = read_clicks(arguments(__doc__).data)
-    inputs = clicks.ids | {f"I{i + 1}": column for i, column in enumerate(clicks.dense.T)}
-    loader = DataLoader(TorchDataset(inputs, clicks.labels), BATCH_SIZE)
-    for kind in (WideDeep, DeepFM, DCN):
-        unplaced = fit(build(kind, clicks), loader)
+# What is new, between the model and its trainer.
+profile = profile_model(model, loader, steps=20, optimizer="adagrad")
+plan = solve(
+    Problem(profile, Topology.parse("1xh100", hbm="1MiB"), BATCH), solver="greedy-cost"
+).plan
+assert plan is not None
+for shard in plan.shards:
+    print(f"table {shard.table}: {shard.row_count} rows in {shard.memory}")
+apply_plan(model, plan, lr=0.01, eps=1e-10)
 
-        model = build(kind, clicks)
-        # What is new: three lines between the model and its trainer.
-        profile = profile_model(model, loader, steps=20, optimizer="adagrad")
-        plan = plan_for(profile)
-        apply_plan(model, plan, lr=0.01, eps=1e-10)
-        report(f"torch-rechub {kind.__name__}", fit(model, loader), unplaced)
-
-
-if __name__ == "__main__":
-    main()
+with tempfile.TemporaryDirectory() as folder:
+    trainer = CTRTrainer(model, torch.optim.Adagrad, {"lr": 0.01}, n_epoch=1, model_path=folder)
+    trainer.criterion = Recorded()
+    trainer.fit(loader)
+for step in (0, 50, 99):
+    print(f"step {step}: loss {trainer.criterion.losses[step]:.4f}")

@@ -1,10 +1,6 @@
-"""`placer export`, and the example of TorchRec."""
+"""`placer export`."""
 
 import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,24 +43,3 @@ def test_what_a_trainer_cannot_run_is_not_written(tmp_path: Path) -> None:
     assert not file.exists()
     succeed("export", str(plan), "--to", "torchrec", "--staged-as", "uva", "-o", str(file))
     assert json.loads(file.read_text())["plan"][""]["a"]["compute_kernel"] == "fused_uvm"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")
-def test_the_example_trains_and_saves(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "model.pt"
-    done = subprocess.run(
-        [
-            sys.executable,
-            *("-W", "ignore", str(ROOT / "examples" / "torchrec_dmp.py")),
-            *("--steps", "6", "--checkpoint", str(checkpoint)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "step 5: loss" in done.stdout
-    assert "the model without a plan loads them" in done.stdout
-    assert checkpoint.exists()

@@ -30,6 +30,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     batches = [dict(zip(("item", "pages"), batch_of(step), strict=False)) for step in range(STEPS)]
     model = OneInput()
     known = {"torch": torch, "model": model, "loader": batches, "path": tmp_path / "run.pt"}
+    known |= {"folder": tmp_path / "tables", "topology": machine}
     for block in blocks:
         is_placed = not list(model.item.parameters())
         if "apply_plan(" in block and is_placed:
@@ -38,4 +39,4 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             model(batches[0]).sum().backward()
         exec(compile(block, str(PAGE), "exec"), known)
     assert (tmp_path / "run.pt").exists()
-    assert len(blocks) == 4
+    assert len(blocks) == 5

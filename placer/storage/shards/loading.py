@@ -24,6 +24,7 @@ def load_shards(
     shards: ShardFolder | StrPath,
     *,
     verify_files: bool = True,
+    optimizer_state: bool = True,
 ) -> ShardFolder:
     """Overwrite weights and optimizer state with a folder's rows, and the number of updates.
 
@@ -38,6 +39,8 @@ def load_shards(
     shards : ShardFolder or path
     verify_files : bool
         Whether the SHA-256 of the files is compared.
+    optimizer_state : bool
+        Whether the module trains on, and must have the optimizers that the rows were trained by.
 
     Returns
     -------
@@ -54,7 +57,7 @@ def load_shards(
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
     tables = embeddings.id_order()
-    _check_tables(shards, tables.plan, tables.optimizers)
+    _check_tables(shards, tables.plan, tables.optimizers if optimizer_state else None)
     tables.synchronize()
     own = _devices(tables)
     for local in tables.local_shards():
@@ -109,7 +112,9 @@ def _devices(tables: "IdOrder") -> frozenset[str]:
     return frozenset(device for device, rank in ranks.items() if rank == tables.rank)
 
 
-def _check_tables(shards: ShardFolder, plan: Plan, optimizers: Mapping[str, OptimizerName]) -> None:
+def _check_tables(
+    shards: ShardFolder, plan: Plan, optimizers: Mapping[str, OptimizerName] | None
+) -> None:
     have = shards.plan.tables_by_name
     faults = [f"table {name!r} is in no shard" for name in plan.tables_by_name if name not in have]
     faults += [
@@ -120,7 +125,8 @@ def _check_tables(shards: ShardFolder, plan: Plan, optimizers: Mapping[str, Opti
             continue
         held = have[table.name]
         was = (held.rows, held.dim, held.dtype, held.optimizer)
-        now = (table.rows, table.dim, table.dtype, optimizers[table.name])
+        optimizer = held.optimizer if optimizers is None else optimizers[table.name]
+        now = (table.rows, table.dim, table.dtype, optimizer)
         faults += [
             f"table {table.name!r} has {what} {before} in the shards and {after} in the model"
             for what, before, after in zip(
