@@ -28,6 +28,16 @@ _SOURCES = {
 }
 
 
+class _LocalPath(click.Path):
+    """A path of this machine: a URI would become a folder that is called like its scheme."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            scheme = value.partition("://")[0]
+            self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        return super().convert(value, param, ctx)
+
+
 def _click_type(hint: Any, limits: Option) -> Any:
     """The click type of a type: of its members, where there may be several."""
     choices = [choice for choice in choices_of(hint) if choice is not None]
@@ -36,7 +46,7 @@ def _click_type(hint: Any, limits: Option) -> Any:
     kind = next(one for one in (*get_args(hint), hint) if one is not type(None))
     least = limits.above if limits.least is None else limits.least
     if kind is Path:
-        return click.Path(path_type=Path)
+        return _LocalPath(path_type=Path)
     if least is None:
         return kind
     limited: Any = click.IntRange if kind is int else click.FloatRange

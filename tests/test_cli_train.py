@@ -51,6 +51,8 @@ def test_the_result_says_what_was_trained(workbench: Workbench, tmp_path: Path) 
     assert 0 < result["auc"] <= 1
     assert result["log_loss"] > 0
     assert result["samples_per_s"] > 0
+    assert result["step_s"] == pytest.approx(result["train_s"] / 22)
+    assert result["planned_step_s"] is None  # The plan is of two GPUs and smaller batches.
     assert result["first_loss"] == result["losses"][0][1]
     assert result["last_loss"] == result["losses"][-1][1]
     assert result["interrupted"] is False

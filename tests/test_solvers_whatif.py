@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fast_and_full import examples
+from fast_and_full import examples, mostly_slow
 from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
@@ -170,6 +170,17 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
 
     some = whatif(problem, MODEL, Limits(20, stop=lambda: 3 in solved), on_solved=count)
     assert len(some.effects) == 2
+
+
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 4))
+def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
+    """A search of few steps may end worse on a better machine: then the plan as it is stays."""
+    machine = Topology.parse("2xa100-40", hbm="600MiB")
+    problem = Problem(named_workload(f"random-6@{seed}"), machine, 256)
+    answer = whatif(problem, MODEL, Limits(time_limit_s=60, max_steps=2), solver="local-search")
+    more = [one for one in answer.effects if "batch" not in one.change]
+    assert len(more) >= 5
+    assert all(one.gain is not None and one.gain >= 0 for one in more)
 
 
 def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:

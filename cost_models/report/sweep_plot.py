@@ -1,5 +1,6 @@
 """The picture of `placer sweep --plot`."""
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -61,9 +62,12 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 def _legend(figure: Any, colours: Mapping[str, str]) -> None:
     """Names and colours below the panels, in as many lines as the figure's width takes."""
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
 
-    handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles = [
+        Line2D([], [], color=colour, marker=shape, linewidth=3, markersize=7, label=name)
+        for (name, colour), shape in zip(colours.items(), itertools.cycle(_SHAPES), strict=False)
+    ]
     across = min(len(handles), max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
     lines = math.ceil(len(handles) / across)
     figure.set_figheight(figure.get_figheight() + _LINE_INCHES * (lines - 1))

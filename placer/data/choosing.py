@@ -192,7 +192,7 @@ def _rows(table: str, largest: int, headroom: float) -> int:
             f"table {table!r} has id {largest}, too large for a row number; "
             "map it with id_mapping='hash' or 'vocabulary', or give rows="
         )
-    return math.ceil((largest + 1) * (1 + headroom))
+    return largest + 1 + math.ceil((largest + 1) * headroom)
 
 
 def _largest_ids(

@@ -42,7 +42,11 @@ def write(plan: PlanFields, path: StrPath) -> None:
     its own row order whole. Row orders that no plan at `path` names any more are removed.
     """
     target = Path(path)
-    ordered = [name for name, order in sorted(plan.row_order.items()) if order.kind == "profile"]
+    ordered = [
+        name
+        for name, order in sorted(plan.row_order.items())
+        if order.kind == "profile" or name in plan.hot_ids
+    ]
     unlisted = [name for name in ordered if name not in plan.hot_ids]
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
@@ -51,8 +55,9 @@ def write(plan: PlanFields, path: StrPath) -> None:
         if ordered:
             file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
             names.add(file)
-            reference = {"kind": "profile", "file": file, "sha256": sha256}
-            text = _text(to_dict(plan, dict.fromkeys(ordered, reference)))
+            kept = {"file": file, "sha256": sha256}
+            references = {name: {"kind": plan.row_order[name].kind, **kept} for name in ordered}
+            text = _text(to_dict(plan, references))
         write_text(target, text)
 
 
@@ -91,7 +96,7 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> PlanFields:
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
     hot_ids: dict[str, npt.NDArray[np.int64]] = {}
     for name, order in model.row_order.items():
-        if order.kind == "id":
+        if order.kind == "id" and order.file is None:
             continue
         if order.file is None or not is_name(order.file):
             raise PlanError(

@@ -84,3 +84,16 @@ def listed_ids(plan: Plan, table: str) -> Int:
     if plan.order_of(table).kind == "id":
         return np.zeros(0, dtype=np.int64)
     return plan.hot_ids[table]
+
+
+def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | None:
+    """Which members of a slice of ids its cache begins with, hottest first, counted from 0.
+
+    None where the plan does not list them: with a row order the first members are the hottest.
+    """
+    if plan.order_of(table).kind != "id" or table not in plan.hot_ids:
+        return None
+    start, stop, step = rows
+    ids = plan.hot_ids[table]
+    within: Int = ids[(ids >= start) & (ids < stop) & ((ids - start) % step == 0)]
+    return (within - start) // step

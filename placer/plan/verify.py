@@ -159,9 +159,9 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
 
 def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
     order = plan.order_of(table.name)
-    if order.kind == "id":
-        return
     ids = plan.hot_ids.get(table.name)
+    if order.kind == "id" and ids is None:
+        return
     where = f"table {table.name!r}: row order"
     if ids is None:
         yield Violation("row_order", table.name, f"{where} of kind 'profile' lists no ids")

@@ -23,6 +23,8 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
         "train_s": result.train_s,
         "read_s": result.read_s,
         "samples_per_s": result.samples_per_s,
+        "step_s": result.step_s,
+        "planned_step_s": result.planned_step_s,
         "first_loss": result.losses[0][1] if result.losses else None,
         "last_loss": result.losses[-1][1] if result.losses else None,
         "held_out_samples": result.eval_samples,

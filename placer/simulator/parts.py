@@ -8,8 +8,11 @@ row caches, as a `PlacedEmbeddings` of the executor does.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.devices import ranks_of_devices
@@ -26,6 +29,7 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
+from placer.plan.order import warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
@@ -61,6 +65,8 @@ class Part:
         Whether no part before it is of the same shard on the same device.
     slot : int
         First slot of its rows among the arena's pooled ones; −1 for other parts.
+    warm : int64 array, or None
+        Rows that its cache begins with, as `placer.plan.order.warm_members` has them.
     """
 
     table: int
@@ -79,6 +85,7 @@ class Part:
     row_bytes: int
     leads_shard: bool
     slot: int = -1
+    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
     @property
     def row_count(self) -> int:
@@ -262,6 +269,7 @@ class _Builder:
             weight_bytes,
             weight_bytes + table.state_bytes_per_row(stop - start),
             leads,
+            warm=warm_members(local.plan, table.name, part.shard.rows),
         )
 
     def _finish_arena(self, members: Sequence[tuple[int, ArenaShard]]) -> None:

@@ -87,7 +87,7 @@ class ArenaRowCache:
                 if part.lookup == "cached"
             }
         ranges = [
-            CacheRange(part.slot, _end(part), part.staging_rows, part.cache_rows)
+            CacheRange(part.slot, _end(part), part.staging_rows, part.cache_rows, part.warm)
             for part in parts[:pooled]
         ]
         self._pooled, self._parts = pooled, len(parts)

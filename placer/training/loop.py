@@ -63,6 +63,8 @@ class TrainResult:
         backend reads all rows in place.
     trace : TraceSummary or None
         What the trace shows that was asked for; None if the run ended before it began.
+    planned_step_s : float or None
+        What the plan says a step takes on its machine; None where batches have another size.
     """
 
     losses: tuple[tuple[int, float], ...]
@@ -78,6 +80,12 @@ class TrainResult:
     checkpoint: Path | None = None
     hit_rates: HitRates | None = None
     trace: TraceSummary | None = None
+    planned_step_s: float | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean time of this run's steps, reading and dense layers included; None without a step."""
+        return self.train_s / len(self.losses) if self.losses else None
 
     @property
     def samples_per_s(self) -> float:
@@ -209,7 +217,15 @@ def _train(
         checkpoint=run.saved,
         hit_rates=hit_rates,
         trace=summary,
+        planned_step_s=_planned_step_s(plan, config, ranks.world),
     )
+
+
+def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:
+    """The plan's time of a step, if these steps are of its size."""
+    if config.batch_size // world != plan.batch_size or world != len(plan.topology.gpus):
+        return None
+    return plan.solver.step_time_s or None
 
 
 def _check(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from cost_models import CostModel
 from placer.dense import MeasuredDense
 from placer.errors import ProblemError
+from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.topology.devices import Gpu, Host, LinkKind
 from placer.topology.topology import Topology
@@ -201,9 +202,27 @@ def whatif(
         result = strategy.solve(changed, cost_model, limits)
         if limits.stop is not None and limits.stop():
             break  # What was searched for less long than the base says nothing beside it.
+        result = _or_kept(result, base.plan, changed, cost_model)
         effects.append(_effect(name, problem, base, changed, result, saved_s))
         on_solved(number + 2, len(changes) + 1)
     return WhatIf(base, prices, tuple(effects), words)
+
+
+def _or_kept(
+    result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel
+) -> SolveResult:
+    """The result, or the plan as it is where that is faster: more of a resource is no loss.
+
+    A larger batch has larger buffers, which the plan as it is does not have.
+    """
+    if changed.batch_size != plan.batch_size:
+        return result
+    step_time_s = cost_model.evaluate(changed, plan).step_time_s
+    if result.step_time_s is not None and result.step_time_s <= step_time_s:
+        return result
+    kept = replace(plan, topology=changed.topology)
+    bound_s = None if result.bound_s is None else min(result.bound_s, step_time_s)
+    return replace(result, plan=kept, step_time_s=step_time_s, bound_s=bound_s)
 
 
 def _prices(lagrangian: LagrangianBound, relaxed: LpBound | None) -> MemoryPrices:

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -61,16 +64,33 @@ def build_plan(
         for profile in problem.profile
         if profile.counts is not None and profile.name in listed
     }
+    row_order = {name: RowOrder("profile") for name in hot_ids}
+    for profile in problem.profile:
+        cached = [one for one in shards if one.table == profile.name and one.lookup == "cached"]
+        if cached and profile.counts is not None and profile.name not in hot_ids:
+            # Rows stay in id order: caches alone have to know which are hot.
+            row_order[profile.name] = RowOrder("id")
+            hot_ids[profile.name] = _warm_ids(profile.counts.hottest(), cached)
     return Plan(
         tables=tuple(profile.table for profile in problem.profile),
         topology=topology,
         shards=tuple(shards),
-        row_order={name: RowOrder("profile") for name in hot_ids},
+        row_order=row_order,
         hot_ids=hot_ids,
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
     )
+
+
+def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:
+    """The hottest ids of each cached shard, as many as it has room for, hottest first."""
+    kept = np.zeros(hottest.size, dtype=bool)
+    for shard in cached:
+        start, stop, step = shard.rows
+        within = (hottest >= start) & (hottest < stop) & ((hottest - start) % step == 0)
+        kept[np.flatnonzero(within)[: shard.cache_rows]] = True
+    return hottest[kept]
 
 
 def _parts(instance: Instance, placed: Placement) -> list[Shard]:

@@ -19,7 +19,7 @@ from placer.errors import DataError
 ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "integer": pa.int64(),
     "unsigned": pa.uint64(),
-    "text": pa.binary(),
+    "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
 _WHOLE = 1 << 53

@@ -130,7 +130,9 @@ class DelimitedSource:
                     )
         while True:
             try:
-                table = _table(block.data, names, layout, self._types(names))
+                table = _table(
+                    block.data, names, layout, self._types(names), block.lines is not None
+                )
                 break
             except pa.ArrowInvalid as error:
                 ragged = lone_return(block) or _ragged(block, len(names), layout)
@@ -157,7 +159,7 @@ class DelimitedSource:
         for name in self._own(names):
             known = self.columns.types.get(name)
             if name in self.columns.lists:
-                types[name] = pa.binary()
+                types[name] = pa.large_binary()
             elif name in self._as_floats:
                 types[name] = pa.float64()
             else:
@@ -193,6 +195,7 @@ def _table(
     names: Sequence[str],
     layout: Layout,
     types: Mapping[str, pa.DataType] | None,
+    multiline: bool,
     **convert: Any,
 ) -> pa.Table:
     """Lines as columns; those in `types` alone, or all, of types that Arrow infers."""
@@ -208,7 +211,8 @@ def _table(
         parse_options=csv.ParseOptions(
             delimiter=_UNIT if len(separator) > 1 else separator,
             quote_char='"' if layout.quotes else False,
-            newlines_in_values=bool(layout.quotes),
+            # Which makes Arrow parse twice.
+            newlines_in_values=multiline,
             ignore_empty_lines=False,
         ),
         convert_options=csv.ConvertOptions(
@@ -230,11 +234,12 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{shown(file)} has more than one column {twice[0]!r}")
-    count = len(record_ends(start, bool(layout.quotes))[0])
+    ends, newlines = record_ends(start, bool(layout.quotes))
+    count, multiline = ends.size, newlines is not None
     block = Block(file, None, memoryview(start), count, 1 + bool(layout.header), None)
     try:
-        texts = _table(start, names, layout, dict.fromkeys(names, pa.binary()))
-        guessed = _table(start, names, layout, None, strings_can_be_null=True)
+        texts = _table(start, names, layout, dict.fromkeys(names, pa.binary()), multiline)
+        guessed = _table(start, names, layout, None, multiline, strings_can_be_null=True)
     except pa.ArrowInvalid as error:
         ragged = lone_return(block) or _ragged(block, len(names), layout)
         reason = str(error).splitlines()[0]

@@ -78,8 +78,10 @@ class TextCursor:
         self._header: bytes | None = None
         self._rest = b""
         self._block = b""
-        # Ends of the block's records, newline included, and how many of them are behind us.
-        self._ends = np.zeros(0, dtype=np.int64)
+        # The block's records, their ends, newline included, where these are known already, and
+        # how many records are behind us.
+        self._records = 0
+        self._known_ends: npt.NDArray[np.int64] | None = None
         self._record = 0
         # Newlines within the block, where a record has several lines.
         self._newlines: npt.NDArray[np.int64] | None = None
@@ -95,7 +97,7 @@ class TextCursor:
         if self._parsed is None:
             self._parsed = self._parse(self._unread())
         # The batch was parsed from the record that we stood at then, to the block's end.
-        start = self._parsed.samples - (self._ends.size - self._record)
+        start = self._parsed.samples - (self._records - self._record)
         batch = self._parsed.slice(start, start + samples)
         self._record += batch.samples
         return batch
@@ -104,7 +106,7 @@ class TextCursor:
         """Move on without parsing; how many records were there to skip."""
         left = samples
         while left and self._next_block():
-            step = min(left, self._ends.size - self._record)
+            step = min(left, self._records - self._record)
             self._record += step
             left -= step
         return samples - left
@@ -117,9 +119,13 @@ class TextCursor:
 
     def _unread(self) -> Block:
         """What of the block is not behind us."""
+        lines, first = None, self._lines_before + self._record + 1
+        block, count = self._block, self._records - self._record
+        may_be_blank = b"\n\n" in block or block.startswith(b"\n")
+        if not self._record and self._newlines is None and not may_be_blank:
+            return Block(self._file, self._header, memoryview(block), count, first, None)
         start = int(self._ends[self._record - 1]) if self._record else 0
-        ends, lines = self._ends[self._record :], None
-        first = self._lines_before + self._record + 1
+        ends = self._ends[self._record :]
         if self._newlines is not None:
             starts = np.concatenate([[start], ends[:-1]])
             lines = self._lines_before + 1 + np.searchsorted(self._newlines, starts)
@@ -130,25 +136,31 @@ class TextCursor:
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
             raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
-        data = memoryview(self._block)[start:]
-        return Block(self._file, self._header, data, ends.size, first, lines)
+        return Block(self._file, self._header, memoryview(block)[start:], count, first, lines)
+
+    @property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        """Where the block's records end."""
+        if self._known_ends is None:
+            self._known_ends = record_ends(self._block, quotes=False)[0]
+        return self._known_ends
 
     def _next_block(self) -> bool:
         """Make sure that an unread record is at hand; False at the log's end."""
-        while self._record == self._ends.size:
+        while self._record == self._records:
             if self._stream is None:
                 if not self._files:
                     return False
                 self._file = self._files.pop(0)
                 self._stream = open_unpacked(self._file)
                 self._rest, self._lines_before, self._header = b"", 0, None
-                self._block, self._ends, self._record = b"", self._ends[:0], 0
-                self._newlines = None
+                self._block, self._records, self._record = b"", 0, 0
+                self._known_ends = self._newlines = None
             self._read_block(self._stream)
         return True
 
     def _read_block(self, stream: IO[bytes]) -> None:
-        before = self._ends.size if self._newlines is None else self._newlines.size
+        before = self._records if self._newlines is None else self._newlines.size
         self._lines_before += before
         block, at_end = self._rest, False
         while True:
@@ -158,23 +170,26 @@ class TextCursor:
                 data = b"\n"  # The last line of a file may lack its newline.
             block += data
             if at_end or b"\n" in data:
-                ends, newlines = record_ends(block, self._quotes)
-                if ends.size or at_end:
+                end, records = block.rfind(b"\n") + 1, block.count(b"\n")
+                ends, newlines = None, None
+                if self._quotes and _QUOTE in block:
+                    ends, newlines = record_ends(block, quotes=True)
+                    end, records = int(ends[-1]) if ends.size else 0, ends.size
+                if records or at_end:
                     break
             if len(block) > MOST_LINE_BYTES:
                 raise self._too_long(block)
-        end = int(ends[-1]) if ends.size else 0
         self._rest = block[end:]
         if at_end and self._rest:
             raise self._too_long(self._rest, block.count(b"\n", 0, end))
         self._block, self._record, self._parsed = block[:end], 0, None
-        self._ends = ends
+        self._records, self._known_ends = records, ends
         self._newlines = None if newlines is None else newlines[newlines < end]
-        if self._has_header and self._header is None and ends.size:
-            self._header, self._record = block[: int(ends[0])], 1
-        if self._record < ends.size:
+        if self._has_header and self._header is None and records:
+            self._header, self._record = block[: int(self._ends[0])], 1
+        if self._record < records:
             self._found_any = True
-        if not ends.size:
+        if not records:
             self.close()
             if self._is_only and not self._found_any:
                 raise DataError(f"{shown(self._file)} is empty; a log needs at least one sample")

@@ -18,6 +18,7 @@ from torch import Tensor
 from placer.errors import CapacityError, PlanMismatchError
 from placer.executor.memory.arena_order import ArenaKey, SlicedColumns, slice_columns
 from placer.executor.memory.row_cache import CacheRange
+from placer.plan.order import warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
@@ -189,7 +190,7 @@ def lay_out(
         ]
         mapped = [slots.to(kind) for _, slots in places if slots is not None]
         slot_map = torch.cat([torch.empty(0, dtype=kind), *mapped]).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_shares(starts)), slot_map))
+        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_shares(plan, starts)), slot_map))
         first = 0
         for columns, (follows, slots) in zip(members, places, strict=True):
             table, start, view = columns.table, -1, None
@@ -230,7 +231,7 @@ def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _S
     return tuple(ranges), starts
 
 
-def _cache_shares(starts: _Starts) -> Iterator[CacheShare]:
+def _cache_shares(plan: Plan, starts: _Starts) -> Iterator[CacheShare]:
     """What the staged and cached shards of an arena add to its row cache, in order of slots."""
     cached = [
         (start, shard)
@@ -240,7 +241,8 @@ def _cache_shares(starts: _Starts) -> Iterator[CacheShare]:
     ]
     for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
         stop = start + shard.row_count
-        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows)
+        warm = warm_members(plan, shard.table, shard.rows)
+        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows, warm)
         yield CacheShare(shard.devices[0], part)
 
 

@@ -15,9 +15,11 @@ the device, so that a host can run ahead of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -54,12 +56,16 @@ class CacheRange:
     start, stop : int
     staging_rows, cache_rows : int
         Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
+    warm : int64 array, or None
+        Rows of the range that the cache begins with, hottest first, counted from `start`; by
+        default the first ones.
     """
 
     start: int
     stop: int
     staging_rows: int
     cache_rows: int
+    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +155,7 @@ class RowCache:
 
         self._part_starts = fixed([part.start for part in cached] or [self._stop])
         self._part_quotas = fixed([part.cache_rows for part in cached] or [1])
+        self._part_listed = fixed([part.warm is not None for part in cached] or [0]).bool()
 
         # Narrow slots halve the directory and what is sorted at each step.
         self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
@@ -252,11 +259,14 @@ class RowCache:
 
     def _warm_up(self, cached: list[CacheRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
-        warm = [
-            torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
-            for part in cached
-        ]
-        slots = torch.cat([torch.empty(0, dtype=torch.int64), *warm]).to(self._slots.device)
+        none = torch.empty(0, dtype=torch.int64)
+        warm = [_warm_slots(part) for part in cached]
+        slots = torch.cat([none, *warm]).to(self._slots.device)
+        listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
+        ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
+        known, order = torch.sort(torch.cat([none, *listed]))
+        self._listed = known.to(self._slots.device)
+        self._listed_ranks = ranks[order].to(self._slots.device)
         self._slots[: slots.numel()] = slots
         self._priority[: slots.numel()] = self._rank_priority(slots)
         self._sort()
@@ -265,6 +275,12 @@ class RowCache:
         """1 / (1 + rank / cache_rows): ½ at the edge of what the shard's entries can hold."""
         part = torch.searchsorted(self._part_starts, slots, right=True).sub_(1).clamp_(min=0)
         rank = (slots - self._part_starts[part]).clamp_(min=0)
+        if self._listed.numel():
+            at = torch.searchsorted(self._listed, slots).clamp_(max=self._listed.numel() - 1)
+            # Of a listed shard, all other rows come behind those that its entries can hold.
+            behind = torch.maximum(rank, self._part_quotas[part])
+            rank = torch.where(self._part_listed[part], behind, rank)
+            rank = torch.where(self._listed[at] == slots, self._listed_ranks[at], rank)
         return 1 / (1 + rank.float() / self._part_quotas[part].float())
 
     def _touch(self, entries: Tensor, counts: Tensor, ticket: int) -> None:
@@ -358,6 +374,13 @@ def _rows_by_turn(turn: Tensor, most: int) -> Tensor:
     return torch.zeros(most, dtype=torch.int32, device=turn.device).index_add_(
         0, place, row.masked_fill_(~here, 0)
     )
+
+
+def _warm_slots(part: CacheRange) -> Tensor:
+    """Slots of a cached shard that begin with an entry, hottest first."""
+    if part.warm is None:
+        return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
+    return torch.from_numpy(part.start + part.warm[: part.cache_rows])
 
 
 def _check(parts: Sequence[CacheRange], home: int) -> None:

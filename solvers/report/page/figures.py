@@ -98,7 +98,7 @@ def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], l
     names: list[Trace] = []
     shapes: list[Trace] = []
     for value, words, colour, dash in lines:
-        style = {"color": colour, "width": 2, "dash": dash}
+        style = {"color": colour, "width": 2.5, "dash": dash}
         names.append(
             {
                 "type": "scatter",
@@ -248,7 +248,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
     wait["marker"] = {"color": "faint", "line": {"width": 0}}
     lines = [(1e3 * step_s, f"step {format_seconds(step_s)}", "ink", "solid")]
     if bound_s:
-        lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", BOUND, "dash"))
+        lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", "ink", "dash"))
     legend, shapes = levels(lines)
     rows: list[Row] = [
         {

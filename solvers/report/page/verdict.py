@@ -119,13 +119,16 @@ def verdict(
     if gap is not None and gap > NEAR:
         room = 1 - facts["bound_s"] / facts["step_time_s"]
         search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
-        advice.append(
+        # What a search may save is known; what memory or links would is only a direction.
+        advice.insert(
+            0,
             f"Searching {search} (placer plan --time-limit 300) can save at most "
-            f"{form.share(room)} of the step."
+            f"{form.share(room)} of the step.",
         )
     over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
     if over:
-        advice.insert(0, f"{len(over)} devices hold more than they have: make a new plan.")
+        devices = f"{len(over)} device{'s' if len(over) > 1 else ''}"
+        advice.insert(0, f"{devices} would hold more than there is: plan anew.")
     if cost.relative_error is not None and cost.cost_model == "roofline":
         advice.append(
             f"Times are a model's, off by {form.share(cost.relative_error)} on average: "

@@ -96,8 +96,8 @@ def local_plan(
             for number, shard in shards[whole.name, target.holders]
             for own, rows in _within(shard, target, plan)
         ]
-        if target.by_id and plan.order_of(whole.name).kind == "profile":
-            orders[target.name] = RowOrder("profile")
+        if target.by_id and whole.name in plan.hot_ids:
+            orders[target.name] = RowOrder(plan.order_of(whole.name).kind)
             hot_ids[target.name] = plan.hot_ids[whole.name]
     topology = _machine(plan.topology, gpus)
     own_shards = tuple(shard for shard, _ in local)

@@ -1,0 +1,235 @@
+"""Schemas: what columns were taken for, written to a file, and read with the log again."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from placer import Profile
+from placer.data import Schema, open_log
+from placer.data.encoding import Encoding
+from placer.data.files.finding import find
+from placer.data.files.stores import store_of
+from placer.errors import DataError
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "day_0.csv"
+    lines = [f"{i % 2},{i % 9},{i % 4}|{i % 5},u{i % 3},{i / 4}" for i in range(60)]
+    path.write_text("clk;user;seen;city;x y\n".replace(";", ",") + "\n".join(lines) + "\n")
+    return path
+
+
+def test_what_is_inferred_is_written_and_read_alike(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schema.toml"
+    assert "schema written to" in run("profile", log, "--infer", file)
+    text = file.read_text()
+    assert 'clk = "label"' in text
+    assert "# it is called clk" in text
+    assert 'seen = {as = "sparse", type = "integer", separator = "|"}' in text
+    assert '"x y" = "dense"' in text
+    schema = Schema.load(file)
+    assert (schema.sparse, schema.dense, schema.label) == (
+        ("user", "seen", "city"),
+        ("x y",),
+        "clk",
+    )
+    assert schema.open(log).encoding == open_log(log, headroom=0.1).encoding
+
+
+def test_a_schema_says_all_of_tables_and_flags_say_more(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schema.toml"
+    file.write_text(
+        '[columns]\nclk = "label"\nuser = {as = "sparse", table = "id"}\n'
+        'seen = {as = "sparse", type = "integer", separator = "|", table = "id"}\n'
+        '[tables.id]\nrows = 50\ndim = 8\n[tables."*"]\nid_mapping = "hash"\nrows = 7\n'
+    )
+    notes = run("profile", log, "--schema", file, "-o", tmp_path / "p")
+    assert "left out: city (it was not named), x y (it was not named)" in notes
+    profile = Profile.load(tmp_path / "p")
+    assert [(t.table.name, t.table.rows, t.table.dim) for t in profile] == [("id", 50, 8)]
+    run(
+        "profile",
+        log,
+        "--dim",
+        "16",
+        "--dim",
+        "city=4",
+        "--rows",
+        "u=30",
+        "--ignore",
+        "seen",
+        "--feature-table",
+        "user=u",
+        "--id-mapping",
+        "u=hash",
+        "-o",
+        tmp_path / "q",
+    )
+    profile = Profile.load(tmp_path / "q")
+    found = {t.table.name: (t.table.rows, t.table.dim) for t in profile}
+    assert found == {"u": (30, 16), "city": (4, 4)}
+    # The next file of the kind is read by what the profile has recorded.
+    next_day = log.rename(tmp_path / "no-suffix")
+    assert profile.encoding is not None
+    assert open_log(next_day, encoding=profile.encoding).tables == {"u": 30, "city": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[columns]\nuser = "dence"\n', r"columns.user.as: 'dence'"),
+        ("[tables.a]\nrow = 3\n", r"tables.a.row: no such field; docs/data.md lists them"),
+        ('[columns]\na = "label"\nb = "label"\n', "a log has one label, not a, b"),
+        ('[columns]\nnone = "sparse"\n', "day_0.csv has no column 'none'; it has clk, user"),
+    ],
+)
+def test_a_wrong_schema_is_refused(log: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "schema.toml").write_text(text)
+    with pytest.raises(DataError, match=message):
+        Schema.load(tmp_path / "schema.toml").open(log)
+
+
+def test_an_old_profile_has_no_layout(log: Path) -> None:
+    encoding = open_log(log).encoding
+    values = encoding.to_json()
+    assert Encoding.from_json(values, encoding.vocabularies) == encoding
+    del values["layout"]
+    assert Encoding.from_json(values, encoding.vocabularies).layout.lists == {}
+
+
+def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for day, country in ((2, "DE"), (10, "__HIVE_DEFAULT_PARTITION__")):
+        folder = tmp_path / "log" / f"day={day}" / f"country={country}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"user": np.arange(3) + day}), folder / "part-0.parquet")
+        (folder / "_SUCCESS").touch()
+    log = open_log(tmp_path / "log")
+    assert (
+        log.notes[0] == "left out: day (names of folders hold it), country (names of folders "
+        "hold it)"
+    )
+    log = open_log(
+        str(tmp_path / "log" / "*" / "**" / "*.parquet"), sparse=["user", "day", "country"]
+    )
+    (chunk,) = log.chunks()
+    assert chunk.features["day"].ids.tolist() == [2, 2, 2, 10, 10, 10]
+    assert chunk.features["country"].ids.tolist() == [1, 1, 1, 2, 2, 2]
+    with pytest.raises(DataError, match="no file matches"):
+        find(str(tmp_path / "*.csv"))
+    with pytest.raises(DataError, match=r"files at ftp:// cannot be read; .* s3://"):
+        open_log("ftp://host/log.csv")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["profile", "log", "-o", "s3://bucket/profile"])
+    assert (result.exit_code, (tmp_path / "s3:").exists()) == (2, False)
+    assert "files at s3:// cannot be used here" in result.stderr
+
+
+def test_standard_input_and_stores_of_fsspec(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = open_log(log, label="clk", sparse=["user"])
+    with log.open("rb") as stream:
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
+        piped = open_log("-", label="clk", sparse=["user"])
+    system, path = store_of("memory://bucket/day_0.csv")
+    system.create_dir("bucket")
+    with system.open_output_stream(path) as file:
+        file.write(log.read_bytes())
+    stored = open_log("memory://bucket", label="clk", sparse=["user"])
+    assert stored.description == "memory://bucket/day_0.csv"
+    for other in (piped, stored):
+        assert other.encoding == expected.encoding
+        (one,), (two,) = expected.chunks(), other.chunks()
+        np.testing.assert_array_equal(one.features["user"].ids, two.features["user"].ids)
+    assert stored.identity() == expected.identity()
+
+
+def test_a_larger_id_of_a_later_log_is_found_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(pa.table({"user": [1, 99]}), path)
+    log = open_log(path, headroom=0.1)
+    assert log.tables == {"user": 110}
+    pq.write_table(pa.table({"user": [1, 110]}), path)
+    with pytest.raises(DataError, match=r"feature 'user' has ids up to 110, but .* rows 0..109"):
+        open_log(path, encoding=log.encoding)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A bucket of an S3 server on this machine, found as users' servers are."""
+    moto = pytest.importorskip("moto.server")
+    from pyarrow import fs
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    _, port = server.get_host_and_port()
+    keys = {
+        "AWS_ACCESS_KEY_ID": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in (keys | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).items():
+        monkeypatch.setenv(name, value)
+    store = fs.S3FileSystem(
+        endpoint_override=f"127.0.0.1:{port}",
+        scheme="http",
+        access_key="k",
+        secret_key="s",
+        allow_bucket_creation=True,
+    )
+    store.create_dir("logs")
+    yield store
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_partitioned_log_on_s3_from_schema_to_resumed_training(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    for day in (1, 2):
+        table = pa.table(
+            {
+                "click": rng.integers(0, 2, 400),
+                "user": rng.integers(0, 50, 400),
+                "seen": pa.array([rng.integers(0, 20, 2).tolist() for _ in range(400)]),
+            }
+        )
+        with bucket.open_output_stream(f"logs/clicks/day={day}/part 0.parquet") as file:
+            pq.write_table(table, file, row_group_size=100)
+    monkeypatch.chdir(tmp_path)
+    log = "s3://logs/clicks"
+    run("profile", log, "--infer", "schema.toml", "--dim", "8", "-o", "profile")
+    assert 'day = "ignore"' in Path("schema.toml").read_text()
+    assert Profile.load("profile").samples == 800
+    run(
+        "plan",
+        "--profile",
+        "profile",
+        "--topology",
+        "1xh100",
+        "--batch-size",
+        "64",
+        "--solver",
+        "greedy-size",
+        "-o",
+        "plan.json",
+    )
+    train = ("train", "--plan", "plan.json", "--data", log, "--checkpoints", "run")
+    run(*train, "--steps", "3")
+    run(*train, "--steps", "5", "--resume")
+    assert max(path.name for path in Path("run").glob("step-*")).endswith("05")
+    with pytest.raises(DataError, match=r"cannot open s3://logs/none: no such file"):
+        open_log("s3://logs/none")
