@@ -28,7 +28,7 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, add_command, refuse_others
+from placer.click_options import Commands, Name, Seconds, add_command, refuse_others
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -796,7 +796,11 @@ def calibrate(
     device: str = option("cpu", "cpu or cuda."),
     ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1),
     threads: int = option(1, "Of each process.", least=1),
-    budget: float = option("5min", "Time to measure: cases once, then again while there is time."),
+    budget: float = option(
+        "5min",
+        "Time to measure: cases once, then again while there is time.",
+        kind=Seconds(or_none=True),
+    ),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
     learn: bool = option(False, "Measure random plans; --cost-model learned:FILE has networks."),

@@ -162,16 +162,16 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
 
     name = "seconds"
 
-    def __init__(self, above: float = 0.0) -> None:
-        self._above = above
+    def __init__(self, or_none: bool = False) -> None:
+        self._or_none = or_none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             seconds = parse_seconds(str(value))
         except PlacerError as error:
             self.fail(str(error), param, ctx)
-        if not seconds > self._above:
-            self.fail(f"{value} is not more than {self._above:g} seconds", param, ctx)
+        if seconds == 0 and not self._or_none:
+            self.fail(f"{value} is not more than 0 seconds", param, ctx)
         return seconds
 
 
