@@ -97,3 +97,8 @@ def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | No
     ids = plan.hot_ids[table]
     within: Int = ids[(ids >= start) & (ids < stop) & ((ids - start) % step == 0)]
     return (within - start) // step
+
+
+def knows_hot_rows(plan: Plan, table: str) -> bool:
+    """Whether a plan says which rows of a table are hot: by its row order, or in a list."""
+    return plan.order_of(table).kind != "id" or table in plan.hot_ids

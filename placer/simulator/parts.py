@@ -29,7 +29,7 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
-from placer.plan.order import warm_members
+from placer.plan.order import knows_hot_rows, warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
@@ -67,6 +67,8 @@ class Part:
         First slot of its rows among the arena's pooled ones; −1 for other parts.
     warm : int64 array, or None
         Rows that its cache begins with, as `placer.plan.order.warm_members` has them.
+    is_ordered : bool
+        Whether the plan says which rows are hot.
     """
 
     table: int
@@ -86,6 +88,7 @@ class Part:
     leads_shard: bool
     slot: int = -1
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    is_ordered: bool = True
 
     @property
     def row_count(self) -> int:
@@ -270,6 +273,7 @@ class _Builder:
             weight_bytes + table.state_bytes_per_row(stop - start),
             leads,
             warm=warm_members(local.plan, table.name, part.shard.rows),
+            is_ordered=knows_hot_rows(local.plan, table.name),
         )
 
     def _finish_arena(self, members: Sequence[tuple[int, ArenaShard]]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.memory.row_cache import CacheRange, RowCache
+from placer.executor.memory.cache_range import CacheRange
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
 from placer.simulator.parts import Part
 from placer.simulator.policy import BatchCache, CacheFactory
@@ -87,7 +88,14 @@ class ArenaRowCache:
                 if part.lookup == "cached"
             }
         ranges = [
-            CacheRange(part.slot, _end(part), part.staging_rows, part.cache_rows, part.warm)
+            CacheRange(
+                part.slot,
+                _end(part),
+                part.staging_rows,
+                part.cache_rows,
+                part.warm,
+                part.is_ordered,
+            )
             for part in parts[:pooled]
         ]
         self._pooled, self._parts = pooled, len(parts)

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.errors import PlanMismatchError
+from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.row_cache import (
     DECAY,
+    EXPECTED_LOOKUPS,
     SENTINEL,
-    CacheRange,
     Policy,
     RowCache,
 )
@@ -50,7 +51,7 @@ class PlainPool:
         ]
         self.slot = [*warm, *[None] * (entries - len(warm))]
         self.used = [-1] * entries
-        self.priority = [self.rank_priority(slot) for slot in warm]
+        self.priority = [self.first_priority(slot) for slot in warm]
         self.priority += [np.float32(0)] * (entries - len(warm))
 
     def part_of(self, slot: int) -> CacheRange | None:
@@ -61,6 +62,14 @@ class PlainPool:
         assert part is not None
         quota = np.float32(max(part.cache_rows, 1))
         return np.float32(1) / (np.float32(1) + np.float32(slot - part.start) / quota)
+
+    def first_priority(self, slot: int) -> np.float32:
+        priority = self.rank_priority(slot)
+        if self.policy == "rank":
+            return priority
+        part = self.part_of(slot)
+        expected = priority > 0.5 and part is not None and part.is_ordered
+        return np.float32(EXPECTED_LOOKUPS) * priority if expected else np.float32(0)
 
     def directory(self) -> dict[int, int]:
         return {slot: entry for entry, slot in enumerate(self.slot) if slot is not None}
@@ -104,8 +113,8 @@ class PlainPool:
                 moves[entry] = slot, -1 if old is None or entry not in self.dirty else old
                 self.dirty.discard(entry)
                 self.slot[entry], self.used[entry] = slot, ticket
-                lfu = self.policy == "lfu"
-                self.priority[entry] = np.float32(counts[slot]) if lfu else self.rank_priority(slot)
+                read = np.float32(counts[slot] if self.policy == "lfu" else 0)
+                self.priority[entry] = self.first_priority(slot) + read
             entries[slot] = -1 if entry is None else entry
         hits = counts.keys() & before.keys()
         self.stats += RowCacheStats(
@@ -147,7 +156,13 @@ def trials(draw: st.DrawFn) -> Trial:
         start = parts[-1].stop if parts else home
         rows = draw(st.integers(0, 7))
         staging = draw(st.integers(0, 3))
-        part = CacheRange(start, start + rows, staging, draw(st.integers(1, 4)) if cached else 0)
+        part = CacheRange(
+            start,
+            start + rows,
+            staging,
+            draw(st.integers(1, 4)) if cached else 0,
+            is_ordered=draw(st.booleans()),
+        )
         parts.append(part)
     stop = parts[-1].stop if parts else home
     # Some rows around are not pooled.
@@ -405,9 +420,10 @@ def zipf_steps(seed: int) -> npt.NDArray[np.int64]:
     return np.minimum(np.searchsorted(cdf, draws), RANKS - 1)
 
 
-def hit_rates(policy: Policy, steps: npt.NDArray[np.int64]) -> list[float]:
+def hit_rates(policy: Policy, steps: npt.NDArray[np.int64], is_ordered: bool = True) -> list[float]:
     """Hit rate of each step of a cache, whose rows were warmed by their number."""
-    pool = RowCache([CacheRange(0, RANKS, 0, CACHE)], 0, CPU, policy)
+    parts = [CacheRange(0, RANKS, 0, CACHE, is_ordered=is_ordered)]
+    pool = RowCache(parts, 0, CPU, policy)
     rates = []
     for ticket, step in enumerate(steps):
         slots, counts = np.unique(step, return_counts=True)
@@ -422,8 +438,10 @@ def test_hit_rates_are_near_the_best_fixed_choice_of_rows() -> None:
     best = np.mean(steps < CACHE)
     assert np.mean(hit_rates("rank", steps)) > 0.97 * best
     assert np.mean(hit_rates("lfu", steps)) > 0.95 * best
-    # Also where the rows that it starts with are the coldest.
-    assert np.mean(hit_rates("lfu", RANKS - 1 - steps)[STEPS // 2 :]) > 0.95 * best
+    # Also where the rows that it starts with are the coldest, if no plan counts on them.
+    backwards = RANKS - 1 - steps
+    assert np.mean(hit_rates("lfu", backwards, is_ordered=False)[STEPS // 2 :]) > 0.95 * best
+    assert np.mean(hit_rates("lfu", backwards)[STEPS // 2 :]) > 0.85 * best
 
 
 def test_counts_follow_a_drift_and_ranks_do_not() -> None:
@@ -437,5 +455,5 @@ def test_counts_follow_a_drift_and_ranks_do_not() -> None:
     row_of[hot], row_of[cold] = cold, hot
     best = np.mean(steps[-half // 2 :] < CACHE)
     steps[half:] = row_of[steps[half:]]
-    assert np.mean(hit_rates("lfu", steps)[-half // 2 :]) > 0.91 * best
+    assert np.mean(hit_rates("lfu", steps)[-half // 2 :]) > 0.9 * best
     assert np.mean(hit_rates("rank", steps)[-half // 2 :]) < 0.89 * best

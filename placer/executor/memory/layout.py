@@ -17,8 +17,8 @@ from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
 from placer.executor.memory.arena_order import ArenaKey, SlicedColumns, slice_columns
-from placer.executor.memory.row_cache import CacheRange
-from placer.plan.order import warm_members
+from placer.executor.memory.cache_range import CacheRange
+from placer.plan.order import knows_hot_rows, warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
@@ -242,7 +242,8 @@ def _cache_shares(plan: Plan, starts: _Starts) -> Iterator[CacheShare]:
     for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
         stop = start + shard.row_count
         warm = warm_members(plan, shard.table, shard.rows)
-        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows, warm)
+        is_ordered = knows_hot_rows(plan, shard.table)
+        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows, warm, is_ordered)
         yield CacheShare(shard.devices[0], part)
 
 

@@ -15,15 +15,12 @@ the device, so that a host can run ahead of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from dataclasses import dataclass, fields
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
 from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.names import Policy
 
@@ -38,6 +35,14 @@ now and then. With a longer one, a row that was read once while it was cold take
 as long, and the cache follows a drift of the data late.
 """
 
+EXPECTED_LOOKUPS = 24.0
+"""Lookups that the hottest row of a plan counts for when it enters, and half as many the last that
+the entries of its shard can hold.
+
+Without them, rows that are read once push out rows that the log reads now and then, and of what a
+plan counts on a part is missed. They fade as lookups do.
+"""
+
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
 _IN_PLACE, _WRITTEN_BACK = 4, 5
@@ -45,27 +50,6 @@ _IN_PLACE, _WRITTEN_BACK = 4, 5
 
 _FREE = torch.iinfo(torch.int32).min
 _PROTECTED = torch.iinfo(torch.int32).max
-
-
-@dataclass(frozen=True, slots=True)
-class CacheRange:
-    """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
-
-    Attributes
-    ----------
-    start, stop : int
-    staging_rows, cache_rows : int
-        Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
-    warm : int64 array, or None
-        Rows of the range that the cache begins with, hottest first, counted from `start`; by
-        default the first ones.
-    """
-
-    start: int
-    stop: int
-    staging_rows: int
-    cache_rows: int
-    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +127,7 @@ class RowCache:
         device: torch.device | str,
         policy: Policy = "lfu",
     ) -> None:
-        _check(parts, home)
+        check_ranges(parts, home)
         self.entries = sum(part.staging_rows + part.cache_rows for part in parts)
         self.policy: Policy = policy
         self._start, self._stop = home, parts[-1].stop if parts else home
@@ -155,6 +139,7 @@ class RowCache:
 
         self._part_starts = fixed([part.start for part in cached] or [self._stop])
         self._part_quotas = fixed([part.cache_rows for part in cached] or [1])
+        self._part_ordered = fixed([part.is_ordered for part in cached] or [0]).bool()
         self._part_listed = fixed([part.warm is not None for part in cached] or [0]).bool()
 
         # Narrow slots halve the directory and what is sorted at each step.
@@ -260,7 +245,7 @@ class RowCache:
     def _warm_up(self, cached: list[CacheRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         none = torch.empty(0, dtype=torch.int64)
-        warm = [_warm_slots(part) for part in cached]
+        warm = [warm_slots(part) for part in cached]
         slots = torch.cat([none, *warm]).to(self._slots.device)
         listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
         ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
@@ -268,12 +253,24 @@ class RowCache:
         self._listed = known.to(self._slots.device)
         self._listed_ranks = ranks[order].to(self._slots.device)
         self._slots[: slots.numel()] = slots
-        self._priority[: slots.numel()] = self._rank_priority(slots)
+        self._priority[: slots.numel()] = self._first_priority(slots)
         self._sort()
+
+    def _first_priority(self, slots: Tensor) -> Tensor:
+        """What a row begins with in an entry, before its lookups are counted."""
+        priority = self._rank_priority(slots)
+        if self.policy == "rank":
+            return priority
+        expected = (priority > 0.5) & self._part_ordered[self._part_of(slots)]
+        return torch.where(expected, EXPECTED_LOOKUPS * priority, 0)
+
+    def _part_of(self, slots: Tensor) -> Tensor:
+        """Numbers of the cached shards that slots are in."""
+        return torch.searchsorted(self._part_starts, slots, right=True).sub_(1).clamp_(min=0)
 
     def _rank_priority(self, slots: Tensor) -> Tensor:
         """1 / (1 + rank / cache_rows): ½ at the edge of what the shard's entries can hold."""
-        part = torch.searchsorted(self._part_starts, slots, right=True).sub_(1).clamp_(min=0)
+        part = self._part_of(slots)
         rank = (slots - self._part_starts[part]).clamp_(min=0)
         if self._listed.numel():
             at = torch.searchsorted(self._listed, slots).clamp_(max=self._listed.numel() - 1)
@@ -316,9 +313,9 @@ class RowCache:
             count=number.int().reshape(1),
         )
         entered = torch.where(here, victims, self.entries).long()
-        priority = counts.index_select(0, row_of).float()
-        if self.policy == "rank":
-            priority = self._rank_priority(incoming)
+        priority = self._first_priority(incoming)
+        if self.policy == "lfu":
+            priority += counts.index_select(0, row_of)
         self._priority.scatter_(0, entered, priority)
         self._last_used.scatter_(0, entered, ticket)
         self._dirty.scatter_(0, entered, False)
@@ -374,26 +371,3 @@ def _rows_by_turn(turn: Tensor, most: int) -> Tensor:
     return torch.zeros(most, dtype=torch.int32, device=turn.device).index_add_(
         0, place, row.masked_fill_(~here, 0)
     )
-
-
-def _warm_slots(part: CacheRange) -> Tensor:
-    """Slots of a cached shard that begin with an entry, hottest first."""
-    if part.warm is None:
-        return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
-    return torch.from_numpy(part.start + part.warm[: part.cache_rows])
-
-
-def _check(parts: Sequence[CacheRange], home: int) -> None:
-    edges = [home, *(part.stop for part in parts)]
-    for (start, _), part in zip(pairwise(edges), parts, strict=True):
-        if part.start != start:
-            raise PlanMismatchError(
-                f"the row cache's slots {part.start}..{part.stop} do not follow slot {start}; lay "
-                "the arena's staged and cached shards out one after the other"
-            )
-    cached = [bool(part.cache_rows) for part in parts]
-    if cached != sorted(cached):
-        raise PlanMismatchError(
-            f"shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
-            "are cached out behind those that are staged"
-        )

@@ -1,0 +1,66 @@
+"""The ranges of slots that a row cache serves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from placer.errors import PlanMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRange:
+    """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
+
+    Attributes
+    ----------
+    start, stop : int
+    staging_rows, cache_rows : int
+        Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
+    warm : int64 array, or None
+        Rows of the range that the cache begins with, hottest first, counted from `start`; by
+        default the first ones.
+    is_ordered : bool
+        Whether the plan says which rows are hot, so that the first ones are.
+    """
+
+    start: int
+    stop: int
+    staging_rows: int
+    cache_rows: int
+    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    is_ordered: bool = True
+
+
+def warm_slots(part: CacheRange) -> Tensor:
+    """Slots of a cached shard that begin with an entry, hottest first."""
+    if part.warm is None:
+        return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
+    return torch.from_numpy(part.start + part.warm[: part.cache_rows])
+
+
+def check_ranges(parts: Sequence[CacheRange], home: int) -> None:
+    """Check that ranges follow one another from slot `home` on, cached ones behind the others.
+
+    Raises
+    ------
+    PlanMismatchError
+        If they do not.
+    """
+    edges = [home, *(part.stop for part in parts)]
+    for (start, _), part in zip(pairwise(edges), parts, strict=True):
+        if part.start != start:
+            raise PlanMismatchError(
+                f"the row cache's slots {part.start}..{part.stop} do not follow slot {start}; lay "
+                "the arena's staged and cached shards out one after the other"
+            )
+    cached = [bool(part.cache_rows) for part in parts]
+    if cached != sorted(cached):
+        raise PlanMismatchError(
+            f"shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
+            "are cached out behind those that are staged"
+        )
