@@ -44,3 +44,9 @@ def real_data() -> Path:
 def workbench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """A log, a profile and a plan for the tests of the command line, which only read them."""
     return make_workbench(tmp_path_factory.mktemp("workbench"))
+
+
+@pytest.fixture(autouse=True)
+def usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables as wide as off a terminal: libraries that other tests import may set COLUMNS."""
+    monkeypatch.delenv("COLUMNS", raising=False)

@@ -91,7 +91,14 @@ def test_merged_profiles_are_that_of_the_whole_log(workbench: Workbench, tmp_pat
         whole = succeed("profile", tmp_path / f"{name}.tsv", *hashed, "-o", tmp_path / name)
     merged = succeed("merge", tmp_path / "a", tmp_path / "b", "--format", "csv",
                      "-o", tmp_path / "merged")  # fmt: skip
-    assert merged.stdout == whole.stdout
+    # Distinct rows are counted in windows, which are others in parts of a log.
+    assert _without_distinct(merged.stdout) == _without_distinct(whole.stdout)
+
+
+def _without_distinct(text: str) -> list[dict[str, str]]:
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert rows
+    return [{name: row[name] for name in row if name != "unique_rows"} for row in rows]
 
 
 def test_plan(workbench: Workbench, tmp_path: Path) -> None:

@@ -78,10 +78,11 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     Examples
     --------
     >>> import tempfile
-    >>> from placer import Shard, Table, Topology, apply_plan
+    >>> from placer import Feature, Shard, Table, Topology, apply_plan
     >>> from placer.storage.checkpoint import save_tables
     >>> whole = Shard("0", (0, 9, 1), (0, 2), ("gpu:0",), "hbm", "device")
-    >>> plan = Plan((Table("0", rows=9, dim=2),), Topology.parse("1xh100"), (whole,))
+    >>> table = Table("0", rows=9, dim=2, features=(Feature("0"),))
+    >>> plan = Plan((table,), Topology.parse("1xh100"), (whole,))
     >>> model = nn.Sequential(nn.EmbeddingBag(9, 2, mode="sum"), nn.Linear(2, 1))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_tables(f"{folder}/tables", apply_plan(model, plan, backend="torch"))

@@ -381,7 +381,7 @@ def content_of(path: Path) -> Any:
     return sha256(path.read_bytes())
 
 
-_TIMED = VOLATILE | {"train_s", "read_s", "samples_per_s"}
+_TIMED = VOLATILE | {"train_s", "read_s", "samples_per_s", "step_s"}
 # Sums of floats in other orders: what a model computes in float32 is no exact number.
 _trained = functools.partial(Case, relative=1e-4, drop=_TIMED)
 
