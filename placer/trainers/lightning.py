@@ -110,7 +110,9 @@ class PlacerCallback(lightning.Callback):
 
     def _remove_old(self) -> None:
         if self.folder is not None and self.keep is not None:
-            for old in sorted(self.folder.glob("step-*"))[: -self.keep]:
+            # Two saves of one step differ in their random numbers alone: the files' times order.
+            saved = sorted(self.folder.glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
+            for old in saved[: -self.keep]:
                 shutil.rmtree(old)
 
 

@@ -134,17 +134,18 @@ class RowCache:
         cached = [part for part in parts if part.cache_rows]
         self._cached_start = cached[0].start if cached else self._stop
 
+        # Narrow slots halve the directory and what is sorted at each step.
+        self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
+        self._vacant = torch.iinfo(self._kind).max
+
         def fixed(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+            return torch.tensor(values, dtype=self._kind, device=device)
 
         self._part_starts = fixed([part.start for part in cached] or [self._stop])
         self._part_quotas = fixed([part.cache_rows for part in cached] or [1])
         self._part_ordered = fixed([part.is_ordered for part in cached] or [0]).bool()
         self._part_listed = fixed([part.warm is not None for part in cached] or [0]).bool()
-
-        # Narrow slots halve the directory and what is sorted at each step.
-        self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
-        self._vacant = torch.iinfo(self._kind).max
+        self._has_order = any(part.is_ordered for part in cached)
         # One more than there are: it holds nothing, and takes all writes meant for no entry.
         size = self.entries + 1
         self._slots = torch.full((size,), self._vacant, dtype=self._kind, device=device)
@@ -246,39 +247,42 @@ class RowCache:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         none = torch.empty(0, dtype=torch.int64)
         warm = [warm_slots(part) for part in cached]
-        slots = torch.cat([none, *warm]).to(self._slots.device)
+        slots = torch.cat([none, *warm]).to(self._slots)
         listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
         ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
         known, order = torch.sort(torch.cat([none, *listed]))
-        self._listed = known.to(self._slots.device)
-        self._listed_ranks = ranks[order].to(self._slots.device)
+        self._listed = known.to(self._slots)
+        self._listed_ranks = ranks[order].to(self._slots)
         self._slots[: slots.numel()] = slots
-        self._priority[: slots.numel()] = self._first_priority(slots)
+        first = self._rank_priority if self.policy == "rank" else self._expected_lookups
+        self._priority[: slots.numel()] = first(slots)
         self._sort()
 
-    def _first_priority(self, slots: Tensor) -> Tensor:
-        """What a row begins with in an entry, before its lookups are counted."""
+    def _expected_lookups(self, slots: Tensor) -> Tensor:
+        """What a row counts for when it enters, beside its lookups."""
         priority = self._rank_priority(slots)
-        if self.policy == "rank":
-            return priority
-        expected = (priority > 0.5) & self._part_ordered[self._part_of(slots)]
-        return torch.where(expected, EXPECTED_LOOKUPS * priority, 0)
+        expected = self._part_ordered.index_select(0, self._part_of(slots)) & (priority > 0.5)
+        return priority.mul_(EXPECTED_LOOKUPS).mul_(expected)
 
     def _part_of(self, slots: Tensor) -> Tensor:
         """Numbers of the cached shards that slots are in."""
-        return torch.searchsorted(self._part_starts, slots, right=True).sub_(1).clamp_(min=0)
+        part = torch.searchsorted(self._part_starts, slots, right=True, out_int32=True)
+        return part.sub_(1).clamp_(min=0)
 
     def _rank_priority(self, slots: Tensor) -> Tensor:
         """1 / (1 + rank / cache_rows): ½ at the edge of what the shard's entries can hold."""
         part = self._part_of(slots)
-        rank = (slots - self._part_starts[part]).clamp_(min=0)
+        rank = (slots - self._part_starts.index_select(0, part)).clamp_(min=0)
+        quota = self._part_quotas.index_select(0, part)
         if self._listed.numel():
-            at = torch.searchsorted(self._listed, slots).clamp_(max=self._listed.numel() - 1)
             # Of a listed shard, all other rows come behind those that its entries can hold.
-            behind = torch.maximum(rank, self._part_quotas[part])
-            rank = torch.where(self._part_listed[part], behind, rank)
-            rank = torch.where(self._listed[at] == slots, self._listed_ranks[at], rank)
-        return 1 / (1 + rank.float() / self._part_quotas[part].float())
+            behind = self._part_listed.index_select(0, part)
+            rank = torch.where(behind, torch.maximum(rank, quota), rank)
+            at = torch.searchsorted(self._listed, slots, out_int32=True)
+            at.clamp_(max=self._listed.numel() - 1)
+            listed = self._listed.index_select(0, at) == slots
+            rank = torch.where(listed, self._listed_ranks.index_select(0, at), rank)
+        return rank.float().div_(quota).add_(1).reciprocal_()
 
     def _touch(self, entries: Tensor, counts: Tensor, ticket: int) -> None:
         """Note that a step reads the rows in entries, −1 being nobody."""
@@ -313,9 +317,11 @@ class RowCache:
             count=number.int().reshape(1),
         )
         entered = torch.where(here, victims, self.entries).long()
-        priority = self._first_priority(incoming)
-        if self.policy == "lfu":
-            priority += counts.index_select(0, row_of)
+        priority = counts.index_select(0, row_of).float()
+        if self.policy == "rank":
+            priority = self._rank_priority(incoming.to(self._kind))
+        elif self._has_order:
+            priority += self._expected_lookups(incoming.to(self._kind))
         self._priority.scatter_(0, entered, priority)
         self._last_used.scatter_(0, entered, ticket)
         self._dirty.scatter_(0, entered, False)
