@@ -78,7 +78,11 @@ def check_place(path: StrPath, is_file: bool = False) -> None:
     placer.errors.PlacerError: cannot write /dev/null/plan.json: Not a directory
     """
     target = Path(path)
-    if is_file or not os.path.isdir(target):  # Says no of a name that is too long, too.
+    try:
+        is_folder = target.is_dir()
+    except OSError as error:
+        raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
+    if is_file or not is_folder:
         target = _place_of(target)
     above = target.absolute().parent
     while not above.exists():
