@@ -28,7 +28,7 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, Seconds, add_command, refuse_others
+from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -137,7 +137,7 @@ Texts = tuple[str, ...]
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile")
-PLAN_FILE = option(..., "Plan file to write.", "-o --output")
+PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
 PICTURE = option(None, "Write a picture: png, pdf or svg.")
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
