@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from placer.data.files.identity import FileIdentity
-from placer.data.formats.columns import Columns, Place, check_columns, infer_columns, raw_batch
+from placer.data.formats.columns import (
+    Columns,
+    Place,
+    check_columns,
+    infer_columns,
+    once,
+    raw_batch,
+)
 from placer.data.formats.parquet import SAMPLE_ROWS, UNREADABLE
 from placer.data.held import BATCH_ROWS, BatchSource
 from placer.data.keys import Missing
@@ -77,7 +84,7 @@ class ArrowSource:
         """The first samples; None where reading them would be the only pass that there is."""
         if self.batches.once:
             return None
-        batches = self.batches.read(schema.names)
+        batches = self.batches.read(once(schema.names))
         first = next((batch for batch in batches if batch.num_rows), None)
         return first and pa.Table.from_batches([_plain(first).slice(0, SAMPLE_ROWS)])
 

@@ -14,6 +14,7 @@ from placer.data.formats.columns import (
     check_columns,
     check_schema,
     infer_columns,
+    once,
     raw_batch,
 )
 from placer.data.formats.partitions import Partitions
@@ -94,7 +95,7 @@ class IpcSource:
                     if batch.num_rows:
                         table = pa.Table.from_batches([batch.slice(0, _SAMPLE_ROWS)])
                         filled = self._partitions.filled(table, file, schema.names)
-                        return filled.select(schema.names)
+                        return filled.select(once(schema.names))
         raise DataError(f"{shown(self.files[0])} is empty; a log needs at least one sample")
 
 

@@ -13,6 +13,7 @@ from placer.data.formats.columns import (
     check_columns,
     check_schema,
     infer_columns,
+    once,
     raw_batch,
 )
 from placer.data.formats.partitions import Partitions
@@ -99,7 +100,7 @@ class ParquetSource:
         except UNREADABLE as error:
             raise _unreadable(file, error) from error
         table = pa.Table.from_batches([batch])
-        return self._partitions.filled(table, file, schema.names).select(schema.names)
+        return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
     def largest_ids(self) -> Mapping[str, int] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
