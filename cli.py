@@ -28,14 +28,14 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, Seconds, add_command, refuse_others
+from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import parse_bytes, parse_prices
+from placer.units import format_bytes, parse_bytes, parse_prices
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
@@ -137,7 +137,7 @@ Texts = tuple[str, ...]
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile")
-PLAN_FILE = option(..., "Plan file to write.", "-o --output")
+PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
 PICTURE = option(None, "Write a picture: png, pdf or svg.")
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
@@ -283,6 +283,7 @@ def plan(
     solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
+    cache: bool = option(True, "Take the kept plan of the same search.", "--cache/--no-cache"),
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -295,11 +296,14 @@ def plan(
     from placer.plan.origin import save_with_profile
 
     problem, costs = options.problem(options.profile(), hbm), cost_models.cost_model(model)
+    strategy = solvers.solver(solver)
+    if cache:
+        strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
     with (
         report.stoppable() as stop,
         solver_reports.search_progress(effort.limits(stop)) as limits,
     ):
-        result = solvers.solver(solver).solve(problem, costs, limits)
+        result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
     source = options.profile_path or str(options.workload)
@@ -307,6 +311,23 @@ def plan(
     evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
     report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
+
+
+@_command
+def cache(
+    clear: bool = option(False, "Remove all plans."),
+    output: Brief = OUTPUT,
+) -> None:
+    """Show how much `placer plan` keeps to answer the same search again, or remove it.
+
+    \b
+    placer cache --clear
+    """
+    kept = solvers.PlanCache()
+    plans, size = kept.clear() if clear else kept.size()
+    values = {"folder": str(kept.folder), "plans": plans, "bytes": size, "cleared": clear}
+    words = f"{plans} plans, {format_bytes(size)}, in {kept.folder}" + ": removed" * clear
+    click.echo(json.dumps(values) if output == "json" else words)
 
 
 @_command

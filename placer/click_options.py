@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from placer.default_options import default_options
 from placer.errors import PlacerError
+from placer.files import check_place
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
@@ -36,6 +37,19 @@ class _LocalPath(click.Path):
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
         return super().convert(value, param, ctx)
+
+
+class OutputPath(_LocalPath):
+    """Where a result goes: what cannot be written is refused before the work, not after it."""
+
+    def __init__(self, is_file: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._is_file = is_file
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        check_place(path, self._is_file)
+        return path
 
 
 def _click_type(hint: Any, limits: Option) -> Any:
@@ -60,6 +74,8 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
     usual = Seconds() if spec.metavar == "SECONDS" else _click_type(hint, spec)
+    if "--output" in spec.flags:
+        usual = OutputPath()
     known["type"] = spec.kind or usual
     if spec.is_argument:
         return click.Argument([name], nargs=-1 if several else 1, required=required, **known)

@@ -16,7 +16,7 @@ from placer.data.formats.base import (
     ColumnOptions,
     ColumnSource,
 )
-from placer.data.formats.columns import Columns, check_columns
+from placer.data.formats.columns import Columns, check_columns, once
 from placer.data.held import BatchSource
 from placer.data.layout import Layout
 from placer.errors import DataError
@@ -58,7 +58,7 @@ class ArrowSource(ColumnSource):
         """The first samples; None where reading them would be the only pass that there is."""
         if self.batches.once:
             return None
-        batches = self.batches.read(schema.names)
+        batches = self.batches.read(once(schema.names))
         first = next((batch for batch in batches if batch.num_rows), None)
         return first and pa.Table.from_batches([_plain(first).slice(0, SAMPLE_ROWS)])
 
@@ -76,7 +76,7 @@ class ArrowSource(ColumnSource):
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
         self._was_read = True
-        names = list(dict.fromkeys(self.columns.names))
+        names = once(self.columns.names)
         return BatchCursor(self, self._placed(self.batches.read(names), may_be_empty))
 
     def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:

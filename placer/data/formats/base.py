@@ -12,6 +12,7 @@ from placer.data.formats.columns import (
     Place,
     check_columns,
     infer_columns,
+    once,
     raw_batch,
     written_as_text,
 )
@@ -123,7 +124,7 @@ class ColumnSource:
     def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
         """Samples of a file, with the columns of a schema to which the folders' were added."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
-        return self._partitions.filled(table, file, schema.names).select(schema.names)
+        return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 
 class BatchCursor:

@@ -101,6 +101,9 @@ def decide(
         if role is not None and (role == "ignore" or name not in (sparse or ())):
             found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignore))
             continue
+        if schema.names.count(name) > 1:  # Refused as soon as its type is wanted.
+            found.append(Decision(name, role or "sparse", "it is there more than once"))
+            continue
         if role is None and (schema.field(name).metadata or {}).get(PARTITION):
             found.append(Decision(name, "ignore", "names of folders hold it", warns=True))
             continue
