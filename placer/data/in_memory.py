@@ -76,7 +76,7 @@ class ArrowSource(ColumnSource):
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
         self._was_read = True
-        names = once(self.columns.names)
+        names = list(dict.fromkeys(self.columns.names))
         return BatchCursor(self, self._placed(self.batches.read(names), may_be_empty))
 
     def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:

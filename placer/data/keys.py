@@ -185,9 +185,9 @@ def _keys_by_text(array: pa.Array) -> Keys:
         others[eight[spelled]] = False
     hashed = np.flatnonzero(others)
     keys[hashed] = fnv1a(data, starts[hashed], lengths[hashed])
-    index = encoded.indices
-    index = index.fill_null(lengths.size) if index.null_count else index
-    return keys[index.to_numpy(zero_copy_only=False)]
+    index = encoded.indices.fill_null(lengths.size)
+    result: Keys = keys[index.to_numpy(zero_copy_only=False)]
+    return result
 
 
 def _text_buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
