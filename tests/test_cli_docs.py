@@ -25,7 +25,7 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 
 def examples() -> list[str]:
-    lines = [line for block in blocks(PAGE) for line in block.splitlines()]
+    lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines()]
     return [line for line in lines if line.startswith("placer ") and "COMMAND" not in line]
 
 

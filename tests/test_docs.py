@@ -1,0 +1,59 @@
+"""Every code block of the README and of docs/ runs as it stands, in the order of its page."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_cases import Workbench
+from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
+
+SLOW = frozenset(
+    {"README", "calibration", "cli", "constraints", "executor", "instances", "memory", "profile"}
+    | {"data", "distributed", "learned", "pytorch", "questions", "replan", "report", "reshard"}
+    | {"simulate", "solvers", "sweep", "training"}
+)
+
+
+def _marked(page: str) -> object:
+    return pytest.param(page, marks=pytest.mark.slow) if Path(page).stem in SLOW else page
+
+
+@pytest.fixture
+def folder(workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the blocks of a page run: small logs of two days, a profile, a plan, a machine."""
+    shutil.copy(workbench.log, tmp_path / "day_0.tsv")
+    shutil.copy(workbench.log, tmp_path / "day_1.tsv")
+    shutil.copytree(workbench.profile, tmp_path / "profile")
+    shutil.copy(workbench.folder / "machine.yaml", tmp_path)
+    for path in workbench.folder.glob("plan.json*"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    monkeypatch.chdir(tmp_path)
+    # Pages leave limits out where the usual 20 seconds are right for their readers.
+    for command in ("PLAN", "COMPARE", "WHATIF", "REPLAN", "REPORT"):
+        monkeypatch.setenv(f"PLACER_{command}_TIME_LIMIT", "0.5")
+    monkeypatch.setenv("PLACER_REPORT_EXPLAIN", "0")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [_marked(page) for page in PAGES if blocks_of(page)])
+def test_the_blocks_run(page: str, folder: Path) -> None:
+    shell = Shell()
+    for block in blocks_of(page):
+        try:
+            shell.run(block)
+        except pytest.skip.Exception:
+            raise
+        except BaseException as error:
+            error.add_note(f"in {block}")
+            raise
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    for block in blocks_of(page):
+        assert block.language in LANGUAGES, f"{block}: one of {', '.join(LANGUAGES)}"
+        if block.reason is not None:
+            assert len(block.reason.split()) >= 2, f"{block}: say why it is not run"
+        if block.language == "text":
+            assert not block.text.startswith(("placer ", "$ ", "pip ")), f"{block} is a command"
