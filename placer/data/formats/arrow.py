@@ -161,7 +161,9 @@ class IpcCursor:
 def _schema(file: str) -> pa.Schema:
     try:
         with _opened(file) as source:
-            return _reader(source, None).schema
+            schema = _reader(source, None).schema
+            assert schema.names is not None, "read here, where a name may turn out to be no text"
+            return schema
     except _UNREADABLE as error:
         raise _unreadable(file, error) from error
 
@@ -172,10 +174,13 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
         with _opened(file) as source:
             reader = _reader(source, names)
             if isinstance(reader, pa.RecordBatchFileReader):
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number)
+                batches = map(reader.get_batch, range(reader.num_record_batches))
             else:
-                yield from reader
+                batches = iter(reader)
+            for batch in batches:
+                # Arrow trusts lengths and offsets, and ends the process where they lie.
+                batch.validate(full=True)
+                yield batch
     except _UNREADABLE as error:
         raise _unreadable(file, error) from error
 

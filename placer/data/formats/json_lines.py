@@ -101,9 +101,11 @@ class JsonLinesSource:
             raise _wrong_line(block, types) or _unreadable(block, error) from error
         if not table.num_columns:
             raise DataError(f"{shown(file)}: its objects have no fields")
-        return self._partitions.filled(
-            table, file, self._partitions.added_to(table.schema).names
-        ).cast(self._partitions.added_to(table.schema))
+        try:
+            full = self._partitions.added_to(table.schema)
+            return self._partitions.filled(table, file, full.names).cast(full)
+        except UnicodeDecodeError as error:
+            raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
         """What a field is read as."""
