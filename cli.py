@@ -28,7 +28,15 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
+from placer.click_options import (
+    Commands,
+    InputPath,
+    Name,
+    OutputPath,
+    Seconds,
+    add_command,
+    refuse_others,
+)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -134,11 +142,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
+STORED = InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-PROFILE = option(None, "By default the one that the plan names.", "--profile")
+PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.")
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
@@ -162,7 +171,9 @@ def profile(
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
+    like: File = option(
+        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
+    ),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -218,7 +229,7 @@ def profile(
 
 @_command
 def merge(
-    profiles: Paths = argument(...),
+    profiles: Paths = argument(kind=STORED),
     folder: Path = option(..., "Folder to write to.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -376,7 +387,7 @@ def compare(
 
 @_command
 def show(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     profile_path: File = PROFILE,
     model: str = MODEL,
     top: int = option(20, "Tables listed of a plan of many.", least=1),
@@ -429,8 +440,8 @@ def show(
 
 @partial(_command, name="report")
 def report_command(
-    path: Path = argument(...),
-    second: File = argument(None),
+    path: Path = argument(kind=STORED),
+    second: File = argument(None, STORED),
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
@@ -453,7 +464,7 @@ def report_command(
 
 @_command
 def verify(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     constraints_path: File = RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
@@ -485,7 +496,7 @@ def verify(
 
 @partial(_command, name="diff")
 def diff_command(
-    old: Path = argument(...), new: Path = argument(...), output: Output = OUTPUT
+    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
     """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
 
@@ -501,7 +512,7 @@ def diff_command(
 
 @_command
 def replan(
-    old_path: Path = option(..., "The plan in use.", "--from"),
+    old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
@@ -615,7 +626,7 @@ TRAINING = options_of(
 
 @_command
 def train(
-    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan"),
+    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan", kind=STORED),
     logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
@@ -680,7 +691,7 @@ def train(
 
 @_command
 def simulate(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
     later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
@@ -692,7 +703,9 @@ def simulate(
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
-    other_path: File = option(None, "A plan to change to: when does it pay?", "--against"),
+    other_path: File = option(
+        None, "A plan to change to: when does it pay?", "--against", kind=STORED
+    ),
     model: str = MODEL,
     output: Brief = option("table", "How it is printed; json has every step.", "--format"),
 ) -> None:
@@ -735,7 +748,7 @@ def simulate(
 
 @_command
 def export(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     target: Target = option(..., "Whose trainer it is for, or how tables are written.", "--to"),
     checkpoint: File = option(None, "Of `placer train`: for --to shards and safetensors."),
     with_optimizer: bool = option(False, "Also the optimizer's state, for --to safetensors."),
@@ -779,8 +792,8 @@ def export(
 
 @partial(_command, name="reshard")
 def reshard_command(
-    old: Path = argument(...),
-    new: Path = argument(...),
+    old: Path = argument(kind=STORED),
+    new: Path = argument(kind=STORED),
     shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
     no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
     folder: File = option(None, "Folder to make, of NEW.", "-o --output"),
