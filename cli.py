@@ -655,7 +655,7 @@ def train(
     # Else the profiler's library tells on stderr when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from placer import executor, training
-    from placer.plan.origin import open_log_of
+    from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
@@ -685,7 +685,12 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        report.print_training(result, output, trace, checkpoints)
+        share = None
+        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
+                                             other_data=True)):  # fmt: skip
+            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
+            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
+        report.print_training(result, output, trace, checkpoints, share)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
