@@ -27,7 +27,15 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
+from placer.click_options import (
+    Commands,
+    InputPath,
+    Name,
+    OutputPath,
+    Seconds,
+    add_command,
+    refuse_others,
+)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -134,11 +142,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
+STORED = InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-PROFILE = option(None, "By default the one that the plan names.", "--profile")
+PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.")
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
@@ -162,7 +171,9 @@ def profile(
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
+    like: File = option(
+        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
+    ),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -218,7 +229,7 @@ def profile(
 
 @_command
 def merge(
-    profiles: Paths = argument(...),
+    profiles: Paths = argument(kind=STORED),
     folder: Path = option(..., "Folder to write to.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -403,7 +414,7 @@ def fleet(
 
 @_command
 def show(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     profile_path: File = PROFILE,
     model: str = MODEL,
     top: int = option(20, "Tables listed of a plan of many.", least=1),
@@ -456,8 +467,8 @@ def show(
 
 @partial(_command, name="report")
 def report_command(
-    path: Path = argument(...),
-    second: File = argument(None),
+    path: Path = argument(kind=STORED),
+    second: File = argument(None, STORED),
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
@@ -480,7 +491,7 @@ def report_command(
 
 @_command
 def verify(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     constraints_path: File = RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
@@ -512,7 +523,7 @@ def verify(
 
 @partial(_command, name="diff")
 def diff_command(
-    old: Path = argument(...), new: Path = argument(...), output: Output = OUTPUT
+    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
     """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
 
@@ -528,7 +539,7 @@ def diff_command(
 
 @_command
 def replan(
-    old_path: Path = option(..., "The plan in use.", "--from"),
+    old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
@@ -642,7 +653,7 @@ TRAINING = options_of(
 
 @_command
 def train(
-    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan"),
+    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan", kind=STORED),
     logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
@@ -671,7 +682,7 @@ def train(
     # Else the profiler's library tells on stderr when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from placer import executor, training
-    from placer.plan.origin import open_log_of
+    from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
@@ -701,13 +712,18 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        report.print_training(result, output, trace, checkpoints)
+        share = None
+        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
+                                             other_data=True)):  # fmt: skip
+            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
+            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
+        report.print_training(result, output, trace, checkpoints, share)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
 @_command
 def simulate(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
     later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
@@ -719,7 +735,9 @@ def simulate(
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
-    other_path: File = option(None, "A plan to change to: when does it pay?", "--against"),
+    other_path: File = option(
+        None, "A plan to change to: when does it pay?", "--against", kind=STORED
+    ),
     model: str = MODEL,
     output: Brief = option("table", "How it is printed; json has every step.", "--format"),
 ) -> None:
@@ -762,7 +780,7 @@ def simulate(
 
 @_command
 def export(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     target: Target = option(..., "Whose trainer it is for, or how tables are written.", "--to"),
     checkpoint: File = option(None, "Of `placer train`: for --to shards and safetensors."),
     with_optimizer: bool = option(False, "Also the optimizer's state, for --to safetensors."),
@@ -806,8 +824,8 @@ def export(
 
 @partial(_command, name="reshard")
 def reshard_command(
-    old: Path = argument(...),
-    new: Path = argument(...),
+    old: Path = argument(kind=STORED),
+    new: Path = argument(kind=STORED),
     shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
     no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
     folder: File = option(None, "Folder to make, of NEW.", "-o --output"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import placer
-from placer.click_options import Seconds, Suggested
+from placer.click_options import InputPath, Seconds, Suggested
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
@@ -44,7 +44,9 @@ _A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KI
 class ProblemOptions:
     """What is to be placed, and where."""
 
-    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
+    profile_path: Path | None = option(
+        None, "Made by `placer profile`.", "--profile", kind=InputPath()
+    )
     workload: str | None = option(
         None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
     )

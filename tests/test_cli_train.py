@@ -121,8 +121,10 @@ def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None
     hit = sum(row["share"] for row in rates["served"] if row["from"].startswith("HBM"))
     assert hit == pytest.approx(rates["hbm_hit_rate"])
     assert 0 < hit < 1
+    # The plan was made from this log, whose hottest rows a few steps read as often as all do.
+    assert rates["planned_hbm_share"] == pytest.approx(hit, abs=0.05)
     shown = succeed(*run, "--backend", "tiered").stdout
-    assert "found their row in HBM" in shown
+    assert f"found their row in HBM, the plan counts on {rates['planned_hbm_share']:.1%}" in shown
     assert "HBM, rows that the plan keeps there" in shown
 
 
