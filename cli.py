@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -52,6 +51,7 @@ from solvers.options import (
     TABLE_OPTIMIZERS,
     TIME_LIMIT,
     Effort,
+    FleetOptions,
     ProblemOptions,
 )
 from solvers.report import page
@@ -325,10 +325,7 @@ def plan(
 
 
 @_command
-def cache(
-    clear: bool = option(False, "Remove all plans."),
-    output: Brief = OUTPUT,
-) -> None:
+def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTPUT) -> None:
     """Show how much `placer plan` keeps to answer the same search again, or remove it.
 
     \b
@@ -360,7 +357,7 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    machines = [name.strip() for name in (options.topology or "auto").split(",") if name.strip()]
+    machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
     try:
         prices = parse_prices(price_text or "", machines)
@@ -371,7 +368,7 @@ def compare(
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
                 rows += solvers.compare(
-                    replace(options, topology=name).problem(loaded, budget),
+                    options.problem_on(loaded, name, budget),
                     names,
                     models,
                     effort.limits(stop),
@@ -383,6 +380,36 @@ def compare(
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
+
+
+@_command
+def fleet(
+    options: ProblemOptions = BUNDLE,
+    solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
+    model: str = MODEL,
+    asked: FleetOptions = BUNDLE,
+    plot: File = PICTURE,
+    output: Output = OUTPUT,
+) -> None:
+    """Tell what a workload takes and costs on many machines, and which to take.
+
+    Without --topology, twenty machine types are compared.
+
+    \b
+    placer fleet --workload mlperf-dcnv2 --plot fleet.png
+    placer fleet --workload recshard-rm3 --topology 8xh100,2x8xl4 --price h100=2.5 --within 12h
+    """
+    from solvers.analysis import fleet as machines
+
+    names, loaded = options.machines() or machines.FLEET, options.profile()
+    searched = solvers.solver(solver), cost_models.cost_model(model)
+    with report.stoppable() as stop, report.progress_bar("machines") as update:
+        problem_on = partial(options.problem_on, loaded)
+        limits, prices = asked.limits(stop), asked.prices(names)
+        rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
+    answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
+    report.draw(solver_reports.plot_fleet, (rows, answer), plot)
+    report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
 
 
 @_command
