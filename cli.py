@@ -16,7 +16,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,7 +27,15 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
+from placer.click_options import (
+    Commands,
+    InputPath,
+    Name,
+    OutputPath,
+    Seconds,
+    add_command,
+    refuse_others,
+)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -44,6 +51,7 @@ from solvers.options import (
     TABLE_OPTIMIZERS,
     TIME_LIMIT,
     Effort,
+    FleetOptions,
     ProblemOptions,
 )
 from solvers.report import page
@@ -134,11 +142,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
+STORED = InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-PROFILE = option(None, "By default the one that the plan names.", "--profile")
+PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.")
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
@@ -162,7 +171,9 @@ def profile(
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
+    like: File = option(
+        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
+    ),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -218,7 +229,7 @@ def profile(
 
 @_command
 def merge(
-    profiles: Paths = argument(...),
+    profiles: Paths = argument(kind=STORED),
     folder: Path = option(..., "Folder to write to.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -314,10 +325,7 @@ def plan(
 
 
 @_command
-def cache(
-    clear: bool = option(False, "Remove all plans."),
-    output: Brief = OUTPUT,
-) -> None:
+def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTPUT) -> None:
     """Show how much `placer plan` keeps to answer the same search again, or remove it.
 
     \b
@@ -349,7 +357,7 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    machines = [name.strip() for name in (options.topology or "auto").split(",") if name.strip()]
+    machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
     try:
         prices = parse_prices(price_text or "", machines)
@@ -360,7 +368,7 @@ def compare(
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
                 rows += solvers.compare(
-                    replace(options, topology=name).problem(loaded, budget),
+                    options.problem_on(loaded, name, budget),
                     names,
                     models,
                     effort.limits(stop),
@@ -375,8 +383,38 @@ def compare(
 
 
 @_command
+def fleet(
+    options: ProblemOptions = BUNDLE,
+    solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
+    model: str = MODEL,
+    asked: FleetOptions = BUNDLE,
+    plot: File = PICTURE,
+    output: Output = OUTPUT,
+) -> None:
+    """Tell what a workload takes and costs on many machines, and which to take.
+
+    Without --topology, twenty machine types are compared.
+
+    \b
+    placer fleet --workload mlperf-dcnv2 --plot fleet.png
+    placer fleet --workload recshard-rm3 --topology 8xh100,2x8xl4 --price h100=2.5 --within 12h
+    """
+    from solvers.analysis import fleet as machines
+
+    names, loaded = options.machines() or machines.FLEET, options.profile()
+    searched = solvers.solver(solver), cost_models.cost_model(model)
+    with report.stoppable() as stop, report.progress_bar("machines") as update:
+        problem_on = partial(options.problem_on, loaded)
+        limits, prices = asked.limits(stop), asked.prices(names)
+        rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
+    answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
+    report.draw(solver_reports.plot_fleet, (rows, answer), plot)
+    report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
+
+
+@_command
 def show(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     profile_path: File = PROFILE,
     model: str = MODEL,
     top: int = option(20, "Tables listed of a plan of many.", least=1),
@@ -429,8 +467,8 @@ def show(
 
 @partial(_command, name="report")
 def report_command(
-    path: Path = argument(...),
-    second: File = argument(None),
+    path: Path = argument(kind=STORED),
+    second: File = argument(None, STORED),
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
@@ -453,7 +491,7 @@ def report_command(
 
 @_command
 def verify(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     constraints_path: File = RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
@@ -485,7 +523,7 @@ def verify(
 
 @partial(_command, name="diff")
 def diff_command(
-    old: Path = argument(...), new: Path = argument(...), output: Output = OUTPUT
+    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
     """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
 
@@ -501,7 +539,7 @@ def diff_command(
 
 @_command
 def replan(
-    old_path: Path = option(..., "The plan in use.", "--from"),
+    old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
@@ -615,7 +653,7 @@ TRAINING = options_of(
 
 @_command
 def train(
-    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan"),
+    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan", kind=STORED),
     logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
@@ -644,7 +682,7 @@ def train(
     # Else the profiler's library tells on stderr when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from placer import executor, training
-    from placer.plan.origin import open_log_of
+    from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
@@ -674,13 +712,18 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        report.print_training(result, output, trace, checkpoints)
+        share = None
+        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
+                                             other_data=True)):  # fmt: skip
+            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
+            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
+        report.print_training(result, output, trace, checkpoints, share)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
 @_command
 def simulate(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
     later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
@@ -692,7 +735,9 @@ def simulate(
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
-    other_path: File = option(None, "A plan to change to: when does it pay?", "--against"),
+    other_path: File = option(
+        None, "A plan to change to: when does it pay?", "--against", kind=STORED
+    ),
     model: str = MODEL,
     output: Brief = option("table", "How it is printed; json has every step.", "--format"),
 ) -> None:
@@ -735,7 +780,7 @@ def simulate(
 
 @_command
 def export(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     target: Target = option(..., "Whose trainer it is for, or how tables are written.", "--to"),
     checkpoint: File = option(None, "Of `placer train`: for --to shards and safetensors."),
     with_optimizer: bool = option(False, "Also the optimizer's state, for --to safetensors."),
@@ -779,8 +824,8 @@ def export(
 
 @partial(_command, name="reshard")
 def reshard_command(
-    old: Path = argument(...),
-    new: Path = argument(...),
+    old: Path = argument(kind=STORED),
+    new: Path = argument(kind=STORED),
     shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
     no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
     folder: File = option(None, "Folder to make, of NEW.", "-o --output"),

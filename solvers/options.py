@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import placer
-from placer.click_options import Seconds, Suggested
+from placer.click_options import InputPath, Seconds, Suggested
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.presets import GPU_KINDS, NAMED
+from placer.topology.kinds import GPU_KINDS, NAMED
 
 if TYPE_CHECKING:
     from solvers.result import Limits
@@ -44,7 +44,9 @@ _A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KI
 class ProblemOptions:
     """What is to be placed, and where."""
 
-    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
+    profile_path: Path | None = option(
+        None, "Made by `placer profile`.", "--profile", kind=InputPath()
+    )
     workload: str | None = option(
         None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
     )
@@ -74,6 +76,17 @@ class ProblemOptions:
         if unknown := unknown_words(loaded):
             print_stderr(f"placer: {unknown}", "yellow")
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+
+    def machines(self) -> list[str]:
+        """The names between commas in `topology`, each once."""
+        names = (name.strip() for name in (self.topology or "").split(","))
+        return list(dict.fromkeys(filter(None, names)))
+
+    def problem_on(
+        self, profile: placer.Profile, machine: str, hbm: str | None = None
+    ) -> placer.Problem:
+        """The problem on one of several machines."""
+        return replace(self, topology=machine).problem(profile, hbm)
 
     def problem(
         self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
@@ -122,3 +135,37 @@ class Effort:
         from solvers.result import Limits
 
         return Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How long to search on each machine of a fleet, what machines cost, and what is asked."""
+
+    steps: int = option(5, "Of search, on each machine.", least=0)
+    time_limit: float = option("1min", "Of each machine.", kind=Seconds())
+    within: float = option("24h", "Time for a billion samples.", kind=Seconds())
+    price: str | None = option(
+        None, "Dollars an hour: h100=2.5 of a GPU, 8xh100=20 of a machine; or a file of these."
+    )
+
+    def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
+        """The same as a solver takes it."""
+        from solvers.result import Limits
+
+        return Limits(self.time_limit, max_steps=self.steps, stop=stop)
+
+    def prices(self, machines: Sequence[str]) -> dict[str, float]:
+        """Prices by machine, or by kind of GPU."""
+        from placer.config_file import SUFFIXES, read_mapping
+        from placer.errors import PlacerError
+        from placer.topology.kinds import GPU_KINDS
+        from placer.units import parse_prices
+
+        known, text = [*machines, *GPU_KINDS], self.price or ""
+        try:
+            if Path(text).suffix.lower() in SUFFIXES:
+                read = read_mapping(text, "prices", PlacerError, ("machines",))
+                text = ",".join(f"{name}={value}" for name, value in read.items())
+            return parse_prices(text, known)
+        except ValueError as error:
+            raise click.UsageError(f"--price {error}") from None
