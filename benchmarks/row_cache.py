@@ -5,8 +5,8 @@
 FOLDER has NumPy archives of accesses in their order: `scarab-recs.npz`, `orm-busy.npz` and
 `gowalla_1m.npz` (docs/data.md says where they come from). Two questions of each: the share of the
 first 200,000 accesses that a cache for 30% of their rows serves, which begins with the hottest; and
-of 150,000 accesses that follow 150,000 others, a cache for 20% that begins with the hottest of those.
-Steps have 512 accesses. Results go to `benchmarks/results/row-cache.json`.
+of 150,000 accesses that follow 150,000 others, a cache for 20% that begins with the hottest of
+those. Steps have 512 accesses. Results go to `benchmarks/results/row-cache.json`.
 """
 
 import json

@@ -56,6 +56,41 @@ def replacing(path: StrPath) -> Iterator[Path]:
         ) from error
 
 
+def check_place(path: StrPath, is_file: bool = False) -> None:
+    """Find out before long work whether its result can be written, as far as that can be told.
+
+    Parameters
+    ----------
+    path : path
+        Of a file or a folder.
+    is_file : bool
+        Whether it can be no folder.
+
+    Raises
+    ------
+    PlacerError
+        If there is something else at `path`, or no folder above it that can be written in.
+
+    Examples
+    --------
+    >>> check_place("/dev/null/plan.json")
+    Traceback (most recent call last):
+    placer.errors.PlacerError: cannot write /dev/null/plan.json: Not a directory
+    """
+    target = Path(path)
+    try:
+        is_folder = target.is_dir()
+    except OSError as error:
+        raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
+    if is_file or not is_folder:
+        target = _place_of(target)
+    above = target.absolute().parent
+    while not above.exists():
+        above = above.parent
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise PlacerError(f"cannot write {path}: {above} is not for you to write in")
+
+
 def _place_of(path: Path) -> Path:
     """Where a file goes: at the end of a symbolic link, if there is one."""
     try:

@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_cases import fail
 
 from placer import Plan, Profile
 from placer.errors import PlacerError
 from placer.file_locks import locked_folder, one_run
-from placer.files import read_parts, replacing, replacing_parts, write_text
+from placer.files import check_place, read_parts, replacing, replacing_parts, write_text
 from placer.folders import HiddenFolder, exchange, new_folder
 
 STARTS = "import sys, time\nfrom pathlib import Path\n"
@@ -47,6 +48,22 @@ def test_a_pipe_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
         with pytest.raises(PlacerError, match=rf"cannot write {path}: it is a"):
             write_text(path, "plan")
         assert path.stat().st_mode == kind
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("")
+    for place in ("pipe", "file/plan.json", "n" * 300, "."):
+        problem = ("--workload", "recshard-rm1", "--topology", "16xh100", "--solver", "ilp")
+        line = fail("plan", *problem, "-o", tmp_path / place)
+        assert line.startswith("placer: cannot write")
+    with pytest.raises(PlacerError, match=r"Not a directory"):
+        check_place(tmp_path / "file" / "profile")
+    with pytest.raises(PlacerError, match=r"File name too long"):
+        check_place("n" * 300)
+    check_place(tmp_path)
+    check_place(tmp_path / "new" / "plan.json", is_file=True)
+    assert names_in(tmp_path) == ["file", "pipe"]
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:

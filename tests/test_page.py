@@ -95,6 +95,7 @@ class Elements(HTMLParser):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_texts_can_leave_neither_a_script_nor_a_label(name: str) -> None:
+    assert script_json([float("inf"), {"gap": float("nan")}]) == '[null,{"gap":null}]'
     packed = script_json({name: [name]})
     assert json.loads(packed) == {name: [name]}
     assert not set("<>&\u2028\x00\x1b") & set(packed)

@@ -2,25 +2,37 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
 from training_cases import plan_for, small_log
 
-from placer import Feature, Plan, Shard, Table, Topology
+from cost_models import Roofline
+from placer import Feature, Plan, Problem, Shard, Table, Topology
 from placer.data import open_log
 from placer.data.formats.parquet import ParquetSource
 from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
-from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError, ProfileError
+from placer.errors import (
+    DataError,
+    PlacerError,
+    PlanError,
+    PlanMismatchError,
+    ProblemError,
+    ProfileError,
+)
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.origin import profile_of
 from placer.plan.verify import check_shards, violations
 from placer.profile.counts import RowCounts
 from placer.profile.from_counts import profile_counts
 from placer.training.config import TrainConfig
+from placer.workloads import named_workload
+from solvers.analysis.replan import replan
 
 # Logs ------------------------------------------------------------------------------------------
 
@@ -116,6 +128,16 @@ def test_two_columns_of_one_name(tmp_path: Path) -> None:
         profile_counts(tmp_path / "c.parquet", samples=10)
 
 
+def test_two_features_of_one_name(tmp_path: Path) -> None:
+    arrays = [pa.array([0, 1]), pa.array([3, 4]), pa.array([1, 2]), pa.array([5, 6])]
+    table = pa.Table.from_arrays(arrays, names=["label", "a", "b", "b"])
+    pq.write_table(table, tmp_path / "log.parquet")
+    feather.write_feather(table, tmp_path / "log.arrow")
+    for log in (tmp_path / "log.parquet", tmp_path / "log.arrow", table):
+        with pytest.raises(DataError, match=r"has more than one column 'b'"):
+            open_log(log, id_mapping="vocabulary")
+
+
 # Tables and plans ------------------------------------------------------------------------------
 
 
@@ -154,6 +176,16 @@ def test_a_shard_on_no_device_is_named() -> None:
     table = Table("t", 8, 2)
     with pytest.raises(PlacerError, match=r"device 'gpu:9' is not in the topology"):
         check_shards(plan_with(whole(table, devices=("gpu:9",)), tables=(table,)))
+
+
+@pytest.mark.parametrize("change", [{"devices": ("gpu:9",)}, {"rows": (0, 12, 0)}])
+def test_a_plan_of_malformed_shards_is_not_followed(change: dict[str, Any]) -> None:
+    profile = named_workload("random-3@1")
+    problem = Problem(profile, Topology.parse("1xh100"), 64)
+    tables = tuple(one.table for one in profile)
+    old = plan_with(*(replace(whole(one), **change) for one in tables), tables=tables)
+    with pytest.raises(PlanError, match=r"`placer verify` lists all that is wrong"):
+        replan(problem, Roofline(), old, solver="greedy-cost")
 
 
 @pytest.mark.parametrize("lookup", ["staged", "cached"])
@@ -216,6 +248,12 @@ def test_a_rate_is_checked_when_it_changes() -> None:
 def test_rates_of_a_run_are_finite(options: dict[str, float]) -> None:
     with pytest.raises(PlacerError, match=r"must be positive and eps not negative, and finite"):
         TrainConfig(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"seed": 1 << 64}, {"threads": 10**9}])
+def test_numbers_of_a_run_that_no_machine_takes(options: dict[str, int]) -> None:
+    with pytest.raises(PlacerError, match=r"seed must be a number of 64 bits|at most 1024"):
+        TrainConfig(**options)
 
 
 class OwnScaler(torch.amp.GradScaler):

@@ -10,6 +10,9 @@ from placer.errors import PlacerError
 from placer.executor.names import Policy
 from placer.knobs import Knob, check_knobs
 
+MOST_THREADS = 1024
+"""OpenMP ends the process where it cannot start as many threads as it is told to."""
+
 Activation = Literal["relu", "gelu"]
 
 
@@ -111,6 +114,10 @@ class TrainConfig:
                 "holdout_every 1 leaves nothing to train on; keep one batch of at least 2, "
                 "or 0 to keep none"
             )
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise PlacerError(f"seed must be a number of 64 bits, not {self.seed}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise PlacerError(f"threads must be at most {MOST_THREADS}, not {self.threads}")
         rates = self.lr, self.embedding_rate
         if not all(0 < rate < math.inf for rate in rates) or not 0 <= self.eps < math.inf:
             raise PlacerError(

@@ -27,7 +27,7 @@ from placer.plan.diff import diff
 from placer.plan.fields import Provenance, SolverRecord
 from placer.plan.migration import migration
 from placer.plan.plan import Plan
-from placer.plan.verify import violations
+from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
 from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
@@ -87,7 +87,7 @@ def replan(
     Raises
     ------
     PlanError
-        If `old` does not cover a table exactly once.
+        If `old` does not cover a table exactly once, or has a shard that is malformed.
     ProblemError
         If the horizon is negative.
 
@@ -105,6 +105,7 @@ def replan(
     """
     if horizon_steps < 0:
         raise ProblemError(f"the horizon must be 0 steps or more, not {horizon_steps}")
+    check_shards(old)
     limits = limits or Limits()
     search = _Replanning(problem, cost_model, old, limits)
     kept, refused = kept_plan(problem, cost_model, old)

@@ -1,5 +1,6 @@
 """Which columns of a log are what, and how their values become keys and numbers."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -116,6 +117,16 @@ def id_type(kind: pa.DataType) -> IdType:
     if pa.types.is_boolean(kind):
         return "boolean"
     return "unsigned" if pa.types.is_uint64(kind) else "integer"
+
+
+def once(names: Sequence[str]) -> list[str]:
+    """The names that are there once; `check_column` says which of the others is needed.
+
+    >>> once(["a", "b", "a"])
+    ['b']
+    """
+    times = Counter(names)
+    return [name for name in names if times[name] == 1]
 
 
 def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:

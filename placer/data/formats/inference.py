@@ -101,6 +101,9 @@ def decide(
         if role is not None and (role == "ignore" or name not in (sparse or ())):
             found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignore))
             continue
+        if schema.names.count(name) > 1:  # Refused as soon as its type is wanted.
+            found.append(Decision(name, role or "sparse", "it is there more than once"))
+            continue
         if role is None and (schema.field(name).metadata or {}).get(PARTITION):
             found.append(Decision(name, "ignore", "names of folders hold it", warns=True))
             continue
@@ -214,7 +217,10 @@ def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]
         return None, None
     bracketed = sum(text[:1] == "[" and text[-1:] == "]" for text in texts) > len(texts) / 2
     texts = [text.strip("[]() ") for text in texts]
+    together = "".join(texts)
     for separator in _SEPARATORS:
+        if separator not in together:
+            continue
         holding = sum(separator in text for text in texts)
         if holding < max(1, _LEAST_SHARE * len(texts)):
             continue

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import importlib.resources
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -132,10 +133,19 @@ def script_json(value: Any) -> str:
     >>> script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'
     """
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     for character, escaped in _ENDS.items():
         text = text.replace(character, escaped)
     return text
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for numbers that JSON lacks; such as a gap above a bound of 1e-300."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _section(report: Report | None, name: str) -> Section | None:
