@@ -25,8 +25,9 @@ These bytes over the topology's bandwidths are the constants of the step equatio
 estimators and HugeCTR's planner are special cases.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -139,6 +140,10 @@ class Roofline(StepEquation):
     def __init__(self, constants: RooflineConstants | None = None) -> None:
         self.constants = constants or RooflineConstants()
         self._shares = _lookup_shares(self.constants)
+
+    def identity(self) -> Any:
+        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        return asdict(self.constants)
 
     @property
     def relative_error(self) -> float | None:

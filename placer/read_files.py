@@ -65,7 +65,15 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     Traceback (most recent call last):
     placer.read_files.LimitError: the key 'a' is there twice
     """
-    content = read_limited(path, most_bytes)
+    return parse_json(read_limited(path, most_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """The value of the bytes of a JSON file; see `read_json`.
+
+    >>> parse_json(b'{"a": 1}')
+    {'a': 1}
+    """
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
         raise LimitError(f"it has about {values} values, and at most {MOST_VALUES} are read")

@@ -6,15 +6,19 @@ from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from solvers.analysis.compare import CompareRow, compare
+    from solvers.cache.folder import PlanCache
+    from solvers.cache.solver import CachedSolver
     from solvers.registry import SOLVERS, solve, solver
     from solvers.result import Limits, Shortage, Solver, SolveResult, Termination
     from solvers.torchrec_planner import PlacerPlanner
 
 __all__ = [
     "SOLVERS",
+    "CachedSolver",
     "CompareRow",
     "Limits",
     "PlacerPlanner",
+    "PlanCache",
     "Shortage",
     "SolveResult",
     "Solver",
@@ -28,6 +32,8 @@ _exported = lazy_exports(
     __name__,
     {
         "solvers.analysis.compare": "CompareRow compare",
+        "solvers.cache.folder": "PlanCache",
+        "solvers.cache.solver": "CachedSolver",
         "solvers.registry": "SOLVERS solve solver",
         "solvers.result": "Limits Shortage SolveResult Solver Termination",
         "solvers.torchrec_planner": "PlacerPlanner",

@@ -10,6 +10,7 @@ from placer.errors import PlacerError
 if TYPE_CHECKING:
     from cost_models import CostModel
     from placer.problem import Problem
+    from solvers.cache.folder import PlanCache
     from solvers.result import Solver, SolveResult
 
 SOLVERS = {
@@ -58,6 +59,7 @@ def solve(
     threads: int = 0,
     max_steps: int | None = None,
     stop: Callable[[], bool] | None = None,
+    cache: "bool | PlanCache" = False,
 ) -> "SolveResult":
     """Place the tables of a problem: pick a solver and a cost model by name and run them.
 
@@ -77,6 +79,9 @@ def solve(
         One of `cost_models.COST_MODELS`, or a model of your own.
     time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
+    cache : bool or PlanCache
+        Whether the same search is answered at once, from the user's cache or from another one;
+        see `solvers.CachedSolver`. Then ``result.stats["from_cache"]`` is true.
 
     Returns
     -------
@@ -86,6 +91,10 @@ def solve(
     from solvers.result import Limits
 
     strategy = _by_name(solver)
+    if cache is not False:
+        from solvers.cache.solver import CachedSolver  # not above: it asks for what is here
+
+        strategy = CachedSolver(strategy, None if cache is True else cache)
     model = cost_models.cost_model(cost_model) if isinstance(cost_model, str) else cost_model
     return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))
 

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import itertools
 import multiprocessing
 import os
 from pathlib import Path
@@ -27,6 +28,15 @@ settings.register_profile(
 )
 settings.register_profile("fast", settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+_numbers = itertools.count()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No test, and no command that it runs, takes plans that another one has kept."""
+    folder = item.config._tmp_path_factory.getbasetemp()
+    os.environ["PLACER_CACHE"] = str(folder / f"cache-{next(_numbers)}")
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

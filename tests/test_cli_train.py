@@ -1,6 +1,7 @@
 """`placer train`: its result, samples without a label, Ctrl-C and resuming."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -121,8 +122,10 @@ def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None
     hit = sum(row["share"] for row in rates["served"] if row["from"].startswith("HBM"))
     assert hit == pytest.approx(rates["hbm_hit_rate"])
     assert 0 < hit < 1
+    # The plan was made from this log, whose hottest rows a few steps read as often as all do.
+    assert rates["planned_hbm_share"] == pytest.approx(hit, abs=0.05)
     shown = succeed(*run, "--backend", "tiered").stdout
-    assert "found their row in HBM" in shown
+    assert f"found their row in HBM, the plan counts on {rates['planned_hbm_share']:.1%}" in shown
     assert "HBM, rows that the plan keeps there" in shown
 
 
@@ -240,3 +243,39 @@ def test_avazus_label_is_found(real_data: Path) -> None:
     assert log.encoding.label == "click"
     assert "id" not in log.feature_tables
     assert "click" not in log.feature_tables
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_json_lines_goes_on_exactly(tmp_path: Path) -> None:
+    """Within a file of a log of several, whose bags are lists: all is read anew up to there."""
+    rng = random.Random(0)
+    for part in range(2):
+        with (tmp_path / f"part-{part}.jsonl").open("w") as file:
+            for _ in range(150):
+                seen = [rng.randrange(50) for _ in range(rng.randrange(4))]
+                line = {"click": rng.randrange(2), "user": f"u{rng.randrange(30)}", "seen": seen}
+                file.write(json.dumps(line) + "\n")
+    plan, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
+    logs = [tmp_path / f"part-{part}.jsonl" for part in range(2)]
+    succeed("profile", *logs, "--dim", "8", "-o", tmp_path / "profile")
+    search = ("--topology", "1xh100", "--batch-size", "16", "--solver", "greedy-size")
+    succeed("plan", "--profile", tmp_path / "profile", *search, "-o", plan)
+    run = ("train", "--plan", plan, *(word for log in logs for word in ("--data", log)))
+    saved = ("--checkpoints", folder, "--every", "7")
+    process = subprocess.Popen(
+        command_line(*run, *saved, "--epochs", "100000", "--format", "json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, notes = process.communicate(timeout=60)
+    assert process.returncode == 130, notes
+    first = json.loads(output)
+    goal = ("--epochs", "100000", "--steps", str(first["steps"] + 25))
+    rest = trained(*run, *saved, *goal, "--resume")
+    assert len(rest["losses"]) == 25
+    assert first["losses"] + rest["losses"] == trained(*run, *goal)["losses"]

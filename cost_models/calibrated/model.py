@@ -9,6 +9,7 @@ exchanged in the measurements, the links between GPUs count.
 import os
 import weakref
 from collections import Counter
+from typing import Any
 
 from cost_models.calibrated.calibration import Calibration
 from cost_models.step_equation.equation import StepEquation
@@ -48,6 +49,10 @@ class Calibrated(StepEquation):
             If it is no such file.
         """
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
+
+    def identity(self) -> Any:
+        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        return self.calibration.to_json()
 
     @property
     def relative_error(self) -> float:

@@ -62,7 +62,17 @@ class LearnedFile:
         PlacerError
             If that fails.
         """
-        about = {
+        about = self._about() | {"sha256": self.identity()}
+        content = save(self.networks.arrays, metadata={_KEY: json.dumps(about)})
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+
+    def identity(self) -> str:
+        """The hash of parameters and all else, as the file has it."""
+        return _sha256(self.networks.arrays, self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {
             "format": FORMAT,
             "version": VERSION,
             "features": [*FREE_FEATURES, *MONOTONE_FEATURES],
@@ -72,10 +82,6 @@ class LearnedFile:
             "facts": self.facts,
             "calibration": self.calibration.to_json(),
         }
-        about["sha256"] = _sha256(self.networks.arrays, about)
-        content = save(self.networks.arrays, metadata={_KEY: json.dumps(about)})
-        with replacing(path) as temporary:
-            temporary.write_bytes(content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LearnedFile":

@@ -13,7 +13,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,6 +109,10 @@ class Learned(StepEquation):
             If there is none.
         """
         return cls(LearnedFile.load(of_this_machine()))
+
+    def identity(self) -> Any:
+        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        return self.file.identity()
 
     @property
     def relative_error(self) -> float:

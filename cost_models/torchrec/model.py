@@ -14,6 +14,7 @@ once.
 
 from collections import defaultdict
 from dataclasses import replace
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -85,6 +86,12 @@ class TorchRec:
         # Of the last problem that was asked about, and only as long as this model lives.
         self._estimates: Estimates | None = None
         self._curves: dict[tuple[object, ...], CostCurve] = {}
+
+    def identity(self) -> Any:
+        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        asked = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
+        found = {str(one.name).lower().replace("_", "-"): one.version for one in distributions()}
+        return [self._options, self._replicate, [found.get(name) for name in asked]]
 
     def estimates(self, problem: Problem) -> "Estimates":
         """TorchRec's estimators for a problem.

@@ -12,10 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from placer.data.formats.parquet import UNREADABLE
+from placer.data.formats.base import BATCH_ROWS, UNREADABLE
 from placer.errors import DataError
-
-BATCH_ROWS = 16384
 
 Batches = Iterator[pa.RecordBatch]
 InMemory = Any

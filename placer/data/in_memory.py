@@ -1,82 +1,56 @@
 """Logs that a program holds (`placer.data.held`), as sources of samples like files."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
+from typing import Unpack
 
 import pyarrow as pa
 
 from placer.data.files.identity import FileIdentity
-from placer.data.formats.columns import (
-    Columns,
-    Place,
-    check_columns,
-    infer_columns,
-    once,
-    raw_batch,
+from placer.data.files.stores import first_line
+from placer.data.formats.base import (
+    SAMPLE_ROWS,
+    UNREADABLE,
+    BatchCursor,
+    Batches,
+    ColumnOptions,
+    ColumnSource,
 )
-from placer.data.formats.parquet import SAMPLE_ROWS, UNREADABLE
-from placer.data.held import BATCH_ROWS, BatchSource
-from placer.data.keys import Missing
+from placer.data.formats.columns import Columns, check_columns, once
+from placer.data.held import BatchSource
 from placer.data.layout import Layout
-from placer.data.source import RawBatch
 from placer.errors import DataError
 
 _IDENTITY_ROWS = 4096
 
 
-class ArrowSource:
-    """A log of record batches, of one schema; a `placer.data.source.Source`.
+class ArrowSource(ColumnSource):
+    """A log of record batches, of one schema; see `ColumnSource`.
 
     Parameters
     ----------
     batches : BatchSource
-    sparse, dense, label, ignore, missing
-        As of `placer.data.open_log`.
     columns : Columns, optional
         Instead of `sparse`, `dense`, `label` and `ignore`.
-    layout : Layout, optional
-        Types of columns, and which texts are lists.
-
-    Raises
-    ------
-    DataError
-        If a column is missing or of a type that does not fit.
     """
 
     def __init__(
         self,
         batches: BatchSource,
-        *,
-        sparse: Sequence[str] | None = None,
-        dense: Sequence[str] | None = None,
-        label: str | None = None,
-        ignore: Sequence[str] = (),
-        missing: Missing = "zero",
-        columns: Columns | None = None,
         layout: Layout | None = None,
+        *,
+        columns: Columns | None = None,
+        **options: Unpack[ColumnOptions],
     ) -> None:
+        super().__init__((), layout, **options)
+        self.files = (batches.name,)
         self.batches = batches
-        self.files: Sequence[str] = (batches.name,)
-        self.missing: Missing = missing
         schema = _plain_schema(batches.schema)
-        known = layout or Layout()
-        self.columns = columns or infer_columns(
-            schema,
-            sparse,
-            dense,
-            label,
-            ignore,
-            sample=None if sparse is not None and dense is not None else self._sample(schema),
-            types=known.types,
-            lists=known.lists if layout is not None else None,
-        )
-        self.layout = self.columns.layout
-        check_columns(batches.name, schema, self.columns, ignore)
-        self.text_features: Mapping[str, bool] = {
-            name: self.columns.is_text(name) for name in self.columns.sparse
-        }
-        self.dense_names = self.columns.dense
-        self.label_name = self.columns.label
+        if columns is None:
+            self._infer(schema, self._sample(schema) if self._is_inferred() else None)
+        else:
+            check_columns(batches.name, schema, columns)
+            self._choose(columns)
         self.samples = batches.samples
         self._was_read = False
 
@@ -88,12 +62,8 @@ class ArrowSource:
         first = next((batch for batch in batches if batch.num_rows), None)
         return first and pa.Table.from_batches([_plain(first).slice(0, SAMPLE_ROWS)])
 
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """None: there are no statistics."""
-        return None
-
-    def open(self) -> "ArrowCursor":
-        """A cursor at the log's start.
+    def open(self, *, may_be_empty: bool = False) -> BatchCursor:
+        """A cursor at the log's start; a part of a log may be empty.
 
         Raises
         ------
@@ -107,7 +77,23 @@ class ArrowSource:
             )
         self._was_read = True
         names = list(dict.fromkeys(self.columns.names))
-        return ArrowCursor(self.batches.read(names), self)
+        return BatchCursor(self, self._placed(self.batches.read(names), may_be_empty))
+
+    def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:
+        name, row = self.batches.name, 0
+        while True:
+            try:
+                batch = next(batches, None)
+            except UNREADABLE as error:
+                raise DataError(
+                    f"cannot read the {name} from row {row} on: {first_line(error)}"
+                ) from error
+            if batch is None:
+                break
+            yield name, row, _plain(batch)
+            row += batch.num_rows
+        if not row and not may_be_empty:
+            raise DataError(f"the {name} is empty; a log needs at least one sample")
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log is known by: its columns and its first samples.
@@ -117,7 +103,7 @@ class ArrowSource:
         DataError
             If it can be read once only.
         """
-        cursor = self.open()
+        cursor = self.open(may_be_empty=True)
         try:
             first = cursor.next_batch()
         finally:
@@ -127,70 +113,6 @@ class ArrowSource:
             rows = pa.Table.from_batches([first.slice(0, _IDENTITY_ROWS)]).combine_chunks()
             digest.update(repr(rows.to_pydict()).encode())
         return (FileIdentity(self.batches.name, 0, digest.hexdigest()),)
-
-
-class ArrowCursor:
-    """Reads record batches in order."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch], source: ArrowSource) -> None:
-        self._batches = iter(batches)
-        self._source = source
-        self._batch: pa.RecordBatch | None = None
-        # Rows of the current batch, and rows of the log, that are behind us.
-        self._used = 0
-        self._row = 0
-
-    def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
-        batch = self.read_some(samples)
-        if batch is None and self._row == 0:
-            raise DataError(
-                f"the {self._source.batches.name} is empty; a log needs at least one sample"
-            )
-        return batch
-
-    def read_some(self, samples: int) -> RawBatch | None:
-        """As `read`, of a part of a log, which may be empty."""
-        batch = self.next_batch()
-        if batch is None:
-            return None
-        part = batch.slice(self._used, min(samples, BATCH_ROWS))
-        name, columns = self._source.batches.name, self._source.columns
-        raw = raw_batch(part, Place(name, self._row), columns, self._source.missing)
-        self._used += part.num_rows
-        self._row += part.num_rows
-        return raw
-
-    def skip(self, samples: int) -> int:
-        """Move on; how many samples were there to skip."""
-        left = samples
-        while left and (batch := self.next_batch()) is not None:
-            step = min(left, batch.num_rows - self._used)
-            self._used += step
-            self._row += step
-            left -= step
-        return samples - left
-
-    def close(self) -> None:
-        """Let go of the batches."""
-        self._batches, self._batch = iter(()), None
-
-    def next_batch(self) -> pa.RecordBatch | None:
-        """The batch that holds the next row; None at the log's end."""
-        while self._batch is None or self._used == self._batch.num_rows:
-            try:
-                batch = next(self._batches, None)
-            except UNREADABLE as error:
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                name = self._source.batches.name
-                raise DataError(
-                    f"cannot read the {name} from row {self._row} on: {reason}"
-                ) from error
-            self._used = 0
-            self._batch = batch if batch is None else _plain(batch)
-            if batch is None:
-                return None
-        return self._batch
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

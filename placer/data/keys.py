@@ -100,12 +100,13 @@ def fnv1a(data: npt.NDArray[np.uint8], starts: Offsets, lengths: Offsets) -> Key
         )
     # Longest first, so that the texts that still have a j-th byte are always a prefix.
     order = np.argsort(-lengths, kind="stable")
-    starts, descending = starts[order], -lengths[order]
+    places, descending = starts[order], -lengths[order]
     hashes = np.full(order.size, _FNV_OFFSET, dtype=np.uint64)
-    for position in range(int(-descending[0]) if order.size else 0):
-        active = int(np.searchsorted(descending, -position, side="left"))
-        hashes[:active] ^= data[starts[:active] + position]
-        hashes[:active] *= _FNV_PRIME
+    for active in np.searchsorted(descending, -np.arange(longest), side="left").tolist():
+        having = hashes[:active]
+        having ^= data[places[:active]]
+        having *= _FNV_PRIME
+        places += 1
     result = np.empty_like(hashes)
     result[order] = hashes
     return result
@@ -155,23 +156,38 @@ def _text_keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
     data, starts, lengths = _text_buffers(array)
     present = lengths > 0
     is_eight = lengths == 8
-    if lengths.size and is_eight.all():
+    if 2 * np.count_nonzero(is_eight) <= np.count_nonzero(present):
+        return _keys_by_text(array), present
+    # Most may be numbers, which are read in less time than a text is looked up.
+    keys = np.zeros(lengths.size, dtype=np.uint64)
+    others = present & ~is_eight
+    if is_eight.all():
         keys, spelled = _hex_keys(data, starts)
         others = ~spelled
     else:
-        keys = np.zeros(lengths.size, dtype=np.uint64)
         eight = np.flatnonzero(is_eight)
-        others = present & ~is_eight
-        if eight.size:
-            keys[eight], spelled = _hex_keys(data, starts[eight])
-            others[eight[~spelled]] = True
+        keys[eight], spelled = _hex_keys(data, starts[eight])
+        others[eight[~spelled]] = True
     if others.any():
-        # Hash each distinct text once: categories repeat far more often than they differ.
-        subset = array if others.all() else array.filter(pa.array(others))
-        encoded = subset.dictionary_encode()
-        hashes = fnv1a(*_text_buffers(encoded.dictionary))
-        keys[others] = hashes[encoded.indices.to_numpy(zero_copy_only=False)]
+        keys[others] = _keys_by_text(array if others.all() else array.filter(pa.array(others)))
     return keys, present
+
+
+def _keys_by_text(array: pa.Array) -> Keys:
+    """Keys of texts, each distinct one's made once: categories repeat more than they differ."""
+    encoded = array.dictionary_encode()
+    data, starts, lengths = _text_buffers(encoded.dictionary)
+    keys = np.zeros(lengths.size + 1, dtype=np.uint64)  # The last is of missing ones.
+    others = lengths > 0
+    eight = np.flatnonzero(lengths == 8)
+    if eight.size:
+        keys[eight], spelled = _hex_keys(data, starts[eight])
+        others[eight[spelled]] = False
+    hashed = np.flatnonzero(others)
+    keys[hashed] = fnv1a(data, starts[hashed], lengths[hashed])
+    index = encoded.indices.fill_null(lengths.size)
+    result: Keys = keys[index.to_numpy(zero_copy_only=False)]
+    return result
 
 
 def _text_buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:

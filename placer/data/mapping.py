@@ -59,7 +59,9 @@ class Hash:
         """Rows of `keys`, same shape."""
         if keys.size and int(keys.max()) < self.rows:
             return keys.view(np.int64)
-        return (keys % np.uint64(self.rows)).view(np.int64)
+        # The remainder; NumPy divides by a constant with multiplications, but not in its `%`.
+        rows = np.uint64(self.rows)
+        return (keys - keys // rows * rows).view(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -231,6 +231,17 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
     return document
 
 
+def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
+    """The plan of a document that `to_dict` made, with the hot ids, which it leaves out.
+
+    Raises
+    ------
+    PlanError
+        If it breaks the schema.
+    """
+    return _from_model(_validated(document, "the plan"), hot_ids)
+
+
 def _provenance(provenance: Provenance) -> dict[str, Any]:
     """Where a plan comes from; what earlier versions do not know is left out if it is empty."""
     fields = asdict(provenance)

@@ -1,6 +1,7 @@
 """Exact access counts of one table's rows, and the row order that they give."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class RowCounts:
     rows: int
     ids: AnyInt
     counts: AnyInt
+    _sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         ids, counts = _signed(self.ids), _signed(self.counts)
@@ -66,6 +68,24 @@ class RowCounts:
             kept[filled:stop] = block[read_ids]
             filled = stop
         return cls(dense.size, ids, kept)
+
+    @property
+    def sha256(self) -> str:
+        """A hash that other counts do not have: of the arrays, or of the file they are from.
+
+        >>> RowCounts.from_dense([0, 5]).sha256 == RowCounts.from_dense([5, 0]).sha256
+        False
+        """
+        if not self._sha256:
+            digest = hashlib.sha256(f"{self.rows} {self.ids.dtype} {self.counts.dtype}".encode())
+            digest.update(self.ids.data)
+            digest.update(self.counts.data)
+            self.known_as(digest.hexdigest())
+        return self._sha256
+
+    def known_as(self, sha256: str) -> None:
+        """Set `sha256` where a file's hash is known: arrays of gigabytes take seconds to hash."""
+        object.__setattr__(self, "_sha256", sha256)
 
     @property
     def total(self) -> int:

@@ -115,7 +115,7 @@ def _read_all(file: Path) -> ProfileFields:
         encoding = document["encoding"]
         return ProfileFields(
             tables=tuple(
-                _table_from_json(table, f"{i}", arrays)
+                _table_from_json(table, f"{i}", arrays, files["counts"]["sha256"])
                 for i, table in enumerate(document["tables"])
             ),
             samples=document["samples"],
@@ -149,7 +149,10 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
     }
 
 
-def _table_from_json(values: Mapping[str, Any], key: str, arrays: _Arrays) -> TableProfile:
+def _table_from_json(
+    values: Mapping[str, Any], key: str, arrays: _Arrays, sha256: str
+) -> TableProfile:
+    """A table whose arrays are called by `key`; `sha256` is that of the file that holds them."""
     table = Table(
         name=values["name"],
         rows=values["rows"],
@@ -162,6 +165,7 @@ def _table_from_json(values: Mapping[str, Any], key: str, arrays: _Arrays) -> Ta
         counts, cdf = None, AccessCdf(arrays[f"{key}.ranks"], arrays[f"{key}.shares"])
     else:
         counts = _unpacked(table.rows, arrays, key)
+        counts.known_as(sha256_json([sha256, key, table.rows]))
         cdf = AccessCdf.from_counts(counts.counts, table.rows)
     return TableProfile(
         table=table,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from placer.data.formats.parquet import UNREADABLE
+from placer.data.formats.base import UNREADABLE
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts

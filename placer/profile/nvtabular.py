@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from placer.data.formats.parquet import UNREADABLE
+from placer.data.formats.base import UNREADABLE
 from placer.errors import DataError
 from placer.files import StrPath
 from placer.profile.counts import RowCounts

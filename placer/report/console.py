@@ -104,11 +104,15 @@ def print_training(
     output: str = "table",
     trace: "TraceRequest | None" = None,
     checkpoints: Path | None = None,
+    planned_hbm_share: float | None = None,
 ) -> None:
-    """Print what a training run did, and which of what was asked for it did not."""
+    """Print what a training run did, and which of what was asked for it did not.
+
+    `planned_hbm_share` is the share of lookups from HBM that the plan counts on.
+    """
     if trace is not None and result.trace is None:
         print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
-    _print_training(result, output)
+    _print_training(result, output, planned_hbm_share)
     if result.interrupted:
         saved = f"--resume goes on from {checkpoints}"
         if checkpoints is None:
@@ -116,8 +120,8 @@ def print_training(
         print_stderr(f"interrupted after step {result.steps}; {saved}")
 
 
-def _print_training(result: "TrainResult", output: str) -> None:
-    values, tables = train_values(result), training_reports(result)
+def _print_training(result: "TrainResult", output: str, planned_hbm_share: float | None) -> None:
+    values, tables = train_values(result), training_reports(result, planned_hbm_share)
     if output == "json":
         shown = {name: table.to_json() for name, table in tables.items()}
         print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))

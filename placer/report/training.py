@@ -35,11 +35,13 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
     }
 
 
-def training_reports(result: "TrainResult") -> dict[str, Report]:
+def training_reports(
+    result: "TrainResult", planned_hbm_share: float | None = None
+) -> dict[str, Report]:
     """Tables of a run, by name: those that there are."""
     reports = {}
     if result.hit_rates is not None:
-        reports["hit_rates"] = hit_rate_report(result.hit_rates)
+        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned_hbm_share)
     if result.trace is not None:
         reports["trace"] = trace_report(result.trace)
     return reports
@@ -64,8 +66,11 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
     )
 
 
-def hit_rate_report(rates: "HitRates") -> Report:
-    """Lookups by the memory that held their rows when a step asked for them."""
+def hit_rate_report(rates: "HitRates", planned_hbm_share: float | None = None) -> Report:
+    """Lookups by the memory that held their rows when a step asked for them.
+
+    `planned_hbm_share` is the share from HBM that the plan counts on, where that is known.
+    """
     cache = rates.row_cache
     served = {
         "HBM, rows that the plan keeps there": rates.home_lookups,
@@ -85,12 +90,15 @@ def hit_rate_report(rates: "HitRates") -> Report:
     facts: Row = {
         "lookups": rates.lookups,
         "hbm_hit_rate": rates.hbm_hit_rate,
+        "planned_hbm_share": planned_hbm_share,
         "pool_rows": cache.rows,
         "pool_hit_rows": cache.hit_rows,
         "rows_read_in_place": cache.in_place_rows,
         "rows_written_back": cache.written_back_rows,
     }
     title = f"Lookups: {form.share(rates.hbm_hit_rate)} found their row in HBM"
+    if planned_hbm_share is not None:
+        title += f", the plan counts on {form.share(planned_hbm_share)}"
     return Report(title, (Section("served", "", columns, rows),), facts)
 
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from solvers.report.compare import compare_report
     from solvers.report.compare_plot import plot_compare
     from solvers.report.explain import explain_report
+    from solvers.report.fleet import fleet_report, plot_fleet
     from solvers.report.memory import memory_report
     from solvers.report.outcome import refusal, verdict
     from solvers.report.plan import plan_report
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 __all__ = [
     "compare_report",
     "explain_report",
+    "fleet_report",
     "memory_report",
     "plan_report",
     "plot_compare",
+    "plot_fleet",
     "plot_front",
     "refusal",
     "replan_report",
@@ -35,6 +38,7 @@ __getattr__ = lazy_exports(
         "solvers.report.compare": "compare_report",
         "solvers.report.compare_plot": "plot_compare",
         "solvers.report.explain": "explain_report",
+        "solvers.report.fleet": "fleet_report plot_fleet",
         "solvers.report.memory": "memory_report",
         "solvers.report.outcome": "refusal verdict",
         "solvers.report.plan": "plan_report",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -11,19 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from placer.data.files.stores import shown
-from placer.data.formats.columns import (
-    ARROW_TYPES,
-    Columns,
-    check_columns,
-    infer_columns,
-    raw_batch,
-    written_as_text,
-    wrong_id,
-)
+from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.columns import ARROW_TYPES, Columns, wrong_id
 from placer.data.formats.dialect import header_names, infer_dialect
-from placer.data.formats.partitions import Partitions
 from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
-from placer.data.keys import Missing
 from placer.data.layout import Layout
 from placer.data.names import CATEGORIES, DENSE, LABEL, Format
 from placer.data.source import RawBatch
@@ -35,23 +26,12 @@ _UNIT = "\x1f"
 _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 
 
-class DelimitedSource:
-    """Files of delimited text, in order.
+class DelimitedSource(ColumnSource):
+    """Files of delimited text, in order; see `ColumnSource`.
 
     Parameters
     ----------
-    files : sequence of str
     format : {"csv", "tsv", "criteo"}
-    layout : Layout
-        What is known of the lines; the rest is found from the first file.
-    sparse, dense, label, ignore
-        See `placer.data.formats.columns.infer_columns`.
-    missing : {"zero", "empty"}
-
-    Raises
-    ------
-    DataError
-        If a file is missing or empty, or a column is missing.
     """
 
     def __init__(
@@ -59,55 +39,24 @@ class DelimitedSource:
         files: Sequence[str],
         format: Format = "csv",
         layout: Layout | None = None,
-        *,
-        sparse: Sequence[str] | None = None,
-        dense: Sequence[str] | None = None,
-        label: str | None = None,
-        ignore: Sequence[str] = (),
-        missing: Missing = "zero",
+        **options: Unpack[ColumnOptions],
     ) -> None:
-        self.files = tuple(files)
-        self.missing: Missing = missing
+        super().__init__(files, layout, **options)
         start = head_lines(self.files[0])
         # Files without a label have other columns: what was recorded is of another file.
-        known = layout or Layout()
-        known = replace(known, names=()) if format == "criteo" else known
+        known = replace(self._known, names=()) if format == "criteo" else self._known
         known = infer_dialect(self.files[0], start, known, format)
-        self._partitions = Partitions(self.files, known.types)
         if format == "criteo":
-            self.columns = _criteo_columns(known.names)
+            self._choose(_criteo_columns(known.names))
         else:
             table = _sample(self.files[0], start, known)
-            names = self._partitions.added_to(table.schema).names
-            sample = self._partitions.filled(table, self.files[0], names).cast(
-                self._partitions.added_to(table.schema)
-            )
-            self.columns = infer_columns(
-                sample.schema,
-                sparse,
-                dense,
-                label,
-                ignore,
-                sample=sample,
-                types=known.types,
-                lists=known.lists,
-            )
-            check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
+            schema = self._partitions.added_to(table.schema)
+            self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
         self.layout = replace(
             known, format=format, types=self.columns.types, lists=self.columns.lists
         )
-        self.label_name = self.columns.label
-        self.dense_names = self.columns.dense
-        self.text_features: Mapping[str, bool] = {
-            name: self.columns.is_text(name) for name in self.columns.sparse
-        }
-        self.samples: int | None = None
         # Columns of ids that some block had as 7.0, from which on all are read so.
         self._as_floats: set[str] = set()
-
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """None: a text file keeps no statistics."""
-        return None
 
     def open(self) -> TextCursor:
         """A cursor at the log's start."""
@@ -144,8 +93,7 @@ class DelimitedSource:
                 f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
                 "fields; say that they are plain characters (--no-quotes)"
             )
-        filled = self._partitions.filled(table, block.file, self.columns.names)
-        return raw_batch(filled, block.place, self.columns, self.missing)
+        return self.raw(table, block.place)
 
     def _own(self, names: Sequence[str]) -> list[str]:
         """The columns that are read from a file that has the named ones."""

@@ -217,7 +217,10 @@ def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]
         return None, None
     bracketed = sum(text[:1] == "[" and text[-1:] == "]" for text in texts) > len(texts) / 2
     texts = [text.strip("[]() ") for text in texts]
+    together = "".join(texts)
     for separator in _SEPARATORS:
+        if separator not in together:
+            continue
         holding = sum(separator in text for text in texts)
         if holding < max(1, _LEAST_SHARE * len(texts)):
             continue

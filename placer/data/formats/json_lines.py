@@ -4,88 +4,49 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
-from placer.data.formats.columns import (
-    ARROW_TYPES,
-    check_columns,
-    infer_columns,
-    raw_batch,
-    written_as_text,
-    wrong_id,
-)
-from placer.data.formats.partitions import Partitions
+from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.columns import ARROW_TYPES, wrong_id
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
-from placer.data.keys import Missing, is_list, is_text
+from placer.data.keys import is_list, is_text
 from placer.data.layout import Layout
 from placer.data.names import IdType
 from placer.data.source import RawBatch
 from placer.errors import DataError
 
 
-class JsonLinesSource:
-    """Files of JSON lines, in order; see `placer.data.formats.parquet.ParquetSource`.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or no JSON lines, or a column is missing.
-    """
+class JsonLinesSource(ColumnSource):
+    """Files of JSON lines, in order; see `ColumnSource`."""
 
     def __init__(
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        *,
-        sparse: Sequence[str] | None = None,
-        dense: Sequence[str] | None = None,
-        label: str | None = None,
-        ignore: Sequence[str] = (),
-        missing: Missing = "zero",
+        **options: Unpack[ColumnOptions],
     ) -> None:
-        self.files = tuple(files)
-        self.missing: Missing = missing
-        known = layout or Layout()
-        self._partitions = Partitions(self.files, known.types)
-        sample = self._sample(known.types, [*(dense or ()), *([label] if label else [])])
-        self.columns = infer_columns(
-            sample.schema,
-            sparse,
-            dense,
-            label,
-            ignore,
-            sample=sample,
-            types=known.types,
-            lists=known.lists if layout is not None else None,
-        )
-        check_columns(self.files[0], written_as_text(sample.schema), self.columns, ignore)
+        super().__init__(files, layout, **options)
+        numbers, label = options.get("dense") or (), options.get("label")
+        table = self._first([*numbers, *([label] if label else [])])
+        schema = self._partitions.added_to(table.schema)
+        self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
         self._schema = pa.schema(
             [
-                (name, self._type(name, sample.schema.field(name).type))
-                for name in self._partitions.of_file(self.columns.names, _own(sample.schema))
+                (name, self._type(name, schema.field(name).type))
+                for name in self._partitions.of_file(self.columns.names, table.schema)
             ]
         )
-        self.layout = self.columns.layout
-        self.label_name = self.columns.label
-        self.dense_names = self.columns.dense
-        self.text_features: Mapping[str, bool] = {
-            name: self.columns.is_text(name) for name in self.columns.sparse
-        }
-        self.samples: int | None = None
-
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """None: a text file keeps no statistics."""
-        return None
 
     def open(self) -> TextCursor:
         """A cursor at the log's start."""
         return TextCursor(self.files, self._parse)
 
-    def _sample(self, known: Mapping[str, IdType], numbers: Sequence[str]) -> pa.Table:
+    def _first(self, numbers: Sequence[str]) -> pa.Table:
+        """The first samples of the log, of the types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
         if start.lstrip()[:1] == b"[":
             raise DataError(
@@ -97,15 +58,15 @@ class JsonLinesSource:
             table = arrow_json.read_json(io.BytesIO(start), read_options=_options(len(start)))
         except pa.ArrowInvalid as error:
             block = Block(file, None, memoryview(start), lines, 1, None)
-            types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **known}
+            types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
             raise _wrong_line(block, types) or _unreadable(block, error) from error
         if not table.num_columns:
             raise DataError(f"{shown(file)}: its objects have no fields")
         try:
-            full = self._partitions.added_to(table.schema)
-            return self._partitions.filled(table, file, full.names).cast(full)
+            assert table.schema.names, "read here, where a name may turn out to be no text"
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
+        return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
         """What a field is read as."""
@@ -142,13 +103,7 @@ class JsonLinesSource:
             raise _wrong_line(block, {}) or _unreadable(
                 block, ValueError(f"{table.num_rows} objects in {block.samples} lines")
             )
-        filled = self._partitions.filled(table, block.file, self.columns.names)
-        return raw_batch(filled, block.place, self.columns, self.missing)
-
-
-def _own(schema: pa.Schema) -> pa.Schema:
-    """The fields that files hold themselves."""
-    return pa.schema([field for field in schema if not field.metadata])
+        return self.raw(table, block.place)
 
 
 def _options(size: int) -> arrow_json.ReadOptions:

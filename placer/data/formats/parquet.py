@@ -1,106 +1,64 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby, islice
+from typing import NamedTuple, Unpack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from placer.data.files.opening import open_file
-from placer.data.files.stores import first_line, local_path, scheme_of, shown
-from placer.data.formats.columns import (
-    Columns,
-    Place,
-    check_columns,
-    check_schema,
-    infer_columns,
-    once,
-    raw_batch,
+from placer.data.files.stores import local_path, scheme_of, shown
+from placer.data.formats.base import (
+    BATCH_ROWS,
+    SAMPLE_ROWS,
+    BatchCursor,
+    Batches,
+    ColumnOptions,
+    ColumnSource,
+    reading,
 )
-from placer.data.formats.partitions import Partitions
-from placer.data.keys import Missing, is_list
+from placer.data.formats.columns import check_schema
+from placer.data.keys import is_list
 from placer.data.layout import Layout
-from placer.data.source import RawBatch
 from placer.errors import DataError
 
-_BATCH_ROWS = 16384
-UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
-"""What Arrow raises for a file that is no Parquet, or has names that are no UTF-8."""
-SAMPLE_ROWS = 10_000
+
+class _RowGroup(NamedTuple):
+    """A row group; `file` is its file's place in the log, `first` the row at which it begins."""
+
+    file: int
+    number: int
+    first: int
+    rows: int
 
 
-class ParquetSource:
-    """Parquet files of one schema, in order.
-
-    Parameters
-    ----------
-    files : sequence of str
-    sparse, dense : sequence of str, optional
-        Categorical and numeric columns; inferred where None, see `infer_columns`.
-    label : str, optional
-    ignore : sequence of str
-        Columns that the inference leaves out.
-    missing : {"zero", "empty"}
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or no Parquet, or a column is missing or of a type that
-        does not fit.
-    """
+class ParquetSource(ColumnSource):
+    """Parquet files of one schema, in order; see `ColumnSource`."""
 
     def __init__(
         self,
         files: Sequence[str],
-        *,
-        sparse: Sequence[str] | None = None,
-        dense: Sequence[str] | None = None,
-        label: str | None = None,
-        ignore: Sequence[str] = (),
-        missing: Missing = "zero",
         layout: Layout | None = None,
+        **options: Unpack[ColumnOptions],
     ) -> None:
-        self.missing: Missing = missing
-        known = layout or Layout()
-        kept, footers, self.notes = _footers(files)
-        self.files = tuple(kept)
-        schemas = [_schema(file, one) for file, one in zip(self.files, footers, strict=True)]
-        self._partitions = Partitions(self.files, known.types)
-        full = [self._partitions.added_to(schema) for schema in schemas]
-        sample = None
-        if sparse is None or dense is None:
-            sample = self._sample(full[0])
-        self.columns = infer_columns(
-            full[0],
-            sparse,
-            dense,
-            label,
-            ignore,
-            sample=sample,
-            types=known.types,
-            lists=known.lists if layout is not None else None,
-        )
-        check_columns(self.files[0], full[0], self.columns, ignore)
-        for file, own in zip(self.files, full, strict=True):
+        kept, self._footers, self.notes = _footers(files)
+        super().__init__(kept, layout, **options)
+        self._schemas = [_schema(file, one) for file, one in zip(kept, self._footers, strict=True)]
+        full = [self._partitions.added_to(schema) for schema in self._schemas]
+        self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
+        for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
-        self.layout = self.columns.layout
-        self.text_features: Mapping[str, bool] = {
-            name: self.columns.is_text(name) for name in self.columns.sparse
-        }
-        self.dense_names = self.columns.dense
-        self.label_name = self.columns.label
-        self.samples: int | None = sum(footer.num_rows for footer in footers)
-        self._footers, self._schemas = footers, schemas
+        self.samples = sum(footer.num_rows for footer in self._footers)
+        self.row_groups = _row_groups(self._footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """The first samples of the log."""
         file = self.files[0]
-        try:
-            with _parquet_file(file) as opened:
-                batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS))
-        except UNREADABLE as error:
-            raise _unreadable(file, error) from error
-        table = pa.Table.from_batches([batch])
-        return self._partitions.filled(table, file, schema.names).select(once(schema.names))
+        with reading(file, "Parquet"), _parquet_file(file, self._footers[0]) as opened:
+            batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS))
+        return self._sampled(batch, file, schema)
 
     def largest_ids(self) -> Mapping[str, int] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
@@ -138,130 +96,57 @@ class ParquetSource:
 
     def open(self) -> "ParquetCursor":
         """A cursor at the log's start."""
-        return ParquetCursor(
-            self.files, self._footers, self._schemas, self.columns, self.missing, self._partitions
-        )
+        return ParquetCursor(self)
+
+    def batches(self, first: int = 0) -> Batches:
+        """The record batches from a row group on."""
+        for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
+            file = self.files[place]
+            names = self._partitions.of_file(self.columns.names, self._schemas[place])
+            with reading(file, "Parquet"), _parquet_file(file, self._footers[place]) as opened:
+                for group in groups:
+                    row = group.first
+                    for batch in opened.iter_batches(BATCH_ROWS, [group.number], names):
+                        yield file, row, batch
+                        row += batch.num_rows
 
 
-class ParquetCursor:
+class ParquetCursor(BatchCursor):
     """Reads record batches; row groups that are skipped altogether are never read."""
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        footers: Sequence[pq.FileMetaData],
-        schemas: Sequence[pa.Schema],
-        columns: Columns,
-        missing: Missing,
-        partitions: Partitions,
-    ) -> None:
-        self._columns, self._partitions = columns, partitions
-        self._schemas = dict(zip(files, schemas, strict=True))
-        self._missing: Missing = missing
-        # Each row group with its file and the rows of the file before it.
-        self._groups: list[tuple[str, int, int, int]] = []
-        for file, footer in zip(files, footers, strict=True):
-            before = 0
-            for group in range(footer.num_row_groups):
-                rows = footer.row_group(group).num_rows
-                self._groups.append((file, group, before, rows))
-                before += rows
-        self._next_group = 0
-        self._open_file = ""
-        self._parquet: pq.ParquetFile | None = None
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._batch: pa.RecordBatch | None = None
-        # Rows of the current batch, and rows of its file, that are behind us; the latter
-        # run to the end of the row group that was opened last.
-        self._used = 0
-        self._row = 0
-        self._group_end = 0
-
-    def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
-        batch = self._current_batch()
-        if batch is None:
-            return None
-        part = batch.slice(self._used, samples)
-        part = self._partitions.filled(part, self._open_file, self._columns.names)
-        place = Place(self._open_file, self._row)
-        raw = raw_batch(part, place, self._columns, self._missing)
-        self._used += part.num_rows
-        self._row += part.num_rows
-        return raw
+    def __init__(self, source: ParquetSource) -> None:
+        super().__init__(source, source.batches())
+        self._batches_from = source.batches
+        # Samples of the log before each row group, and all.
+        self._starts = [0, *accumulate(group.rows for group in source.row_groups)]
 
     def skip(self, samples: int) -> int:
         """Move on; row groups that end before the place to go to are not read."""
-        left = samples
-        while left:
-            in_group = self._group_end - self._row
-            if not in_group:
-                if self._next_group == len(self._groups):
-                    break
-                rows = self._groups[self._next_group][3]
-                if rows <= left:
-                    self._next_group += 1
-                    left -= rows
-                else:
-                    self._open_group()
-            elif in_group <= left:
-                self._batches, self._batch, self._used = iter(()), None, 0
-                self._row = self._group_end
-                left -= in_group
-            elif (batch := self._current_batch()) is not None:
-                step = min(left, batch.num_rows - self._used)
-                self._used += step
-                self._row += step
-                left -= step
-        return samples - left
+        before = self._done
+        target = min(before + samples, self._starts[-1])
+        group = bisect_right(self._starts, target) - 1
+        if self._starts[group] > before:
+            self.close()
+            self._batches = self._batches_from(group)
+            self._done = self._starts[group]
+        super().skip(target - self._done)
+        return self._done - before
 
-    def close(self) -> None:
-        """Close the file that is open."""
-        self._batches = iter(())
-        if self._parquet is not None:
-            self._parquet.close()
-            self._parquet = None
-        self._open_file = ""
 
-    def _current_batch(self) -> pa.RecordBatch | None:
-        """The batch that holds the next row; None at the log's end."""
-        while self._batch is None or self._used == self._batch.num_rows:
-            try:
-                self._batch = next(self._batches, None)
-            except UNREADABLE as error:
-                raise _unreadable(self._open_file, error) from error
-            self._used = 0
-            if self._batch is None:
-                if self._next_group == len(self._groups):
-                    return None
-                self._open_group()
-        return self._batch
-
-    def _open_group(self) -> None:
-        file, group, before, rows = self._groups[self._next_group]
-        self._next_group += 1
-        try:
-            if file != self._open_file:
-                self.close()
-                self._parquet = _parquet_file(file)
-                self._open_file = file
-            assert self._parquet is not None, "opened just above or at an earlier row group"
-            self._batches = self._parquet.iter_batches(
-                batch_size=_BATCH_ROWS,
-                row_groups=[group],
-                columns=self._partitions.of_file(self._columns.names, self._schemas[file]),
-            )
-        except UNREADABLE as error:
-            raise _unreadable(file, error) from error
-        self._batch, self._used = None, 0
-        self._row, self._group_end = before, before + rows
+def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
+    groups = []
+    for file, footer in enumerate(footers):
+        first = 0
+        for number in range(footer.num_row_groups):
+            rows = footer.row_group(number).num_rows
+            groups.append(_RowGroup(file, number, first, rows))
+            first += rows
+    return groups
 
 
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
-    try:
+    with reading(file, "Parquet"):
         return footer.schema.to_arrow_schema()
-    except UNREADABLE as error:
-        raise _unreadable(file, error) from error
 
 
 def _leaves(kind: pa.DataType) -> int:
@@ -283,11 +168,10 @@ def _holds_no_integers(kind: pa.DataType) -> bool:
     return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
 
-def _parquet_file(file: str) -> pq.ParquetFile:
+def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
     # A buffered stream holds pages, not whole column chunks, of a row group.
-    if scheme_of(file) == "file":
-        return pq.ParquetFile(local_path(file), buffer_size=1 << 20, pre_buffer=False)
-    return pq.ParquetFile(open_file(file), buffer_size=1 << 20, pre_buffer=False)
+    source = local_path(file) if scheme_of(file) == "file" else open_file(file)
+    return pq.ParquetFile(source, metadata=footer, buffer_size=1 << 20, pre_buffer=False)
 
 
 def _footers(
@@ -308,16 +192,11 @@ def _footers(
 
 
 def _footer(file: str) -> pq.FileMetaData:
-    try:
-        if scheme_of(file) == "file":
-            return pq.read_metadata(local_path(file))
-        with open_file(file) as opened:
-            return pq.read_metadata(opened)
-    except FileNotFoundError as error:
-        raise DataError(f"cannot open {shown(file)}: no such file") from error
-    except UNREADABLE as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: str, error: Exception) -> DataError:
-    return DataError(f"cannot read {shown(file)} as Parquet: {first_line(error)}")
+    with reading(file, "Parquet"):
+        try:
+            if scheme_of(file) == "file":
+                return pq.read_metadata(local_path(file))
+            with open_file(file) as opened:
+                return pq.read_metadata(opened)
+        except FileNotFoundError as error:
+            raise DataError(f"cannot open {shown(file)}: no such file") from error

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from placer.data.formats.parquet import UNREADABLE
+from placer.data.formats.base import UNREADABLE
 from placer.data.held import batches_of, is_in_memory
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError

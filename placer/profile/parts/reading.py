@@ -46,11 +46,11 @@ class PartReader:
 
     def batches(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
         """Samples in order; positions have one number each."""
-        cursor = self._source.open()
+        cursor = self._source.open(may_be_empty=True)
         first = partition * _PARTITION_SAMPLES
         used = 0
         try:
-            while (batch := cursor.read_some(_READ_SAMPLES)) is not None:
+            while (batch := cursor.read(_READ_SAMPLES)) is not None:
                 if self._position is None:
                     yield batch, np.arange(first, first + batch.samples)
                     first += batch.samples

@@ -1,0 +1,186 @@
+"""What the formats that Arrow reads share: a source of columns and a cursor over its batches."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypedDict, Unpack
+
+import pyarrow as pa
+
+from placer.data.files.stores import first_line, shown
+from placer.data.formats.columns import (
+    Columns,
+    Place,
+    check_columns,
+    infer_columns,
+    once,
+    raw_batch,
+    written_as_text,
+)
+from placer.data.formats.partitions import Partitions
+from placer.data.keys import Missing
+from placer.data.layout import Layout
+from placer.data.source import RawBatch
+from placer.errors import DataError
+
+BATCH_ROWS = 16384
+SAMPLE_ROWS = 10_000
+UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
+"""What Arrow raises for a file of another format, or with names that are no UTF-8."""
+
+Batches = Generator[tuple[str, int, pa.RecordBatch]]
+"""Record batches, each with its file and the row of it at which the batch begins."""
+
+
+class ColumnOptions(TypedDict, total=False):
+    """What a caller says of a log's columns.
+
+    Keys
+    ----
+    sparse, dense : sequence of str, optional
+        Categorical and numeric columns; inferred where None, see `infer_columns`.
+    label : str, optional
+    ignore : sequence of str
+        Columns that the inference leaves out.
+    missing : {"zero", "empty"}
+    """
+
+    sparse: Sequence[str] | None
+    dense: Sequence[str] | None
+    label: str | None
+    ignore: Sequence[str]
+    missing: Missing
+
+
+class ColumnSource:
+    """Files of one schema, in order; a `placer.data.source.Source` that formats inherit from.
+
+    Parameters
+    ----------
+    files : sequence of str
+    layout : Layout, optional
+        What is known of the files; the rest is found from the first.
+    **options
+        See `ColumnOptions`.
+
+    Raises
+    ------
+    DataError
+        If a file is missing, empty or of another format, or a column is missing or of a type
+        that does not fit.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        layout: Layout | None = None,
+        **options: Unpack[ColumnOptions],
+    ) -> None:
+        self.files: Sequence[str] = tuple(files)
+        self.missing: Missing = options.get("missing", "zero")
+        self.samples: int | None = None
+        self._known = layout or Layout()
+        self._options = options
+        self._partitions = Partitions(self.files, self._known.types)
+
+    def largest_ids(self) -> Mapping[str, int] | None:
+        """None: the files keep no statistics."""
+        return None
+
+    def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
+        """The samples of a batch of a file, with what the file's folders say."""
+        filled = self._partitions.filled(batch, place.file, self.columns.names)
+        return raw_batch(filled, place, self.columns, self.missing)
+
+    def _is_inferred(self) -> bool:
+        return self._options.get("sparse") is None or self._options.get("dense") is None
+
+    def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
+        """Choose the columns of a schema, of which `sample` has some samples."""
+        ignore = self._options.get("ignore", ())
+        columns = infer_columns(
+            schema,
+            self._options.get("sparse"),
+            self._options.get("dense"),
+            self._options.get("label"),
+            ignore,
+            sample=sample,
+            types=self._known.types,
+            lists=self._known.lists,
+        )
+        check_columns(
+            self.files[0], written_as_text(schema) if as_text else schema, columns, ignore
+        )
+        self._choose(columns)
+
+    def _choose(self, columns: Columns) -> None:
+        self.columns = columns
+        self.layout = columns.layout
+        self.text_features: Mapping[str, bool] = {
+            name: columns.is_text(name) for name in columns.sparse
+        }
+        self.dense_names = columns.dense
+        self.label_name = columns.label
+
+    def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
+        """Samples of a file, with the columns of a schema to which the folders' were added."""
+        table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        return self._partitions.filled(table, file, schema.names).select(once(schema.names))
+
+
+class BatchCursor:
+    """Reads record batches, one after another."""
+
+    def __init__(self, source: ColumnSource, batches: Batches) -> None:
+        self._source, self._batches = source, batches
+        self._file, self._first = "", 0
+        self._batch: pa.RecordBatch | None = None
+        # Rows of the batch, and samples of the log, that are behind us.
+        self._used = 0
+        self._done = 0
+
+    def read(self, samples: int) -> RawBatch | None:
+        """The next samples, at least one and at most `samples`; None at the end."""
+        batch = self.next_batch()
+        if batch is None:
+            return None
+        part = batch.slice(self._used, min(samples, BATCH_ROWS))
+        raw = self._source.raw(part, Place(self._file, self._first + self._used))
+        self._move(part.num_rows)
+        return raw
+
+    def skip(self, samples: int) -> int:
+        """Move on; how many samples were there to skip."""
+        left = samples
+        while left and (batch := self.next_batch()) is not None:
+            step = min(left, batch.num_rows - self._used)
+            self._move(step)
+            left -= step
+        return samples - left
+
+    def close(self) -> None:
+        """Let go of the file that is open."""
+        self._batches.close()
+        self._batch, self._used = None, 0
+
+    def next_batch(self) -> pa.RecordBatch | None:
+        """The batch that holds the next row; None at the log's end."""
+        while self._batch is None or self._used == self._batch.num_rows:
+            found = next(self._batches, None)
+            self._batch, self._used = None, 0
+            if found is None:
+                return None
+            self._file, self._first, self._batch = found
+        return self._batch
+
+    def _move(self, rows: int) -> None:
+        self._used += rows
+        self._done += rows
+
+
+@contextmanager
+def reading(file: str, format: str) -> Iterator[None]:
+    """What Arrow raises within becomes an error that names the file."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise DataError(f"cannot read {shown(file)} as {format}: {first_line(error)}") from error

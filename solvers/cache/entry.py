@@ -1,0 +1,122 @@
+"""The file of one plan in the cache: a line with its hash, a line of JSON, and the hot ids.
+
+One file, so that it is there whole or not at all. Nothing in it is ever run.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from placer.errors import PlacerError, PlanError
+from placer.plan.file import from_dict, to_dict
+from placer.plan.plan import Plan
+from placer.plan.verify import violations
+from placer.read_files import LimitError, parse_json
+from solvers.result import SolveResult, Termination
+
+MAGIC = b"placer-cached-plan-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A search and its result.
+
+    Attributes
+    ----------
+    key : str
+        See `solvers.cache.key.key_of`.
+    time_limit_s : float
+        That of the search.
+    result : SolveResult
+        With a plan.
+    """
+
+    key: str
+    time_limit_s: float
+    result: SolveResult
+
+    def holds_for(self, time_limit_s: float) -> bool:
+        """Whether it answers a search with another time limit.
+
+        A plan that is proven to be within the gap answers all. Any other one was found within its
+        time limit, and more time may find a better one: it answers the same limit and shorter ones.
+        """
+        return self.result.termination.reason == "optimal" or time_limit_s <= self.time_limit_s
+
+
+def encoded(entry: Entry) -> bytes:
+    """The file's content.
+
+    Raises
+    ------
+    PlanError
+        If there is no plan.
+    """
+    result = entry.result
+    if result.plan is None:
+        raise PlanError("there is no plan to keep")
+    end = result.termination
+    document = {
+        "key": entry.key,
+        "time_limit_s": entry.time_limit_s,
+        "plan": to_dict(result.plan),
+        "termination": {"reason": end.reason, "limit": end.limit, "detail": end.detail},
+        "step_time_s": result.step_time_s,
+        "bound_s": result.bound_s,
+        "stats": result.stats,
+    }
+    ids = {n: np.ascontiguousarray(ids, np.int64) for n, ids in result.plan.hot_ids.items()}
+    body = json.dumps(document, default=_plain).encode() + b"\n" + save(ids)
+    return b"%s %s\n%s" % (MAGIC, hashlib.sha256(body).hexdigest().encode(), body)
+
+
+def decoded(content: bytes, key: str) -> Entry:
+    """The entry of a file's content.
+
+    Raises
+    ------
+    PlacerError
+        Says what is wrong, if it is another file, cut short or altered, was made for another key,
+        or holds a plan that is not sound.
+    """
+    first, _, body = content.partition(b"\n")
+    magic, _, sha256 = first.partition(b" ")
+    if magic != MAGIC:
+        raise PlacerError("it is no plan of this version's cache")
+    if hashlib.sha256(body).hexdigest().encode() != sha256:
+        raise PlacerError("it is cut short or was altered")
+    line, _, ids = body.partition(b"\n")
+    try:
+        entry = _entry(parse_json(line), ids)
+    except (LimitError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise PlacerError(f"it is damaged: {error!r}") from error
+    if entry.key != key:
+        raise PlacerError("it holds the plan of another problem")
+    return entry
+
+
+def _entry(document: dict[str, Any], ids: bytes) -> Entry:
+    plan = Plan(**vars(from_dict(document["plan"], load(ids))))
+    for fault in violations(plan):
+        raise PlacerError(f"its plan is not sound: {fault.message}")
+    return Entry(
+        document["key"],
+        document["time_limit_s"],
+        SolveResult(
+            plan,
+            Termination(**document["termination"]),
+            document["step_time_s"],
+            document["bound_s"],
+            document["stats"],
+        ),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What a solver counts, as JSON has it."""
+    return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,0 +1,361 @@
+"""benchmarks/instances: the library, its checker, and its plans."""
+
+import ast
+import copy
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fast_and_full import fewer
+from instance_cases import plan_of, random_plan, random_problem
+
+from cost_models import Roofline
+from placer import Plan, Problem, Shard
+from placer.plan.file import to_dict
+from placer.plan.memory import device_memory
+from placer.plan.verify import verify
+
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "instances"
+
+
+def imported(name: str) -> ModuleType:
+    """A module of the library."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+check, expand, catalogue, plans, step_time = map(
+    imported, ("check", "expand", "catalogue", "plans", "step_time")
+)
+RECIPES = expand.catalogue()["recipes"]
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """A plan as its file has it."""
+    content: dict[str, Any] = json.loads(json.dumps(to_dict(plan)))
+    return content
+
+
+def test_the_checker_imports_nothing_of_placer() -> None:
+    for name in ("check", "step_time"):
+        tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+        found = {
+            alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names
+        }
+        found |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        # What makes an instance by its name is asked for by the command line alone.
+        foreign = {each.partition(".")[0] for each in found} - set(sys.stdlib_module_names)
+        assert foreign <= {"numpy", "step_time", "expand"}
+
+
+def test_the_checker_and_the_cost_model_agree_on_random_plans() -> None:
+    seen = set()
+    for seed in range(fewer(200, 8)):
+        rng = random.Random(seed)
+        problem = random_problem(rng)
+        plan = random_plan(rng, problem)
+        instance = expand.document("drawn", problem, catalogue.CONSTANTS)
+        verdict = check.check(instance, as_json(plan))
+        assert not verdict.faults
+        expected = Roofline().evaluate(problem, plan).step_time_s
+        assert verdict.step_time_s == pytest.approx(expected, rel=1e-9, abs=0)
+        memory = device_memory(plan)
+        assert verdict.used_bytes == {name: use.total_bytes for name, use in memory.items()}
+        seen |= {shard.lookup for shard in plan.shards}
+    assert seen == {"device", "staged", "uva", "cached", "host"}
+
+
+def tiny() -> tuple[Problem, Plan]:
+    """Two tables on two GPUs: one split hot/cold and read through a cache, one row-wise."""
+    recipe = expand.Recipe(
+        "tiny", "random-2@5", "2xt4", "1GiB", batch_size=256,
+        constraints={"tables": {"t2": {"forbid": ["uva"]}}},
+    )  # fmt: skip
+    problem = recipe.problem()
+    first, second = (profile.table for profile in problem.profile)
+    cols = (0, first.dim)
+    shards = [
+        Shard("t1", (0, 500, 1), cols, ("gpu:0",), "hbm", "device"),
+        Shard("t1", (500, first.rows, 1), cols, ("gpu:0",), "dram", "cached", cache_rows=100),
+        Shard("t2", (0, second.rows, 2), (0, second.dim), ("gpu:0",), "dram", "staged"),
+        Shard("t2", (1, second.rows, 2), (0, second.dim), ("gpu:1",), "dram", "staged"),
+    ]
+    return problem, plan_of(problem, shards)
+
+
+def _shorter(plan: dict[str, Any]) -> None:
+    plan["shards"][0]["rows"][1] -= 1
+
+
+def _overlapping(plan: dict[str, Any]) -> None:
+    plan["shards"][1]["rows"][0] -= 1
+
+
+def _other_strides(plan: dict[str, Any]) -> None:
+    plan["shards"][3]["rows"] = [1, plan["shards"][3]["rows"][1], 3]
+
+
+def _too_large(plan: dict[str, Any]) -> None:
+    for shard in plan["shards"][1:]:
+        shard.update(memory="hbm", lookup="device", cache_rows=0, staging_rows=0)
+
+
+def _forbidden(plan: dict[str, Any]) -> None:
+    plan["shards"][2].update(lookup="uva", staging_rows=0)
+
+
+def _no_such_device(plan: dict[str, Any]) -> None:
+    plan["shards"][0]["devices"] = ["gpu:9"]
+
+
+def _wrong_lookup(plan: dict[str, Any]) -> None:
+    plan["shards"][0]["lookup"] = "staged"
+
+
+def _no_cache(plan: dict[str, Any]) -> None:
+    plan["shards"][1]["cache_rows"] = 0
+
+
+def _host_stages(plan: dict[str, Any]) -> None:
+    plan["shards"][2]["devices"] = ["host:0"]
+
+
+def _no_buffers(plan: dict[str, Any]) -> None:
+    plan["shards"][2]["buffer_bytes"] = plan["shards"][3]["buffer_bytes"] = 0
+
+
+def _no_staging(plan: dict[str, Any]) -> None:
+    plan["shards"][2]["staging_rows"] = 0
+
+
+def _better(plan: dict[str, Any]) -> None:
+    plan["solver"]["step_time_s"] *= 1 - 1e-6
+
+
+def _other_table(plan: dict[str, Any]) -> None:
+    plan["tables"][0]["rows"] += 1
+
+
+def _other_batch(plan: dict[str, Any]) -> None:
+    plan["batch_size"] = 1
+
+
+def _other_instance(plan: dict[str, Any]) -> None:
+    plan["instance_sha256"] = "0" * 64
+
+
+def _more_memory(plan: dict[str, Any]) -> None:
+    plan["topology"]["devices"][0]["memory_bytes"] *= 2
+
+
+def _no_shards(plan: dict[str, Any]) -> None:
+    del plan["shards"]
+
+
+def _half_a_shard(plan: dict[str, Any]) -> None:
+    del plan["shards"][0]["cols"]
+
+
+def _fraction(plan: dict[str, Any]) -> None:
+    plan["shards"][0]["rows"][1] = 500.5
+
+
+def _unknown_table(plan: dict[str, Any]) -> None:
+    plan["shards"][0]["table"] = "t9"
+
+
+WRONG: dict[Callable[[dict[str, Any]], None], tuple[str, str]] = {
+    _shorter: ("row missing", "1 rows are in no shard"),
+    _overlapping: ("covered twice", "rank 499 is in two shards"),
+    _other_strides: ("covered twice", "rank 4 is in two shards"),
+    _too_large: ("memory", "gpu:0 would hold"),
+    _forbidden: ("constraint", "table 't2' is placed uva, which is forbidden"),
+    _no_such_device: ("device", "no device 'gpu:9'"),
+    _wrong_lookup: ("lookup", "lookup 'staged' does not go with memory 'hbm'"),
+    _no_cache: ("lookup", "0 cache_rows with lookup 'cached'"),
+    _host_stages: ("lookup", "host:0 is a host; it serves lookup host alone"),
+    _no_buffers: ("buffers", "0 buffer_bytes on ['gpu:0']"),
+    _no_staging: ("buffers", "has 0 staging_rows"),
+    _better: ("claim", "the plan says that a step takes"),
+    _other_table: ("problem", "table 't1' is not the instance's"),
+    _other_batch: ("problem", "batch_size is 1"),
+    _other_instance: ("problem", "instance_sha256"),
+    _more_memory: ("problem", "devices or their memory"),
+    _no_shards: ("format", "no list of shards"),
+    _half_a_shard: ("shard", "a shard needs"),
+    _fraction: ("shard", "whole numbers"),
+    _unknown_table: ("shard", "no table 't9'"),
+}
+
+
+def test_a_wrong_plan_of_each_kind_is_refused_with_the_reason() -> None:
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    step_time_s = Roofline().evaluate(problem, plan).step_time_s
+    sound = as_json(plan.with_solver(step_time_s=step_time_s))
+    verdict = check.check(instance, sound)
+    assert not verdict.faults
+    assert verdict.step_time_s == pytest.approx(step_time_s, rel=1e-12)
+    for change, (kind, words) in WRONG.items():
+        wrong = copy.deepcopy(sound)
+        change(wrong)
+        faults = check.check(instance, wrong).faults
+        assert [fault.kind for fault in faults][:1] == [kind], (change, faults)
+        assert words in faults[0].message
+
+
+def test_constraints_are_checked_as_they_are_documented() -> None:
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    rules = {
+        "row-wise": {"tables": {"t2": {"devices": None, "tier": None, "forbid": ["row-wise"]}}},
+        "pinned": {"tables": {"t2": {"devices": ["gpu:0"], "tier": None, "forbid": []}}},
+        "in hbm alone": {"tables": {"t1": {"devices": None, "tier": "hbm", "forbid": []}}},
+        "split": {"tables": {"t1": {"devices": None, "tier": None, "forbid": ["split"]}}},
+        "share one device": {"tables": {}, "together": [["t1", "t2"]]},
+    }
+    for words, constraints in rules.items():
+        faults = check.check({**instance, "constraints": constraints}, as_json(plan)).faults
+        assert {fault.kind for fault in faults} == {"constraint"}
+        assert any(words in fault.message for fault in faults)
+    # The hot and the cold part of a slice are one row slice.
+    allowed = {"t1": {"devices": None, "tier": None, "forbid": ["row-wise", "column-wise"]}}
+    assert not check.check({**instance, "constraints": {"tables": allowed}}, as_json(plan)).faults
+
+
+def test_slices_of_different_strides_meet_where_they_do() -> None:
+    rng = random.Random(1)
+    for _ in range(300):
+        slices = []
+        for _ in range(2):
+            start, step = rng.randint(0, 30), rng.choice([1, 2, 3, 4, 6, 8, 12])
+            slices.append((start, start + rng.randint(1, 60), step))
+        common = set(range(*slices[0])) & set(range(*slices[1]))
+        rank = check._common_rank(slices)
+        assert rank == min(common, default=None) or rank in common
+        assert (rank is None) == (not common)
+
+
+def test_the_library_is_as_large_as_it_says_and_its_recipes_make_what_was_solved() -> None:
+    assert len(RECIPES) >= 150
+    assert min(one.tables for one in RECIPES.values()) == 26
+    assert max(one.tables for one in RECIPES.values()) == 10_000
+    assert {2, 1024} <= {one.gpus for one in RECIPES.values()}
+    assert sum(bool(one.constraints) for one in RECIPES.values()) >= 10
+    size = sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file())
+    assert size <= 10e6
+    document = expand.document_of("criteo-kaggle-2xt4-50pct")  # Its hash is held against.
+    again = expand.problem_of(json.loads(json.dumps(document)))
+    assert again.sha256 == expand.recipe_of("criteo-kaggle-2xt4-50pct").problem().sha256
+
+
+@pytest.mark.slow
+def test_the_checker_and_the_cost_model_agree_on_best_known_plans() -> None:
+    best = json.loads((FOLDER / "best_known.json").read_text(encoding="utf-8"))["best_known"]
+    small = [one for one in best if RECIPES[one["instance"]].tables <= 200]
+    for known in random.Random(0).sample(small, min(25, len(small))):
+        name, planner = known["instance"], known["planner"]
+        problem = expand.recipe_of(name).problem()
+        content = plans.read(planner, name)
+        verdict = check.check(expand.document_of(name), content)
+        assert not verdict.faults
+        plan = plans.to_plan(problem, content)
+        verify(plan)
+        expected = imported("ours").cost_model().evaluate(problem, plan).step_time_s
+        assert verdict.step_time_s == pytest.approx(expected, rel=1e-9, abs=0)
+        assert known["step_time_s"] == pytest.approx(expected, rel=1e-9, abs=0)
+        memory = {name: use.total_bytes for name, use in device_memory(plan).items()}
+        assert verdict.used_bytes == memory
+        assert known["bound_s"] is None or known["bound_s"] <= known["step_time_s"] * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_the_page_is_made_again_from_the_plans(tmp_path: Path, monkeypatch: Any) -> None:
+    page = imported("page")
+    few = {name: one for name, one in RECIPES.items() if one.tables * one.gpus <= 100}
+    monkeypatch.setattr(page, "catalogue", lambda: {"recipes": few, "version": 1})
+    for name in ("PAGE", "BEST_KNOWN"):
+        monkeypatch.setattr(page, name, tmp_path / name)
+    page.write_page()
+    text = (tmp_path / "PAGE").read_text(encoding="utf-8")
+    recorded = (FOLDER / "LEADERBOARD.md").read_text(encoding="utf-8")
+    for name in few:
+        (line,) = (each for each in text.splitlines() if each.startswith(f"| {name} |"))
+        (known,) = (each for each in recorded.splitlines() if each.startswith(f"| {name} |"))
+        assert line.split(" | ")[:7] == known.split(" | ")[:7]
+
+
+def test_the_command_checks_a_plan_file(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    (tmp_path / "tiny.json").write_text(json.dumps(instance))
+    plan.save(tmp_path / "plan.json")
+    monkeypatch.setattr(sys, "argv", ["check", f"{tmp_path}/tiny.json", f"{tmp_path}/plan.json"])
+    with pytest.raises(SystemExit) as ended:
+        check.main()
+    assert ended.value.code == 0
+    assert "sound: tiny takes" in capsys.readouterr().out
+
+
+def outcome_of(plan: Plan, step_time_s: float | None, bound_s: float) -> Any:
+    """A planner's answer with this plan."""
+    facts = {"options": {"time_limit_s": 1.0}, "seconds": 0.1, "bound_s": bound_s}
+    return imported("outcome").Outcome(plans.shards_json(plan), facts, step_time_s)
+
+
+def test_a_better_plan_and_a_higher_bound_are_kept_and_no_wrong_one(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    leaderboard = __import__("leaderboard")
+    monkeypatch.setattr(plans, "PLANS", tmp_path)
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    cols = (0, problem.profile["t2"].table.dim)
+    rows = problem.profile["t2"].table.rows
+    slower = [shard for shard in plan.shards if shard.table == "t1"]
+    slower.append(Shard("t2", (0, rows, 1), cols, ("gpu:0",), "dram", "staged"))
+    worse = plan_of(problem, slower)
+    leaderboard.keep("mine", instance, outcome_of(worse, None, 2e-6))
+    first = plans.read("mine", "tiny")
+    leaderboard.keep("mine", instance, outcome_of(plan, None, 1e-6))
+    better = plans.read("mine", "tiny")
+    assert better["step_time_s"] < first["step_time_s"]
+    assert better["bound_s"] == 2e-6
+    leaderboard.keep("mine", instance, outcome_of(worse, None, 3e-6))
+    kept = plans.read("mine", "tiny")
+    assert (kept["step_time_s"], kept["bound_s"]) == (better["step_time_s"], 3e-6)
+    assert not check.check(instance, kept).faults
+    told = leaderboard.keep("boastful", instance, outcome_of(plan, 1e-9, 0.0))
+    assert told.startswith("plan refused: claim")
+    assert plans.read("boastful", "tiny") is None
+    assert "claim" in plans.without_plan("boastful")["tiny"]["reason"]
+
+
+@pytest.mark.slow
+def test_the_integer_program_of_recshard_gains_by_splits(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    recipe = expand.Recipe("few", "random-4@5", "2xt4", "40%", batch_size=256)
+    problem = recipe.problem()
+    outcome = imported("others").run("recshard", recipe, problem, 5.0, None)
+    instance = expand.document("few", problem, catalogue.CONSTANTS)
+    verdict = check.check(instance, {"shards": outcome.shards})
+    assert not verdict.faults
+    assert {shard["lookup"] for shard in outcome.shards} == {"device", "uva"}
+    # Better than all rows in host memory, read in place as well.
+    cold = [
+        {**shard, "rows": [0, problem.profile[shard["table"]].table.rows, 1],
+         "memory": "dram", "lookup": "uva"}
+        for shard in {one["table"]: one for one in outcome.shards}.values()
+    ]  # fmt: skip
+    all_cold = check.check(instance, {"shards": cold})
+    assert not all_cold.faults
+    assert verdict.step_time_s < all_cold.step_time_s
