@@ -26,16 +26,8 @@ import cost_models
 import placer
 import solvers
 from cost_models import report as cost_reports
+from placer import click_options as kinds
 from placer import report
-from placer.click_options import (
-    Commands,
-    InputPath,
-    Name,
-    OutputPath,
-    Seconds,
-    add_command,
-    refuse_others,
-)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
@@ -43,17 +35,8 @@ from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import format_bytes, parse_bytes, parse_prices
+from solvers import options as shared
 from solvers import report as solver_reports
-from solvers.options import (
-    DRAM,
-    DTYPES,
-    RULES,
-    TABLE_OPTIMIZERS,
-    TIME_LIMIT,
-    Effort,
-    FleetOptions,
-    ProblemOptions,
-)
 from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
@@ -62,7 +45,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @click.group(
-    cls=Commands,
+    cls=kinds.Commands,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "show_default": True,
@@ -90,7 +73,7 @@ def main(quiet: bool, verbose: bool) -> None:
         context.call_on_close(lambda: report.print_seconds(time.monotonic() - began_s))
 
 
-_command = partial(add_command, main)
+_command = partial(kinds.add_command, main)
 
 
 def _refuse(result: solvers.SolveResult) -> NoReturn:
@@ -113,8 +96,8 @@ _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
 _MODELS = cost_models.model_names()
-_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
-_A_BACKEND = Name(
+_A_MODEL = kinds.Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+_A_BACKEND = kinds.Name(
     "backend",
     BACKENDS.__contains__,
     f"{{!r}} is none of {', '.join(BACKENDS)}",
@@ -123,7 +106,9 @@ _A_BACKEND = Name(
 
 
 def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+    return kinds.Name(
+        "text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True
+    )
 
 
 _SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
@@ -142,12 +127,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED = InputPath()
+STORED = kinds.InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
-PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
+PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=kinds.OutputPath(is_file=True))
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=kinds.OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
 MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
@@ -165,15 +150,13 @@ def profile(
     options: LogOptions = BUNDLE,
     infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
     dims: Texts = option((), "Columns of tables, by default 64.", "--dim", metavar="[TABLE=]N"),
-    dtype: str = option("float32", "Of the weights.", kind=DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
+    dtype: str = option("float32", "Of the weights.", kind=shared.DTYPES),
+    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=shared.TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(
-        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
-    ),
+    like: File = option(None, "Map columns and ids as it does.", kind=STORED, metavar="PROFILE"),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -194,7 +177,7 @@ def profile(
     if like is not None and folder is not None:
         from placer.profile.like import profile_like
 
-        refuse_others("--like", "logs log_format sample seed output like folder")
+        kinds.refuse_others("--like", "logs log_format sample seed output like folder")
         earlier = placer.Profile.load(like)
         with report.progress_bar("samples") as update:
             how: Any = {"sample": sample, "seed": seed, "progress": update}
@@ -264,7 +247,7 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
 def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
-    dram: Text = DRAM,
+    dram: Text = shared.DRAM,
     file: File = option(None, "Write it as a YAML file to edit.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -289,11 +272,11 @@ def topology(
 
 @_command
 def plan(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: Effort = BUNDLE,
+    effort: shared.Effort = BUNDLE,
     cache: bool = option(True, "Take the kept plan of the same search.", "--cache/--no-cache"),
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
@@ -340,11 +323,11 @@ def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTP
 
 @_command
 def compare(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
     models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
-    effort: Effort = BUNDLE,
+    effort: shared.Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -384,10 +367,10 @@ def compare(
 
 @_command
 def fleet(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
     model: str = MODEL,
-    asked: FleetOptions = BUNDLE,
+    asked: shared.FleetOptions = BUNDLE,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -420,7 +403,7 @@ def show(
     top: int = option(20, "Tables listed of a plan of many.", least=1),
     explained: Text = option(None, "Say what decided its place.", "--explain", metavar="TABLE"),
     memory: bool = option(False, "Memory of each phase of a training step."),
-    constraints_path: File = RULES,
+    constraints_path: File = shared.RULES,
     output: Output = OUTPUT,
 ) -> None:
     """Show a plan: memory and time of each device, placement of each table; or a profile.
@@ -472,8 +455,8 @@ def report_command(
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
-    rules: File = RULES,
-    effort: Effort = BUNDLE,
+    rules: File = shared.RULES,
+    effort: shared.Effort = BUNDLE,
     file: Path = option(..., "HTML file to write.", "-o --output"),
 ) -> None:
     """Write a page to look at: one file, without a network. With a second plan, what moves.
@@ -492,7 +475,7 @@ def report_command(
 @_command
 def verify(
     path: Path = argument(kind=STORED),
-    constraints_path: File = RULES,
+    constraints_path: File = shared.RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
 ) -> None:
@@ -540,12 +523,12 @@ def diff_command(
 @_command
 def replan(
     old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: Effort = BUNDLE,
+    effort: shared.Effort = BUNDLE,
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -585,12 +568,12 @@ def replan(
 
 @_command
 def whatif(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     hbm_steps: Text = option(None, "Also the step time at each of these: 2GiB,4GiB,8GiB."),
     solver: str = option("greedy-cost", "A better one leaves smaller gaps.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: Effort = BUNDLE,
+    effort: shared.Effort = BUNDLE,
     plot: File = option(None, "Picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
@@ -712,12 +695,9 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        share = None
-        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
-                                             other_data=True)):  # fmt: skip
-            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
-            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
-        report.print_training(result, output, trace, checkpoints, share)
+        known = profile_of(loaded, plan_path, profile_path, other_data=True)
+        planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
+        report.print_training(result, output, trace, checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
@@ -865,7 +845,7 @@ def calibrate(
     budget: float = option(
         "5min",
         "Time to measure: cases once, then again while there is time.",
-        kind=Seconds(or_none=True),
+        kind=kinds.Seconds(or_none=True),
     ),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
@@ -939,7 +919,7 @@ def sweep(
     placements: Any = option(_PLACEMENTS, "Comma-separated.", kind=_PLACEMENT_LIST),
     parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
     hbm: Text = HBM,
-    dram: Text = DRAM,
+    dram: Text = shared.DRAM,
     model: str = MODEL,
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -988,7 +968,7 @@ def demo(
     samples: int = option(150000, "Of the generated log.", least=1000),
     scale: float = option(0.05, "Of its tables: share of published sizes.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
-    time_limit: float = TIME_LIMIT,
+    time_limit: float = shared.TIME_LIMIT,
     folder: Path = option(Path("demo"), "For log, profile, plan and picture.", "-o --output"),
 ) -> None:
     """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
