@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -26,17 +26,39 @@ import cost_models
 import placer
 import solvers
 from cost_models import report as cost_reports
-from placer import click_options as kinds
 from placer import report
+from placer.click_options import (
+    Commands,
+    InputPath,
+    Name,
+    OutputPath,
+    Seconds,
+    add_command,
+    refuse_others,
+)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import format_bytes, parse_bytes, parse_prices
-from solvers import options as shared
+from placer.units import format_bytes, parse_bytes
 from solvers import report as solver_reports
+from solvers.options import (
+    DRAM,
+    DTYPES,
+    MODEL,
+    MODEL_LIST,
+    RULES,
+    SOLVER_LIST,
+    TABLE_OPTIMIZERS,
+    TIME_LIMIT,
+    Effort,
+    FleetOptions,
+    ProblemOptions,
+    names_of,
+    prices_of,
+)
 from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
@@ -45,7 +67,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @click.group(
-    cls=kinds.Commands,
+    cls=Commands,
     context_settings={
         "help_option_names": ["-h", "--help"],
         "show_default": True,
@@ -73,7 +95,7 @@ def main(quiet: bool, verbose: bool) -> None:
         context.call_on_close(lambda: report.print_seconds(time.monotonic() - began_s))
 
 
-_command = partial(kinds.add_command, main)
+_command = partial(add_command, main)
 
 
 def _refuse(result: solvers.SolveResult) -> NoReturn:
@@ -95,25 +117,13 @@ _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
-_MODELS = cost_models.model_names()
-_A_MODEL = kinds.Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
-_A_BACKEND = kinds.Name(
+_A_BACKEND = Name(
     "backend",
     BACKENDS.__contains__,
     f"{{!r}} is none of {', '.join(BACKENDS)}",
     shown=f"[{'|'.join(BACKENDS)}]",
 )
-
-
-def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return kinds.Name(
-        "text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True
-    )
-
-
-_SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
-_MODEL_LIST = _list("model", _MODELS, cost_models.is_model_name)
-_PLACEMENT_LIST = _list("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
+_PLACEMENT_LIST = names_of("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -127,14 +137,13 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED = kinds.InputPath()
+STORED = InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
-PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=kinds.OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=kinds.OutputPath(is_file=True))
+PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
-MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -150,13 +159,15 @@ def profile(
     options: LogOptions = BUNDLE,
     infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
     dims: Texts = option((), "Columns of tables, by default 64.", "--dim", metavar="[TABLE=]N"),
-    dtype: str = option("float32", "Of the weights.", kind=shared.DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=shared.TABLE_OPTIMIZERS),
+    dtype: str = option("float32", "Of the weights.", kind=DTYPES),
+    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(None, "Map columns and ids as it does.", kind=STORED, metavar="PROFILE"),
+    like: File = option(
+        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
+    ),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -177,7 +188,7 @@ def profile(
     if like is not None and folder is not None:
         from placer.profile.like import profile_like
 
-        kinds.refuse_others("--like", "logs log_format sample seed output like folder")
+        refuse_others("--like", "logs log_format sample seed output like folder")
         earlier = placer.Profile.load(like)
         with report.progress_bar("samples") as update:
             how: Any = {"sample": sample, "seed": seed, "progress": update}
@@ -247,7 +258,7 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
 def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
-    dram: Text = shared.DRAM,
+    dram: Text = DRAM,
     file: File = option(None, "Write it as a YAML file to edit.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -272,11 +283,11 @@ def topology(
 
 @_command
 def plan(
-    options: shared.ProblemOptions = BUNDLE,
+    options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: shared.Effort = BUNDLE,
+    effort: Effort = BUNDLE,
     cache: bool = option(True, "Take the kept plan of the same search.", "--cache/--no-cache"),
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
@@ -293,15 +304,11 @@ def plan(
     strategy = solvers.solver(solver)
     if cache:
         strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
-    with (
-        report.stoppable() as stop,
-        solver_reports.search_progress(effort.limits(stop)) as limits,
-    ):
+    with report.stoppable() as stop, solver_reports.search_progress(effort.limits(stop)) as limits:
         result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
-    source = options.profile_path or str(options.workload)
-    saved = save_with_profile(result.plan, file, source)
+    saved = save_with_profile(result.plan, file, options.profile_path or str(options.workload))
     evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
     report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
@@ -323,11 +330,11 @@ def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTP
 
 @_command
 def compare(
-    options: shared.ProblemOptions = BUNDLE,
+    options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
-    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
-    effort: shared.Effort = BUNDLE,
+    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=SOLVER_LIST),
+    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=MODEL_LIST),
+    effort: Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -342,22 +349,14 @@ def compare(
     loaded = options.profile()
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
-    try:
-        prices = parse_prices(price_text or "", machines)
-    except ValueError as error:
-        raise click.UsageError(f"--price {error}") from None
+    prices = prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
-                rows += solvers.compare(
-                    options.problem_on(loaded, name, budget),
-                    names,
-                    models,
-                    effort.limits(stop),
-                    price_per_hour=prices.get(name),
-                    on_solved=update,
-                )
+                problem = options.problem_on(loaded, name, budget)
+                how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
+                rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
@@ -367,10 +366,10 @@ def compare(
 
 @_command
 def fleet(
-    options: shared.ProblemOptions = BUNDLE,
+    options: ProblemOptions = BUNDLE,
     solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
     model: str = MODEL,
-    asked: shared.FleetOptions = BUNDLE,
+    asked: FleetOptions = BUNDLE,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -403,7 +402,7 @@ def show(
     top: int = option(20, "Tables listed of a plan of many.", least=1),
     explained: Text = option(None, "Say what decided its place.", "--explain", metavar="TABLE"),
     memory: bool = option(False, "Memory of each phase of a training step."),
-    constraints_path: File = shared.RULES,
+    constraints_path: File = RULES,
     output: Output = OUTPUT,
 ) -> None:
     """Show a plan: memory and time of each device, placement of each table; or a profile.
@@ -455,8 +454,8 @@ def report_command(
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
-    rules: File = shared.RULES,
-    effort: shared.Effort = BUNDLE,
+    rules: File = RULES,
+    effort: Effort = BUNDLE,
     file: Path = option(..., "HTML file to write.", "-o --output"),
 ) -> None:
     """Write a page to look at: one file, without a network. With a second plan, what moves.
@@ -475,7 +474,7 @@ def report_command(
 @_command
 def verify(
     path: Path = argument(kind=STORED),
-    constraints_path: File = shared.RULES,
+    constraints_path: File = RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
 ) -> None:
@@ -523,12 +522,12 @@ def diff_command(
 @_command
 def replan(
     old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
-    options: shared.ProblemOptions = BUNDLE,
+    options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: shared.Effort = BUNDLE,
+    effort: Effort = BUNDLE,
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -568,12 +567,12 @@ def replan(
 
 @_command
 def whatif(
-    options: shared.ProblemOptions = BUNDLE,
+    options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     hbm_steps: Text = option(None, "Also the step time at each of these: 2GiB,4GiB,8GiB."),
     solver: str = option("greedy-cost", "A better one leaves smaller gaps.", kind=_SOLVERS),
     model: str = MODEL,
-    effort: shared.Effort = BUNDLE,
+    effort: Effort = BUNDLE,
     plot: File = option(None, "Picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
@@ -845,7 +844,7 @@ def calibrate(
     budget: float = option(
         "5min",
         "Time to measure: cases once, then again while there is time.",
-        kind=kinds.Seconds(or_none=True),
+        kind=Seconds(or_none=True),
     ),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
@@ -919,7 +918,7 @@ def sweep(
     placements: Any = option(_PLACEMENTS, "Comma-separated.", kind=_PLACEMENT_LIST),
     parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
     hbm: Text = HBM,
-    dram: Text = shared.DRAM,
+    dram: Text = DRAM,
     model: str = MODEL,
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -968,7 +967,7 @@ def demo(
     samples: int = option(150000, "Of the generated log.", least=1000),
     scale: float = option(0.05, "Of its tables: share of published sizes.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
-    time_limit: float = shared.TIME_LIMIT,
+    time_limit: float = TIME_LIMIT,
     folder: Path = option(Path("demo"), "For log, profile, plan and picture.", "-o --output"),
 ) -> None:
     """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
