@@ -122,6 +122,11 @@ def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None
     hit = sum(row["share"] for row in rates["served"] if row["from"].startswith("HBM"))
     assert hit == pytest.approx(rates["hbm_hit_rate"])
     assert 0 < hit < 1
+    tables = rates["tables"]
+    assert len(tables) == 26
+    # Of so few steps all are counted, and each table has one lookup a sample.
+    assert sum(one["hbm_share"] for one in tables) / 26 == pytest.approx(hit)
+    assert all(0 <= one["planned_hbm_share"] <= 1 for one in tables)
     # The plan was made from this log, whose hottest rows a few steps read as often as all do.
     assert rates["planned_hbm_share"] == pytest.approx(hit, abs=0.05)
     shown = succeed(*run, "--backend", "tiered").stdout
