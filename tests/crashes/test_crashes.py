@@ -6,12 +6,14 @@ what belongs there. A loss of power is simulated from the calls that were made: 
 
 import shutil
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parent))
+import write_paths
 from disk import Disk
 from fast_and_full import mostly_slow
 from file_calls import Fate, Fault, FileCalls, Killed
@@ -20,6 +22,7 @@ from write_paths import WRITE_PATHS, WritePath
 
 from placer.errors import PlacerError
 from placer.files import write_text
+from placer.training import checkpoint
 from placer.training.checkpoint import exist
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -167,6 +170,42 @@ def test_a_training_that_was_killed_while_it_saved_resumes_bit_equal(
         assert rest.steps == whole.steps
         assert [path.name for path in policy.folder.iterdir()] == ["step-000000000006"]
         shutil.rmtree(policy.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["calibration", "checkpoint", "shards"])
+def test_readers_beside_a_writer_find_whole_versions(tmp_path: Path, name: str) -> None:
+    """150 rounds; shards, which are never replaced, are in another folder in each."""
+    path, places, faults = WRITE_PATHS[name], [tmp_path], []
+    path.write(tmp_path, 1)
+    done = threading.Event()
+
+    def read() -> None:
+        last = 0
+        while not done.is_set():
+            try:
+                found = path.read(places[-1]) or last
+                if found < last:
+                    faults.append(f"{found} after {last}")
+                last = found
+            except Exception as error:  # What is raised in a thread would be lost.
+                faults.append(repr(error))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for version in range(2, 152):
+            if name == "shards":
+                places.append(tmp_path / f"{version}")
+                path.write(places[-1], 2)
+            elif name == "checkpoint":
+                checkpoint.save(tmp_path / "run", write_paths._checkpoint(version), keep=2)
+            else:
+                path.write(tmp_path, version)
+    finally:
+        done.set()
+        reader.join()
+    assert not faults
 
 
 def test_a_disk_drops_what_was_not_flushed(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ MOST_S = 10.0
 """Processor time that reading a file may take."""
 MOST_BYTES = 1 << 30
 """Memory that reading a file may take beyond what the process has."""
-SLOW_EVERY = 4
+SLOW_EVERY = 8
 """One of so many batches reads the formats whose readers take tenths of a second."""
 
 
