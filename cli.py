@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -42,17 +42,22 @@ from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import format_bytes, parse_bytes, parse_prices
+from placer.units import format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
     DTYPES,
+    MODEL,
+    MODEL_LIST,
     RULES,
+    SOLVER_LIST,
     TABLE_OPTIMIZERS,
     TIME_LIMIT,
     Effort,
     FleetOptions,
     ProblemOptions,
+    names_of,
+    prices_of,
 )
 from solvers.report import page
 
@@ -112,23 +117,13 @@ _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
-_MODELS = cost_models.model_names()
-_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
 _A_BACKEND = Name(
     "backend",
     BACKENDS.__contains__,
     f"{{!r}} is none of {', '.join(BACKENDS)}",
     shown=f"[{'|'.join(BACKENDS)}]",
 )
-
-
-def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
-
-
-_SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
-_MODEL_LIST = _list("model", _MODELS, cost_models.is_model_name)
-_PLACEMENT_LIST = _list("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
+_PLACEMENT_LIST = names_of("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -149,7 +144,6 @@ PROFILE = option(None, "By default the one that the plan names.", "--profile", k
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
 PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
-MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -310,15 +304,11 @@ def plan(
     strategy = solvers.solver(solver)
     if cache:
         strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
-    with (
-        report.stoppable() as stop,
-        solver_reports.search_progress(effort.limits(stop)) as limits,
-    ):
+    with report.stoppable() as stop, solver_reports.search_progress(effort.limits(stop)) as limits:
         result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
-    source = options.profile_path or str(options.workload)
-    saved = save_with_profile(result.plan, file, source)
+    saved = save_with_profile(result.plan, file, options.profile_path or str(options.workload))
     evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
     report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
@@ -342,8 +332,8 @@ def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTP
 def compare(
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
-    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
+    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=SOLVER_LIST),
+    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=MODEL_LIST),
     effort: Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
@@ -359,22 +349,14 @@ def compare(
     loaded = options.profile()
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
-    try:
-        prices = parse_prices(price_text or "", machines)
-    except ValueError as error:
-        raise click.UsageError(f"--price {error}") from None
+    prices = prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
-                rows += solvers.compare(
-                    options.problem_on(loaded, name, budget),
-                    names,
-                    models,
-                    effort.limits(stop),
-                    price_per_hour=prices.get(name),
-                    on_solved=update,
-                )
+                problem = options.problem_on(loaded, name, budget)
+                how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
+                rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
@@ -712,12 +694,9 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        share = None
-        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
-                                             other_data=True)):  # fmt: skip
-            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
-            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
-        report.print_training(result, output, trace, checkpoints, share)
+        known = profile_of(loaded, plan_path, profile_path, other_data=True)
+        planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
+        report.print_training(result, output, trace, checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 

@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import cost_models
 import placer
-from placer.click_options import InputPath, Seconds, Suggested
+from placer.click_options import InputPath, Name, Seconds, Suggested
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.kinds import GPU_KINDS, NAMED
+from placer.units import parse_prices
+from solvers.registry import SOLVERS
 
 if TYPE_CHECKING:
     from solvers.result import Limits
 
+_MODELS = cost_models.model_names()
+_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
 TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
 DTYPES, TABLE_OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
@@ -28,6 +34,23 @@ RULES = option(
     "--constraints",
     metavar="FILE",
 )
+
+
+def names_of(what: str, known: str, accepts: Callable[[str], bool]) -> Name:
+    """What parses names between commas, each of which has to be known."""
+    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+
+
+SOLVER_LIST = names_of("solver", ", ".join(SOLVERS), SOLVERS.__contains__)
+MODEL_LIST = names_of("model", _MODELS, cost_models.is_model_name)
+
+
+def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """Prices by name, of what `--price` says; see `parse_prices`."""
+    try:
+        return parse_prices(text or "", names)
+    except ValueError as error:
+        raise click.UsageError(f"--price {error}") from None
 
 
 def _workloads() -> Iterable[str]:
@@ -158,14 +181,9 @@ class FleetOptions:
         """Prices by machine, or by kind of GPU."""
         from placer.config_file import SUFFIXES, read_mapping
         from placer.errors import PlacerError
-        from placer.topology.kinds import GPU_KINDS
-        from placer.units import parse_prices
 
-        known, text = [*machines, *GPU_KINDS], self.price or ""
-        try:
-            if Path(text).suffix.lower() in SUFFIXES:
-                read = read_mapping(text, "prices", PlacerError, ("machines",))
-                text = ",".join(f"{name}={value}" for name, value in read.items())
-            return parse_prices(text, known)
-        except ValueError as error:
-            raise click.UsageError(f"--price {error}") from None
+        text = self.price or ""
+        if Path(text).suffix.lower() in SUFFIXES:
+            read = read_mapping(text, "prices", PlacerError, ("machines",))
+            text = ",".join(f"{name}={value}" for name, value in read.items())
+        return prices_of(text, [*machines, *GPU_KINDS])
