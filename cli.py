@@ -694,12 +694,9 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        share = None
-        if result.hit_rates is not None and (known := profile_of(loaded, plan_path, profile_path,
-                                             other_data=True)):  # fmt: skip
-            problem = placer.Problem.of_plan(loaded, known).in_plan_order(loaded)
-            share = cost_models.cost_model("roofline").evaluate(problem, loaded).hbm_lookup_share
-        report.print_training(result, output, trace, checkpoints, share)
+        known = profile_of(loaded, plan_path, profile_path, other_data=True)
+        planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
+        report.print_training(result, output, trace, checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 

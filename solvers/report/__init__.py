@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from solvers.report.plan import plan_report
     from solvers.report.progress import search_progress
     from solvers.report.replan import replan_report
+    from solvers.report.training import hbm_shares
     from solvers.report.whatif import plot_front, whatif_report
 
 __all__ = [
     "compare_report",
     "explain_report",
     "fleet_report",
+    "hbm_shares",
     "memory_report",
     "plan_report",
     "plot_compare",
@@ -44,6 +46,7 @@ __getattr__ = lazy_exports(
         "solvers.report.plan": "plan_report",
         "solvers.report.progress": "search_progress",
         "solvers.report.replan": "replan_report",
+        "solvers.report.training": "hbm_shares",
         "solvers.report.whatif": "plot_front whatif_report",
     },
 )
