@@ -196,14 +196,10 @@ def test_samples_without_a_label_are_left_out(workbench: Workbench, tmp_path: Pa
     assert "unlabelled samples  500" in succeed(*run).stdout
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_is_saved_and_goes_on_exactly(
-    workbench: Workbench, tmp_path: Path
-) -> None:
-    folder = tmp_path / "checkpoints"
-    run = (*workbench.training(), "--checkpoints", folder, "--format", "json")
+def interrupted(folder: Path, *words: object) -> tuple[dict[str, Any], str]:
+    """What a run printed that was interrupted after its first checkpoint, and its notes."""
     process = subprocess.Popen(
-        command_line(*run, "--epochs", "100000", "--every", "10"),
+        command_line(*words, "--checkpoints", folder, "--epochs", "100000", "--format", "json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -214,7 +210,16 @@ def test_an_interrupted_run_is_saved_and_goes_on_exactly(
     process.send_signal(signal.SIGINT)
     output, notes = process.communicate(timeout=60)
     assert process.returncode == 130, notes
-    result = json.loads(output)
+    return json.loads(output), notes
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_saved_and_goes_on_exactly(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    run = (*workbench.training(), "--checkpoints", folder)
+    result, notes = interrupted(folder, *workbench.training(), "--every", "10")
     steps = result["steps"]
     assert notes == f"interrupted after step {steps}; --resume goes on from {folder}\n"
     assert result["interrupted"] is True
@@ -266,21 +271,8 @@ def test_an_interrupted_run_on_json_lines_goes_on_exactly(tmp_path: Path) -> Non
     search = ("--topology", "1xh100", "--batch-size", "16", "--solver", "greedy-size")
     succeed("plan", "--profile", tmp_path / "profile", *search, "-o", plan)
     run = ("train", "--plan", plan, *(word for log in logs for word in ("--data", log)))
-    saved = ("--checkpoints", folder, "--every", "7")
-    process = subprocess.Popen(
-        command_line(*run, *saved, "--epochs", "100000", "--format", "json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not list(folder.glob("step-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    output, notes = process.communicate(timeout=60)
-    assert process.returncode == 130, notes
-    first = json.loads(output)
+    first, _ = interrupted(folder, *run, "--every", "7")
     goal = ("--epochs", "100000", "--steps", str(first["steps"] + 25))
-    rest = trained(*run, *saved, *goal, "--resume")
+    rest = trained(*run, "--checkpoints", folder, *goal, "--resume")
     assert len(rest["losses"]) == 25
     assert first["losses"] + rest["losses"] == trained(*run, *goal)["losses"]

@@ -194,7 +194,7 @@ def test_a_kept_plan_is_that_of_its_own_search(
             assert same(result, alone)
 
 
-@pytest.mark.parametrize("name", ["ortools", "numpy", "placer", "python"])
+@pytest.mark.parametrize("name", ["ortools", "numpy", "numba", "placer", "python"])
 def test_another_version_has_another_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = BASE.key()
     if name == "placer":

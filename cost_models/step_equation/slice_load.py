@@ -13,6 +13,7 @@ Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
 
+@lru_cache(maxsize=4096)
 def slice_load(
     profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
 ) -> tuple[float, float]:
