@@ -15,8 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -28,23 +27,37 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, Name, OutputPath, Seconds, add_command, refuse_others
+from placer.click_options import (
+    Commands,
+    InputPath,
+    Name,
+    OutputPath,
+    Seconds,
+    add_command,
+    refuse_others,
+)
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import format_bytes, parse_bytes, parse_prices
+from placer.units import format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
     DTYPES,
+    MODEL,
+    MODEL_LIST,
     RULES,
+    SOLVER_LIST,
     TABLE_OPTIMIZERS,
     TIME_LIMIT,
     Effort,
+    FleetOptions,
     ProblemOptions,
+    names_of,
+    prices_of,
 )
 from solvers.report import page
 
@@ -104,23 +117,13 @@ _AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
-_MODELS = cost_models.model_names()
-_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
 _A_BACKEND = Name(
     "backend",
     BACKENDS.__contains__,
     f"{{!r}} is none of {', '.join(BACKENDS)}",
     shown=f"[{'|'.join(BACKENDS)}]",
 )
-
-
-def _list(what: str, known: str, accepts: Callable[[str], bool]) -> Any:
-    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
-
-
-_SOLVER_LIST = _list("solver", ", ".join(solvers.SOLVERS), solvers.SOLVERS.__contains__)
-_MODEL_LIST = _list("model", _MODELS, cost_models.is_model_name)
-_PLACEMENT_LIST = _list("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
+_PLACEMENT_LIST = names_of("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -134,13 +137,13 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
+STORED = InputPath()
 OUTPUT = option("table", "How the result is printed.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-PROFILE = option(None, "By default the one that the plan names.", "--profile")
+PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.")
+PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
 DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
-MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -162,7 +165,9 @@ def profile(
     seed: int = option(0, "Of the sample.", least=0),
     samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
     output: Output = option("table", "How the result is printed.", "--report"),
-    like: File = option(None, "Map columns and ids as this profile does.", metavar="PROFILE"),
+    like: File = option(
+        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
+    ),
     folder: File = option(None, "Folder to write the profile to.", "-o --output"),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -218,7 +223,7 @@ def profile(
 
 @_command
 def merge(
-    profiles: Paths = argument(...),
+    profiles: Paths = argument(kind=STORED),
     folder: Path = option(..., "Folder to write to.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -299,25 +304,18 @@ def plan(
     strategy = solvers.solver(solver)
     if cache:
         strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
-    with (
-        report.stoppable() as stop,
-        solver_reports.search_progress(effort.limits(stop)) as limits,
-    ):
+    with report.stoppable() as stop, solver_reports.search_progress(effort.limits(stop)) as limits:
         result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
-    source = options.profile_path or str(options.workload)
-    saved = save_with_profile(result.plan, file, source)
+    saved = save_with_profile(result.plan, file, options.profile_path or str(options.workload))
     evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
     report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
 
 
 @_command
-def cache(
-    clear: bool = option(False, "Remove all plans."),
-    output: Brief = OUTPUT,
-) -> None:
+def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTPUT) -> None:
     """Show how much `placer plan` keeps to answer the same search again, or remove it.
 
     \b
@@ -334,8 +332,8 @@ def cache(
 def compare(
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=_SOLVER_LIST),
-    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=_MODEL_LIST),
+    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=SOLVER_LIST),
+    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=MODEL_LIST),
     effort: Effort = BUNDLE,
     price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
@@ -349,24 +347,16 @@ def compare(
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
     loaded = options.profile()
-    machines = [name.strip() for name in (options.topology or "auto").split(",") if name.strip()]
+    machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
-    try:
-        prices = parse_prices(price_text or "", machines)
-    except ValueError as error:
-        raise click.UsageError(f"--price {error}") from None
+    prices = prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             with report.progress_bar("solvers") as update:
-                rows += solvers.compare(
-                    replace(options, topology=name).problem(loaded, budget),
-                    names,
-                    models,
-                    effort.limits(stop),
-                    price_per_hour=prices.get(name),
-                    on_solved=update,
-                )
+                problem = options.problem_on(loaded, name, budget)
+                how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
+                rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{len(loaded)} tables on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
@@ -375,8 +365,38 @@ def compare(
 
 
 @_command
+def fleet(
+    options: ProblemOptions = BUNDLE,
+    solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
+    model: str = MODEL,
+    asked: FleetOptions = BUNDLE,
+    plot: File = PICTURE,
+    output: Output = OUTPUT,
+) -> None:
+    """Tell what a workload takes and costs on many machines, and which to take.
+
+    Without --topology, twenty machine types are compared.
+
+    \b
+    placer fleet --workload mlperf-dcnv2 --plot fleet.png
+    placer fleet --workload recshard-rm3 --topology 8xh100,2x8xl4 --price h100=2.5 --within 12h
+    """
+    from solvers.analysis import fleet as machines
+
+    names, loaded = options.machines() or machines.FLEET, options.profile()
+    searched = solvers.solver(solver), cost_models.cost_model(model)
+    with report.stoppable() as stop, report.progress_bar("machines") as update:
+        problem_on = partial(options.problem_on, loaded)
+        limits, prices = asked.limits(stop), asked.prices(names)
+        rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
+    answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
+    report.draw(solver_reports.plot_fleet, (rows, answer), plot)
+    report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
+
+
+@_command
 def show(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     profile_path: File = PROFILE,
     model: str = MODEL,
     top: int = option(20, "Tables listed of a plan of many.", least=1),
@@ -429,8 +449,8 @@ def show(
 
 @partial(_command, name="report")
 def report_command(
-    path: Path = argument(...),
-    second: File = argument(None),
+    path: Path = argument(kind=STORED),
+    second: File = argument(None, STORED),
     asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
@@ -453,7 +473,7 @@ def report_command(
 
 @_command
 def verify(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     constraints_path: File = RULES,
     seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
     output: Output = OUTPUT,
@@ -485,7 +505,7 @@ def verify(
 
 @partial(_command, name="diff")
 def diff_command(
-    old: Path = argument(...), new: Path = argument(...), output: Output = OUTPUT
+    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
     """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
 
@@ -501,7 +521,7 @@ def diff_command(
 
 @_command
 def replan(
-    old_path: Path = option(..., "The plan in use.", "--from"),
+    old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
@@ -615,7 +635,7 @@ TRAINING = options_of(
 
 @_command
 def train(
-    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan"),
+    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan", kind=STORED),
     logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
@@ -644,7 +664,7 @@ def train(
     # Else the profiler's library tells on stderr when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from placer import executor, training
-    from placer.plan.origin import open_log_of
+    from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
@@ -674,13 +694,15 @@ def train(
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
-        report.print_training(result, output, trace, checkpoints)
+        known = profile_of(loaded, plan_path, profile_path, other_data=True)
+        planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
+        report.print_training(result, output, trace, checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
 @_command
 def simulate(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
     later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
@@ -692,7 +714,9 @@ def simulate(
     cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
-    other_path: File = option(None, "A plan to change to: when does it pay?", "--against"),
+    other_path: File = option(
+        None, "A plan to change to: when does it pay?", "--against", kind=STORED
+    ),
     model: str = MODEL,
     output: Brief = option("table", "How it is printed; json has every step.", "--format"),
 ) -> None:
@@ -735,7 +759,7 @@ def simulate(
 
 @_command
 def export(
-    path: Path = argument(...),
+    path: Path = argument(kind=STORED),
     target: Target = option(..., "Whose trainer it is for, or how tables are written.", "--to"),
     checkpoint: File = option(None, "Of `placer train`: for --to shards and safetensors."),
     with_optimizer: bool = option(False, "Also the optimizer's state, for --to safetensors."),
@@ -779,8 +803,8 @@ def export(
 
 @partial(_command, name="reshard")
 def reshard_command(
-    old: Path = argument(...),
-    new: Path = argument(...),
+    old: Path = argument(kind=STORED),
+    new: Path = argument(kind=STORED),
     shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
     no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
     folder: File = option(None, "Folder to make, of NEW.", "-o --output"),

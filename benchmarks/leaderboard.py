@@ -61,13 +61,16 @@ def run(options: argparse.Namespace) -> None:
             if planner in ours.SOLVERS:
                 outcome = ours.run(planner, recipe, problem, options.time_limit, options.seed)
             else:
-                outcome = others.run(planner, recipe, problem, options)
+                limit_s, checkout = options.time_limit, options.checkout
+                outcome = others.run(planner, recipe, problem, limit_s, checkout)
             print(f"{recipe.name}: {planner}: {keep(planner, instance, outcome)}", flush=True)
 
 
 def _done(planner: str, recipe: Recipe, options: argparse.Namespace) -> bool:
     """Whether a planner has been run on an instance with as much time."""
     known = plans.read(planner, recipe.name) or plans.without_plan(planner).get(recipe.name)
+    if known is not None and planner not in ours.SOLVERS:
+        return True
     if known is None:
         return False
     proven = known.get("status") in ("optimal", "infeasible")

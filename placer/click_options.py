@@ -6,6 +6,7 @@ For `cli.py` alone, which is the only one that imports click through it.
 import inspect
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -29,6 +30,32 @@ _SOURCES = {
 }
 
 
+_STAGING = "placer.staging"
+
+
+def _staging(context: click.Context | None) -> Any:
+    """The command's copies of what is on stores; see `placer.data.files.staging.Staging`."""
+    from placer.data.files.staging import Staging
+
+    context = context or click.get_current_context()
+    if _STAGING not in context.meta:
+        context.meta[_STAGING] = Staging()
+        context.call_on_close(context.meta[_STAGING].close)
+    return context.meta[_STAGING]
+
+
+class InputPath(click.Path):
+    """A plan, a profile or a small file: of this machine, or at a URI of a store."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "://" in value:
+            return _staging(ctx).input(value)
+        return super().convert(value, param, ctx)
+
+
 class _LocalPath(click.Path):
     """A path of this machine: a URI would become a folder that is called like its scheme."""
 
@@ -39,15 +66,20 @@ class _LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class OutputPath(_LocalPath):
-    """Where a result goes: what cannot be written is refused before the work, not after it."""
+class OutputPath(click.Path):
+    """Where a result goes: what cannot be written is refused before the work, not after it.
+
+    To a URI of a store, it is sent when the command is done.
+    """
 
     def __init__(self, is_file: bool = False) -> None:
         super().__init__(path_type=Path)
         self._is_file = is_file
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        if isinstance(value, str) and "://" in value:
+            return _staging(ctx).output(value)
+        path: Any = super().convert(value, param, ctx)
         check_place(path, self._is_file)
         return path
 
@@ -107,7 +139,8 @@ def add_command(
         context = click.get_current_context()
         if context.find_root().params.get("verbose"):
             _say_sources(context, options)
-        called(function, {at: options[str(one.name)] for at, one in made.items()})
+        with context.meta.get(_STAGING) or nullcontext():
+            called(function, {at: options[str(one.name)] for at, one in made.items()})
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
     named, parameters = name or function.__name__, list(made.values())

@@ -41,19 +41,36 @@ def replacing(path: StrPath) -> Iterator[Path]:
         is no regular file, as a device or a folder; it is untouched then.
     """
     target = _place_of(Path(path))
+    there = "nothing was changed there"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         remove_dead_files(target.parent)
-        with _temporary_beside(target) as temporary:
+        with temporary_beside(target) as temporary:
             yield temporary
             sync(temporary)
             temporary.chmod(_mode_of(target))
             temporary.replace(target)
+            there = "the new one is there, and may be gone after a loss of power"
         sync_folder(target.parent)
     except OSError as error:
-        raise PlacerError(
-            f"cannot write {target}: {error.strerror or error}; nothing was changed there"
-        ) from error
+        raise PlacerError(f"cannot write {target}: {error.strerror or error}; {there}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, as far as they are not there, such that they stay there.
+
+    Raises
+    ------
+    OSError
+        If one of them cannot be made.
+    """
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def check_place(path: StrPath, is_file: bool = False) -> None:
@@ -106,7 +123,7 @@ def _place_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _temporary_beside(target: Path) -> Iterator[Path]:
+def temporary_beside(target: Path) -> Iterator[Path]:
     """A new file that is locked as long as it is written, and removed if it is there afterwards."""
     while True:
         # A long name would be too long with more added.
@@ -200,9 +217,9 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
 
     Within the block, write the new parts first and the file that names them last, and add the
     parts' names to the set that this yields. Afterwards the parts that are not in it are removed;
-    after an error, the new ones. So a crash leaves the old file or the new one, with its parts, and
-    the rename of the file publishes all of them. Writers wait for one another; see `read_parts`
-    for readers.
+    after an error before the file was replaced, the new ones. So a crash leaves the old file or
+    the new one, with its parts, and the rename of the file publishes all of them. Writers wait for
+    one another; see `read_parts` for readers.
 
     Parameters
     ----------
@@ -212,14 +229,16 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
         Finds the parts that are there.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         with locked_folder(file.parent):
-            before = set(parts())
+            before, version = set(parts()), _version(file)
             names: set[str] = set()
             try:
                 yield names
             except BaseException:
-                _remove(part for part in parts() if part not in before)
+                # A file that was replaced before the error needs its parts.
+                if _version(file) == version:
+                    _remove(part for part in parts() if part not in before)
                 raise
             _remove(part for part in before if part.name not in names)
     except OSError as error:

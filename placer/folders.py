@@ -9,7 +9,7 @@ from pathlib import Path
 
 from placer.errors import PlacerError
 from placer.file_locks import hold, is_at, release, take_lock
-from placer.files import StrPath, sync_folder
+from placer.files import StrPath, make_folder, sync_folder
 
 
 class HiddenFolder:
@@ -39,7 +39,7 @@ class HiddenFolder:
         PlacerError
             If another process is writing it.
         """
-        self.target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.target.parent)
         while True:
             self.partial.mkdir(exist_ok=True)
             descriptor = os.open(self.partial, os.O_RDONLY | os.O_NOFOLLOW)

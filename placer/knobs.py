@@ -119,9 +119,9 @@ def option(*values: Any, **more: Any) -> Any:
     return Option(*values, **more)
 
 
-def argument(default: Any = ...) -> Any:
+def argument(default: Any = ..., kind: Any = None) -> Any:
     """The default of a parameter that is an argument."""
-    return Option(default, is_argument=True)
+    return Option(default, kind=kind, is_argument=True)
 
 
 def options_of(configuration: type, flags: dict[str, str], **changed: tuple[Any, Option]) -> Any:

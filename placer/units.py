@@ -110,7 +110,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
-    """Prices per hour of machines, from ``8xh100=98,8xa100-40=32``.
+    """Prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
 
     Raises
     ------

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+import cost_models
 import placer
-from placer.click_options import Seconds, Suggested
+from placer.click_options import InputPath, Name, Seconds, Suggested
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.presets import GPU_KINDS, NAMED
+from placer.topology.kinds import GPU_KINDS, NAMED
+from placer.units import parse_prices
+from solvers.registry import SOLVERS
 
 if TYPE_CHECKING:
     from solvers.result import Limits
 
+_MODELS = cost_models.model_names()
+_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
+MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
 DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
 TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
 DTYPES, TABLE_OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
@@ -28,6 +34,23 @@ RULES = option(
     "--constraints",
     metavar="FILE",
 )
+
+
+def names_of(what: str, known: str, accepts: Callable[[str], bool]) -> Name:
+    """What parses names between commas, each of which has to be known."""
+    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+
+
+SOLVER_LIST = names_of("solver", ", ".join(SOLVERS), SOLVERS.__contains__)
+MODEL_LIST = names_of("model", _MODELS, cost_models.is_model_name)
+
+
+def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
+    """Prices by name, of what `--price` says; see `parse_prices`."""
+    try:
+        return parse_prices(text or "", names)
+    except ValueError as error:
+        raise click.UsageError(f"--price {error}") from None
 
 
 def _workloads() -> Iterable[str]:
@@ -44,7 +67,9 @@ _A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KI
 class ProblemOptions:
     """What is to be placed, and where."""
 
-    profile_path: Path | None = option(None, "Made by `placer profile`.", "--profile")
+    profile_path: Path | None = option(
+        None, "Made by `placer profile`.", "--profile", kind=InputPath()
+    )
     workload: str | None = option(
         None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
     )
@@ -74,6 +99,17 @@ class ProblemOptions:
         if unknown := unknown_words(loaded):
             print_stderr(f"placer: {unknown}", "yellow")
         return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+
+    def machines(self) -> list[str]:
+        """The names between commas in `topology`, each once."""
+        names = (name.strip() for name in (self.topology or "").split(","))
+        return list(dict.fromkeys(filter(None, names)))
+
+    def problem_on(
+        self, profile: placer.Profile, machine: str, hbm: str | None = None
+    ) -> placer.Problem:
+        """The problem on one of several machines."""
+        return replace(self, topology=machine).problem(profile, hbm)
 
     def problem(
         self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
@@ -122,3 +158,32 @@ class Effort:
         from solvers.result import Limits
 
         return Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How long to search on each machine of a fleet, what machines cost, and what is asked."""
+
+    steps: int = option(5, "Of search, on each machine.", least=0)
+    time_limit: float = option("1min", "Of each machine.", kind=Seconds())
+    within: float = option("24h", "Time for a billion samples.", kind=Seconds())
+    price: str | None = option(
+        None, "Dollars an hour: h100=2.5 of a GPU, 8xh100=20 of a machine; or a file of these."
+    )
+
+    def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
+        """The same as a solver takes it."""
+        from solvers.result import Limits
+
+        return Limits(self.time_limit, max_steps=self.steps, stop=stop)
+
+    def prices(self, machines: Sequence[str]) -> dict[str, float]:
+        """Prices by machine, or by kind of GPU."""
+        from placer.config_file import SUFFIXES, read_mapping
+        from placer.errors import PlacerError
+
+        text = self.price or ""
+        if Path(text).suffix.lower() in SUFFIXES:
+            read = read_mapping(text, "prices", PlacerError, ("machines",))
+            text = ",".join(f"{name}={value}" for name, value in read.items())
+        return prices_of(text, [*machines, *GPU_KINDS])

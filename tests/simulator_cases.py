@@ -1,5 +1,6 @@
 """Random batches, and what the executor itself counts, for the simulator's tests."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,6 +51,7 @@ def executor_rates(
     model = PlacedEmbeddings(
         plan, backend="tiered", cache_policy=policy, lr=0.01, optimizer=optimizer
     )  # type: ignore[arg-type]
+    model.count_by_table()
     bags = (BagBatch.from_chunk(chunk, model.feature_names) for chunk in batches)
     for batch in look_ahead(bags, model) if ahead else bags:
         outputs = model(batch)
@@ -58,6 +60,18 @@ def executor_rates(
     rates = model.hit_rates()
     assert rates is not None
     return rates
+
+
+def simulated_shares(found: Arrangement, totals: Totals) -> dict[str, float]:
+    """The share of each table's lookups that HBM served, from what the simulator counted."""
+    read: dict[str, int] = defaultdict(int)
+    in_hbm: dict[str, int] = defaultdict(int)
+    for at, part in enumerate(found.parts):
+        table, width = found.plan.tables[part.table].name, part.cols[1] - part.cols[0]
+        hits = totals.parts.lookups if part.lookup == "device" else totals.parts.hit_lookups
+        read[table] += width * int(totals.parts.lookups[at])
+        in_hbm[table] += width * int(hits[at])
+    return {table: in_hbm[table] / columns for table, columns in read.items() if columns}
 
 
 def simulated_rates(found: Arrangement, totals: Totals, process: int | None = None) -> HitRates:

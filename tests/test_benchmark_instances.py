@@ -58,7 +58,7 @@ def test_the_checker_imports_nothing_of_placer() -> None:
 
 def test_the_checker_and_the_cost_model_agree_on_random_plans() -> None:
     seen = set()
-    for seed in range(fewer(200, 4)):
+    for seed in range(fewer(200, 8)):
         rng = random.Random(seed)
         problem = random_problem(rng)
         plan = random_plan(rng, problem)
@@ -303,3 +303,59 @@ def test_the_command_checks_a_plan_file(tmp_path: Path, capsys: Any, monkeypatch
         check.main()
     assert ended.value.code == 0
     assert "sound: tiny takes" in capsys.readouterr().out
+
+
+def outcome_of(plan: Plan, step_time_s: float | None, bound_s: float) -> Any:
+    """A planner's answer with this plan."""
+    facts = {"options": {"time_limit_s": 1.0}, "seconds": 0.1, "bound_s": bound_s}
+    return imported("outcome").Outcome(plans.shards_json(plan), facts, step_time_s)
+
+
+def test_a_better_plan_and_a_higher_bound_are_kept_and_no_wrong_one(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    leaderboard = __import__("leaderboard")
+    monkeypatch.setattr(plans, "PLANS", tmp_path)
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    cols = (0, problem.profile["t2"].table.dim)
+    rows = problem.profile["t2"].table.rows
+    slower = [shard for shard in plan.shards if shard.table == "t1"]
+    slower.append(Shard("t2", (0, rows, 1), cols, ("gpu:0",), "dram", "staged"))
+    worse = plan_of(problem, slower)
+    leaderboard.keep("mine", instance, outcome_of(worse, None, 2e-6))
+    first = plans.read("mine", "tiny")
+    leaderboard.keep("mine", instance, outcome_of(plan, None, 1e-6))
+    better = plans.read("mine", "tiny")
+    assert better["step_time_s"] < first["step_time_s"]
+    assert better["bound_s"] == 2e-6
+    leaderboard.keep("mine", instance, outcome_of(worse, None, 3e-6))
+    kept = plans.read("mine", "tiny")
+    assert (kept["step_time_s"], kept["bound_s"]) == (better["step_time_s"], 3e-6)
+    assert not check.check(instance, kept).faults
+    told = leaderboard.keep("boastful", instance, outcome_of(plan, 1e-9, 0.0))
+    assert told.startswith("plan refused: claim")
+    assert plans.read("boastful", "tiny") is None
+    assert "claim" in plans.without_plan("boastful")["tiny"]["reason"]
+
+
+@pytest.mark.slow
+def test_the_integer_program_of_recshard_gains_by_splits(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    recipe = expand.Recipe("few", "random-4@5", "2xt4", "40%", batch_size=256)
+    problem = recipe.problem()
+    outcome = imported("others").run("recshard", recipe, problem, 5.0, None)
+    instance = expand.document("few", problem, catalogue.CONSTANTS)
+    verdict = check.check(instance, {"shards": outcome.shards})
+    assert not verdict.faults
+    assert {shard["lookup"] for shard in outcome.shards} == {"device", "uva"}
+    # Better than all rows in host memory, read in place as well.
+    cold = [
+        {**shard, "rows": [0, problem.profile[shard["table"]].table.rows, 1],
+         "memory": "dram", "lookup": "uva"}
+        for shard in {one["table"]: one for one in outcome.shards}.values()
+    ]  # fmt: skip
+    all_cold = check.check(instance, {"shards": cold})
+    assert not all_cold.faults
+    assert verdict.step_time_s < all_cold.step_time_s

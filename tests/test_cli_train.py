@@ -1,6 +1,7 @@
 """`placer train`: its result, samples without a label, Ctrl-C and resuming."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -121,8 +122,15 @@ def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None
     hit = sum(row["share"] for row in rates["served"] if row["from"].startswith("HBM"))
     assert hit == pytest.approx(rates["hbm_hit_rate"])
     assert 0 < hit < 1
+    tables = rates["tables"]
+    assert len(tables) == 26
+    # Of so few steps all are counted, and each table has one lookup a sample.
+    assert sum(one["hbm_share"] for one in tables) / 26 == pytest.approx(hit)
+    assert all(0 <= one["planned_hbm_share"] <= 1 for one in tables)
+    # The plan was made from this log, whose hottest rows a few steps read as often as all do.
+    assert rates["planned_hbm_share"] == pytest.approx(hit, abs=0.05)
     shown = succeed(*run, "--backend", "tiered").stdout
-    assert "found their row in HBM" in shown
+    assert f"found their row in HBM, the plan counts on {rates['planned_hbm_share']:.1%}" in shown
     assert "HBM, rows that the plan keeps there" in shown
 
 
@@ -188,14 +196,10 @@ def test_samples_without_a_label_are_left_out(workbench: Workbench, tmp_path: Pa
     assert "unlabelled samples  500" in succeed(*run).stdout
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_is_saved_and_goes_on_exactly(
-    workbench: Workbench, tmp_path: Path
-) -> None:
-    folder = tmp_path / "checkpoints"
-    run = (*workbench.training(), "--checkpoints", folder, "--format", "json")
+def interrupted(folder: Path, *words: object) -> tuple[dict[str, Any], str]:
+    """What a run printed that was interrupted after its first checkpoint, and its notes."""
     process = subprocess.Popen(
-        command_line(*run, "--epochs", "100000", "--every", "10"),
+        command_line(*words, "--checkpoints", folder, "--epochs", "100000", "--format", "json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -206,7 +210,16 @@ def test_an_interrupted_run_is_saved_and_goes_on_exactly(
     process.send_signal(signal.SIGINT)
     output, notes = process.communicate(timeout=60)
     assert process.returncode == 130, notes
-    result = json.loads(output)
+    return json.loads(output), notes
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_saved_and_goes_on_exactly(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    run = (*workbench.training(), "--checkpoints", folder)
+    result, notes = interrupted(folder, *workbench.training(), "--every", "10")
     steps = result["steps"]
     assert notes == f"interrupted after step {steps}; --resume goes on from {folder}\n"
     assert result["interrupted"] is True
@@ -240,3 +253,26 @@ def test_avazus_label_is_found(real_data: Path) -> None:
     assert log.encoding.label == "click"
     assert "id" not in log.feature_tables
     assert "click" not in log.feature_tables
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_on_json_lines_goes_on_exactly(tmp_path: Path) -> None:
+    """Within a file of a log of several, whose bags are lists: all is read anew up to there."""
+    rng = random.Random(0)
+    for part in range(2):
+        with (tmp_path / f"part-{part}.jsonl").open("w") as file:
+            for _ in range(150):
+                seen = [rng.randrange(50) for _ in range(rng.randrange(4))]
+                line = {"click": rng.randrange(2), "user": f"u{rng.randrange(30)}", "seen": seen}
+                file.write(json.dumps(line) + "\n")
+    plan, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
+    logs = [tmp_path / f"part-{part}.jsonl" for part in range(2)]
+    succeed("profile", *logs, "--dim", "8", "-o", tmp_path / "profile")
+    search = ("--topology", "1xh100", "--batch-size", "16", "--solver", "greedy-size")
+    succeed("plan", "--profile", tmp_path / "profile", *search, "-o", plan)
+    run = ("train", "--plan", plan, *(word for log in logs for word in ("--data", log)))
+    first, _ = interrupted(folder, *run, "--every", "7")
+    goal = ("--epochs", "100000", "--steps", str(first["steps"] + 25))
+    rest = trained(*run, "--checkpoints", folder, *goal, "--resume")
+    assert len(rest["losses"]) == 25
+    assert first["losses"] + rest["losses"] == trained(*run, *goal)["losses"]

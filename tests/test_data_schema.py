@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
-from placer import Profile
+from placer import Plan, Profile
 from placer.data import Schema, open_log
 from placer.data.encoding import Encoding
 from placer.data.files.finding import find
@@ -133,7 +133,8 @@ def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DataError, match=r"files at ftp:// cannot be read; .* s3://"):
         open_log("ftp://host/log.csv")
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["profile", "log", "-o", "s3://bucket/profile"])
+    train = ["train", "--plan", "plan.json", "--data", "log", "--checkpoints", "s3://bucket/run"]
+    result = CliRunner().invoke(main, train)
     assert (result.exit_code, (tmp_path / "s3:").exists()) == (2, False)
     assert "files at s3:// cannot be used here" in result.stderr
 
@@ -210,24 +211,20 @@ def test_a_partitioned_log_on_s3_from_schema_to_resumed_training(
         with bucket.open_output_stream(f"logs/clicks/day={day}/part 0.parquet") as file:
             pq.write_table(table, file, row_group_size=100)
     monkeypatch.chdir(tmp_path)
-    log = "s3://logs/clicks"
-    run("profile", log, "--infer", "schema.toml", "--dim", "8", "-o", "profile")
-    assert 'day = "ignore"' in Path("schema.toml").read_text()
-    assert Profile.load("profile").samples == 800
-    run(
-        "plan",
-        "--profile",
-        "profile",
-        "--topology",
-        "1xh100",
-        "--batch-size",
-        "64",
-        "--solver",
-        "greedy-size",
-        "-o",
-        "plan.json",
+    log, profile, plan = (
+        "s3://logs/clicks",
+        "s3://logs/placed/profile",
+        "s3://logs/placed/plan.json",
     )
-    train = ("train", "--plan", "plan.json", "--data", log, "--checkpoints", "run")
+    run("profile", log, "--infer", "schema.toml", "--dim", "8", "-o", profile)
+    assert 'day = "ignore"' in Path("schema.toml").read_text()
+    assert Profile.load(profile).samples == 800
+    machine = ("--topology", "1xh100", "--hbm", "64MiB", "--batch-size", "64")
+    search = ("--solver", "greedy-cost")
+    assert plan in run("plan", "--profile", profile, *machine, *search, "-o", plan)
+    assert Plan.load(plan).provenance.profile == profile
+    run("show", plan)
+    train = ("train", "--plan", plan, "--data", log, "--checkpoints", "run")
     run(*train, "--steps", "3")
     run(*train, "--steps", "5", "--resume")
     assert max(path.name for path in Path("run").glob("step-*")).endswith("05")

@@ -48,7 +48,7 @@ class Asked:
     exponent: float = 1.0
     locality: bool = False
     hottest: int | None = None
-    machine: str = "2xh100"
+    machine: str = "1xh100"
     hbm: str = "64MiB"
     link: float = 1.0
     tier: str | None = None
@@ -118,7 +118,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "exponent": (1.0, 1.01),
     "locality": (False, True),
     "hottest": (None, 7, 8),
-    "machine": ("2xh100", "2xt4", "1xh100"),
+    "machine": ("1xh100", "1xt4", "2xh100"),
     "hbm": ("64MiB", "65MiB"),
     "link": (1.0, 1.5),
     "tier": (None, "dram"),
@@ -194,7 +194,7 @@ def test_a_kept_plan_is_that_of_its_own_search(
             assert same(result, alone)
 
 
-@pytest.mark.parametrize("name", ["ortools", "numpy", "placer", "python"])
+@pytest.mark.parametrize("name", ["ortools", "numpy", "numba", "placer", "python"])
 def test_another_version_has_another_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = BASE.key()
     if name == "placer":
@@ -276,7 +276,7 @@ def test_models_and_solvers_of_ones_own_are_asked_each_time(cache: PlanCache) ->
         lambda content: content[:-1],
         lambda content: content[: len(content) // 2],
         lambda content: b"",
-        lambda content: content.replace(b'"gpu:1"', b'"gpu:0"', 1),
+        lambda content: content.replace(b'"gpu:0"', b'"gpu:1"', 1),
         lambda content: content + b" ",
         lambda content: b"\x80\x04\x95" + content,
     ],
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_more_time_is_a_new_search_unless_the_plan_is_optimal(cache: PlanCache) -> None:
-    problem, model = BASE.problem(), Roofline()
+    problem, model = replace(BASE, machine="2xh100").problem(), Roofline()
 
     def is_kept(name: str, seconds: float, gap: float) -> bool:
         limits = Limits(seconds, gap, max_steps=3)
@@ -354,28 +354,26 @@ def test_more_time_is_a_new_search_unless_the_plan_is_optimal(cache: PlanCache) 
 
 
 def test_what_was_stopped_or_has_no_plan_is_not_kept(cache: PlanCache) -> None:
-    asked = replace(BASE, gap=0.0)
+    asked = replace(BASE, gap=0.0, machine="2xh100")
     stopped = replace(asked.limits, stop=lambda: True)
     result = CachedSolver(solver("greedy-cost"), cache).solve(asked.problem(), asked.model, stopped)
     assert result.plan is not None
     assert result.termination.limit == "stop"
-    assert replace(BASE, hbm="100KiB").solved(cache).plan is None
+    assert replace(BASE, hbm="10KiB").solved(cache).plan is None
     assert cache.size().plans == 0
 
 
 def test_plans_that_were_not_used_for_longest_are_removed(cache: PlanCache) -> None:
-    searches = [replace(BASE, seed=seed) for seed in range(4)]
-    for age, asked in enumerate(searches[:3]):
+    searches = [replace(BASE, seed=seed) for seed in range(3)]
+    for age, asked in enumerate(searches[:2]):
         asked.solved(cache)
         os.utime(cache.folder / f"{asked.key()}.plan", ns=(age, age))
     searches[0].solved(cache)  # It is the newest now.
-    small = replace(cache, most_bytes=cache.size().bytes)
-    searches[3].solved(small)
+    small = replace(cache, most_bytes=cache.size().bytes + 500)  # Sizes differ a little.
+    searches[2].solved(small)
     assert small.size().bytes <= small.most_bytes
     kept = [small.load(asked.key()) is not None for asked in searches]
-    assert kept[0]
-    assert kept[3]
-    assert not kept[1]
+    assert kept == [True, False, True]
     notes: list[str] = []
     BASE.solved(replace(cache, folder=cache.folder / "inner", most_bytes=99), notes)
     assert "too many" in notes[0]

@@ -1,14 +1,18 @@
 """Counting what a program feeds its model."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from placer.data import open_log
 from placer.data.log import Bags
 from placer.errors import DataError
+from placer.profile.count import profile_log
 from placer.profile.hook import CountedLoader, as_bags, profile_batches, profile_dataloader
 
 
@@ -46,6 +50,33 @@ def test_a_trainer_sees_its_batches_unchanged() -> None:
     for _ in counted:
         pass
     assert counted.profile().samples == 20, "epochs add up"
+
+
+def test_distinct_rows_are_counted_in_the_order_of_batches() -> None:
+    """As of the same log, however it comes in batches; and though their memory is used again."""
+    rng = np.random.default_rng(0)
+    users = np.repeat(rng.integers(0, 500, 200), 5)  # Sessions of five samples.
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 3, users.size))])
+    items = rng.integers(0, 90, offsets[-1])
+    lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(items))
+    log = open_log(pa.table({"user": users, "items": lists}), rows={"user": 500, "items": 90})
+    expected = {table.name: table.locality for table in profile_log(log)}
+    assert [one.samples for one in expected["user"]] == [256]
+
+    memory = np.zeros(64, np.int64)
+
+    def batches() -> Iterator[dict[str, object]]:
+        for start in range(0, users.size, 64):
+            part = users[start : start + 64]
+            memory[: part.size] = part
+            own = offsets[start : start + 65]
+            ids = (items[own[0] : own[-1]], own - own[0])
+            yield {"user": torch.from_numpy(memory)[: part.size], "items": ids}
+            memory[:] = 7
+
+    loader = CountedLoader(batches(), tables=dict(log.tables))
+    assert sum(1 for _ in loader) == 16
+    assert {table.name: table.locality for table in loader.profile()} == expected
 
 
 def test_shapes_of_ids() -> None:

@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 
+import pytest
 import simulator_reference
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import plans
-from simulator_cases import chunks, executor_rates, simulated_rates
+from simulator_cases import chunks, executor_rates, simulated_rates, simulated_shares
 
 from placer.errors import PlanMismatchError
 from placer.simulator.replay import ReplayOptions, replay
@@ -26,6 +27,7 @@ def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
     found, totals = replay(plan, batches, options)
     expected = executor_rates(plan, batches, policy=policy, ahead=ahead, optimizer=optimizer)
     assert simulated_rates(found, totals) == expected
+    assert simulated_shares(found, totals) == pytest.approx(expected.tables)
 
 
 @given(st.data())

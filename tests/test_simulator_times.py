@@ -24,13 +24,15 @@ from cost_models.replay import (
 )
 from cost_models.roofline import RooflineConstants
 from cost_models.step_equation.phases import COPIES, IDS, LOOKUP, schedule_of
-from placer import Feature, Plan, Problem, Shard, Table
+from placer import Feature, Plan, Problem, Profile, Shard, Table
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.measurement import random_cases
 from placer.pipeline import PIPELINES
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup
+from placer.profile.counts import RowCounts
+from placer.profile.table_profile import TableProfile
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import device_totals, served
@@ -265,6 +267,26 @@ def test_other_caches_are_asked_batch_by_batch(seed: int, policy: str) -> None:
 def test_an_unknown_policy_is_told_with_those_that_there_are() -> None:
     with pytest.raises(PlacerError, match=r"'clock'.*lfu, rank, lru"):
         Simulator(cached_plan(9, 3), ReplayOptions(cache_policy="clock"))  # type: ignore[arg-type]
+
+
+def test_a_lookup_counts_once_whatever_the_column_slices() -> None:
+    """A quarter of the columns is in HBM; claims and replays say that of the lookups, too."""
+    table = Table("t", 8, 16, features=(Feature("f"),))
+    near = Shard("t", (0, 8, 1), (0, 4), ("gpu:0",), "hbm", "device")
+    far = Shard("t", (0, 8, 1), (4, 16), ("gpu:0",), "dram", "uva")
+    plan = Plan((table,), machine(1), (near, far), batch_size=4)
+    simulator = Simulator(plan, ReplayOptions(look_ahead=False))
+    batches = [one_id_chunk(np.array([0, 1, 2, 3]))] * 3
+    found = replayed(simulator, StepTimer(simulator.arrangement, Roofline()), batches)
+    by = served(simulator.arrangement, found.totals.parts)
+    assert (by.lookups, by.hbm_lookups) == (12, 3)
+    [record] = {(one.lookups, one.hbm_lookups) for one in found.records}
+    assert record == (4, 1)
+    gpu = device_totals(simulator.arrangement, found.totals, simulator.cache_entries)[0]
+    assert (gpu.lookups, gpu.hbm_share) == (12, 0.25)
+    profile = TableProfile.counted(table, RowCounts.from_dense(np.ones(8, np.uint32)), {})
+    problem = Problem(Profile((profile,), samples=8), machine(1), batch_size=4)
+    assert Roofline().evaluate(problem, plan).hbm_lookup_share == pytest.approx(0.25)
 
 
 def test_bytes_of_a_small_case_by_hand() -> None:

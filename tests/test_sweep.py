@@ -30,14 +30,14 @@ from cost_models.sweep import (
     with_overrides,
 )
 from cost_models.sweep.steps import CPU_BATCH
-from placer.errors import PlanMismatchError, ProblemError, TopologyError
+from placer.errors import PlacerError, PlanMismatchError, ProblemError, TopologyError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import whole_table_shard
 from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.topology.devices import Gpu, Host, Link
-from placer.topology.presets import GPU_KINDS, HOST_KINDS, NAMED
+from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED
 from placer.topology.topology import Topology
 
 ON_GPUS = [name for name, placement in PLACEMENTS.items() if placement.plan is not None]
@@ -90,7 +90,12 @@ def rate(machine: Platform, setting: Setting, placement: str) -> float:
 def test_every_preset_has_flop_rates() -> None:
     assert set(GPU_KINDS) == set(GPU_FLOPS)
     assert set(HOST_KINDS) <= set(CPU_FLOPS)
-    for name in (*(f"8x{kind}" for kind in GPU_KINDS), *NAMED, "4xt4", "cpu", "16xcpu"):
+    without = [kind for kind in GPU_KINDS if "float32" not in GPU_FLOPS[kind]]
+    assert without == ["gaudi2", "gaudi3"]
+    with pytest.raises(PlacerError, match="nobody states what gaudi2 does in float32"):
+        platform("8xgaudi2")
+    kinds = [f"8x{kind}" for kind in GPU_KINDS if kind not in without]
+    for name in (*kinds, *NAMED, "4xt4", "cpu", "16xcpu"):
         one = platform(name)
         assert 0 < one.cpu.share <= 1
         assert one.gpu.per_s > 0

@@ -1,18 +1,15 @@
 """Presets: the grammar, sound constants, and what budgets do to them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import PlacerError, TopologyError
+from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED, Rate
 from placer.topology.presets import (
-    GPU_KINDS,
-    HOST_KINDS,
-    NAMED,
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
-    Rate,
     chip_called,
     preset,
 )
@@ -26,6 +23,8 @@ KINDS = sorted(GPU_KINDS)
     kind=st.sampled_from(KINDS),
 )
 def test_grammar_gives_the_machine_it_says(nodes: int, count: int, kind: str) -> None:
+    most = HOST_KINDS[kind].most_gpus
+    assume(most is None or nodes * count <= most)
     topology = Topology.parse(f"{nodes}x{count}x{kind}")
     assert len(topology.hosts) == nodes
     assert [len(topology.gpus_of(host.id)) for host in topology.hosts] == [count] * nodes
@@ -47,6 +46,19 @@ def test_part_of_a_server_has_its_part_of_the_host(kind: str) -> None:
     assert half.memory_bytes == pytest.approx(whole.memory_bytes / 2, abs=2**20)
     assert half.dram_bytes_per_s == pytest.approx(whole.dram_bytes_per_s / 2)
     assert whole.memory_bytes <= HOST_KINDS[kind].memory_bytes * (1 - RESERVED_DRAM_SHARE)
+
+
+def test_a_rack_is_one_nvlink_domain() -> None:
+    rack = Topology.parse("gb200-nvl72")
+    assert (rack.name, len(rack.hosts), len(rack.gpus)) == ("gb200-nvl72", 36, 72)
+    assert rack.network_bytes_per_s("gpu:0") == rack.peer_bytes_per_s("gpu:0") == 720e9
+    # The datasheet's totals, less what presets leave: 13.4 TB, 17 TB, 576 TB/s, 130 TB/s.
+    assert sum(gpu.memory_bytes for gpu in rack.gpus) == pytest.approx(13.4e12 * 0.85, rel=1e-3)
+    assert sum(host.memory_bytes for host in rack.hosts) == pytest.approx(17e12 * 0.9, rel=0.02)
+    assert sum(gpu.hbm_bytes_per_s for gpu in rack.gpus) == pytest.approx(576e12 * 0.9)
+    assert 2 * 72 * rack.peer_bytes_per_s("gpu:0") == pytest.approx(130e12 * 0.8, rel=0.01)
+    with pytest.raises(TopologyError, match="joins up to 72"):
+        Topology.parse("37x2xgb200")
 
 
 def test_published_constants() -> None:

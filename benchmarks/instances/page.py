@@ -131,8 +131,8 @@ def page(found: Sequence[Row]) -> str:
         "",
         f"{len(found)} instances, {len(solved)} with a plan, {sum(len(r.times_s) for r in found)} "
         f"plans checked. Gap of the best known plan to the bound: {statistics.median(gaps):.2%} "
-        f"in the median, {max(gaps):.2%} at most; at most 0.1% on "
-        f"{sum(gap <= 1e-3 for gap in gaps)}.",
+        f"in the median; at most 1% on {_within(gaps, 0.01)} instances, 5% on "
+        f"{_within(gaps, 0.05)}, 10% on {_within(gaps, 0.1)}, 100% on {_within(gaps, 1.0)}.",
         "",
         _behind(behind),
         "",
@@ -168,6 +168,10 @@ def _behind(behind: Sequence[Row]) -> str:
         for row in behind
     ]
     return "Ours is not first on " + ", ".join(told) + "."
+
+
+def _within(gaps: Sequence[float], most: float) -> int:
+    return sum(gap <= most for gap in gaps)
 
 
 def _ours(row: Row) -> float:

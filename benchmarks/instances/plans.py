@@ -7,7 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,34 @@ def shards_json(plan: Plan) -> list[dict[str, Any]]:
 def short_shards(shards: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Shards, as JSON, without what is usual or determined."""
     return [
-        {k: v for k, v in shard.items() if k not in _DETERMINED and _USUAL.get(k) != v}
+        {k: list(v) if isinstance(v, tuple) else v for k, v in shard.items() if _is_told(k, v)}
         for shard in shards
     ]
 
 
+def _is_told(key: str, value: Any) -> bool:
+    return key not in _DETERMINED and _USUAL.get(key) != value
+
+
 def to_plan(problem: Problem, content: Mapping[str, Any]) -> Plan:
     """A short plan as placer has plans, with its shards' buffers."""
+    solver = SolverRecord(
+        content["planner"],
+        step_time_s=content["step_time_s"],
+        bound_s=content.get("bound_s"),
+        seconds=content.get("seconds", 0.0),
+        cost_model="roofline",
+    )
+    made = Provenance(problem.sha256, content.get("version", ""), content["created"])
+    return replace(plan_of(problem, content["shards"]), solver=solver, provenance=made)
+
+
+def plan_of(problem: Problem, entries: Iterable[Mapping[str, Any]]) -> Plan:
+    """The plan of shards as JSON, with their buffers."""
     profiles = {profile.name: profile for profile in problem.profile}
     seen: Counter[tuple[Any, ...]] = Counter()
     shards = []
-    for entry in content["shards"]:
+    for entry in entries:
         fields = {key: tuple(entry[key]) for key in ("rows", "cols", "devices")}
         shard = Shard(**{**entry, **fields})
         group = (shard.table, shard.cols, shard.devices)
@@ -100,19 +117,10 @@ def to_plan(problem: Problem, content: Mapping[str, Any]) -> Plan:
         first = not seen[group]
         shards.append(with_buffers(profile, shard, samples=samples, returns_bags=first))
         seen[group] += 1
-    solver = SolverRecord(
-        content["planner"],
-        step_time_s=content["step_time_s"],
-        bound_s=content.get("bound_s"),
-        seconds=content.get("seconds", 0.0),
-        cost_model="roofline",
-    )
     return Plan(
         tuple(profile.table for profile in problem.profile),
         problem.topology,
         tuple(shards),
         batch_size=problem.batch_size,
-        solver=solver,
-        provenance=Provenance(problem.sha256, content.get("version", ""), content["created"]),
         pipeline=problem.pipeline,
     )

@@ -46,12 +46,15 @@ class FlopRate:
         )
 
 
-def _gpu(chip: str, tflops: dict[DenseMath, float]) -> dict[DenseMath, FlopRate]:
+def _gpu(
+    chip: str, tflops: dict[DenseMath, float], vendor: str = "NVIDIA"
+) -> dict[DenseMath, FlopRate]:
+    fitted = _FITTED if vendor == "NVIDIA" else f"{_FITTED}, on other GPUs: an assumption here"
     return {
         math: FlopRate(
             rate * 1e12,
             _GPU_SHARE if math == "float32" else _TENSOR_SHARE,
-            f"NVIDIA {chip} datasheet, {math} without sparsity; {_FITTED}",
+            f"{vendor} {chip} datasheet, {math} without sparsity; {fitted}",
         )
         for math, rate in tflops.items()
     }
@@ -74,6 +77,26 @@ GPU_FLOPS: dict[str, dict[DenseMath, FlopRate]] = {
     "b200": _gpu(
         "HGX B200", {"float32": 75.0, "tf32": 1100.0, "float16": 2250.0, "bfloat16": 2250.0}
     ),
+    "gb200": _gpu(
+        "GB200 NVL72", {"float32": 80.0, "tf32": 1250.0, "float16": 2500.0, "bfloat16": 2500.0}
+    ),
+    "l4": _gpu("L4", {"float32": 30.3, "tf32": 60.0, "float16": 121.0, "bfloat16": 121.0}),
+    "l40s": _gpu("L40S", {"float32": 91.6, "tf32": 183.0, "float16": 362.05, "bfloat16": 362.05}),
+    "a10": _gpu("A10", {"float32": 31.2, "tf32": 62.5, "float16": 125.0, "bfloat16": 125.0}),
+    "a10g": _gpu("A10G", {"float32": 31.5, "tf32": 35.0, "float16": 70.0, "bfloat16": 70.0}),
+    "mi300x": _gpu(
+        "Instinct MI300X",
+        {"float32": 163.4, "tf32": 653.7, "float16": 1307.4, "bfloat16": 1307.4},
+        "AMD",
+    ),
+    "mi350x": _gpu(
+        "Instinct MI350X", {"float32": 144.2, "float16": 2300.0, "bfloat16": 2300.0}, "AMD"
+    ),
+    "mi355x": _gpu(
+        "Instinct MI355X", {"float32": 157.3, "float16": 2500.0, "bfloat16": 2500.0}, "AMD"
+    ),
+    "gaudi2": _gpu("Gaudi 2", {"bfloat16": 432.0}, "Intel"),
+    "gaudi3": _gpu("Gaudi 3", {"bfloat16": 1835.0}, "Intel"),
 }
 """By the GPU kinds of `placer.topology.presets`, and the type in which matrices are multiplied."""
 
@@ -119,6 +142,8 @@ def cpu_rate(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: s
 _SKYLAKE = "20-core Skylake assumed, at its clock for AVX-512"
 _TWO_SKYLAKES = cpu_rate(2, 20, 64, 1.9, _SKYLAKE)
 _ROME = cpu_rate(2, 64, 32, 2.6, "EPYC 7742")
+_MILAN = cpu_rate(2, 48, 32, 2.65, "EPYC 7R13, all-core clock assumed")
+_TURIN = cpu_rate(2, 64, 64, 3.3, "EPYC 9575F")
 _SAPPHIRE_RAPIDS = cpu_rate(2, 56, 64, 2.6, "Xeon 8480C, clock for AVX-512 assumed")
 
 CPU_FLOPS: dict[str, FlopRate] = {
@@ -132,5 +157,15 @@ CPU_FLOPS: dict[str, FlopRate] = {
     "h100": _SAPPHIRE_RAPIDS,
     "h200": _SAPPHIRE_RAPIDS,
     "b200": cpu_rate(2, 56, 64, 2.6, "Xeon 8570, clock for AVX-512 assumed"),
+    "gb200": cpu_rate(4, 72, 32, 3.1, "Grace, clock assumed"),
+    "l4": _MILAN,
+    "l40s": _MILAN,
+    "a10": cpu_rate(4, 32, 64, 2.6, "Xeon 8358 of two servers, clock for AVX-512 assumed"),
+    "a10g": _MILAN,
+    "mi300x": _SAPPHIRE_RAPIDS,
+    "mi350x": _TURIN,
+    "mi355x": _TURIN,
+    "gaudi2": cpu_rate(2, 40, 64, 2.3, "Xeon 8380, clock for AVX-512 assumed"),
+    "gaudi3": _SAPPHIRE_RAPIDS,
 }
 """By server: the CPU server and Zion of Acun et al., or the 8-GPU server of a GPU kind."""

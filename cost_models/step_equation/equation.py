@@ -18,6 +18,8 @@ where no unit is cheaper than one of rows in HBM.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,8 +49,15 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
+from placer.profile.table_profile import TableProfile
 
 _SHARES = lookup_shares()
+
+
+@lru_cache(maxsize=4096)
+def _with_buffers(profile: TableProfile, shard: Shard, samples: int, returns_bags: bool) -> Shard:
+    """See `with_buffers`; kept, as a plan is fitted several times, and machines have the same."""
+    return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
 
 
 class StepEquation(ABC):
@@ -111,8 +120,9 @@ class StepEquation(ABC):
     ) -> Shard:
         """As `placer.plan.buffers` has them. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
-        profile = problem.profile.tables[table]
-        return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
+        anywhere = replace(shard, devices=())
+        sized = _with_buffers(problem.profile.tables[table], anywhere, samples, returns_bags)
+        return replace(shard, staging_rows=sized.staging_rows, buffer_bytes=sized.buffer_bytes)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""

@@ -13,6 +13,7 @@ Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
 
+@lru_cache(maxsize=4096)
 def slice_load(
     profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
 ) -> tuple[float, float]:
@@ -49,7 +50,7 @@ class Load(NamedTuple):
     cold_in_flight: Float
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def load_of(
     profile: TableProfile,
     rows: tuple[int, int, int],
@@ -58,7 +59,8 @@ def load_of(
 ) -> Load:
     """The load of a slice of ranks; with `steps_at_ends`, also at one row and at all but one.
 
-    Cached, as a solver asks for all column slices of a slice in a row. Not to be written to.
+    Cached, as a solver asks for all column slices of a slice in a row, and machines of as many GPUs
+    have the same. Not to be written to.
     """
     if steps_at_ends:
         hot_rows, *values = load_of(profile, rows, step_lookups)
@@ -76,7 +78,7 @@ def load_of(
     return Load(sums[0].astype(np.int64), sums[1:3], left[:2], left[2])
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=512)
 def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
     """What each row of a segment of the CDF counts, shape (4, m).
 

@@ -9,7 +9,8 @@ from cost_models.dense import CPU_FLOPS, GPU_FLOPS, FlopRate
 from placer.errors import TopologyError
 from placer.topology.detect import host_memory_bytes
 from placer.topology.devices import Gpu, Host, Link
-from placer.topology.presets import CPU_SERVER, RESERVED_DRAM_SHARE, kinds
+from placer.topology.kinds import CPU_SERVER
+from placer.topology.presets import RESERVED_DRAM_SHARE, kinds
 from placer.topology.topology import Topology
 
 _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
@@ -94,7 +95,13 @@ def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None 
         )
     gpu_kind, host_kind, per_host = known
     topology = Topology.parse(name, hbm=hbm, dram=dram)
-    gpu = GPU_FLOPS[gpu_kind.name]["float32"]
+    rates = GPU_FLOPS[gpu_kind.name]
+    if "float32" not in rates:
+        raise TopologyError(
+            f"{text!r}: nobody states what {gpu_kind.name} does in float32, in which a sweep's "
+            "dense layers are"
+        )
+    gpu = rates["float32"]
     whole = CPU_FLOPS["zion" if name.endswith("zion") else gpu_kind.name]
     part = per_host / 8
     cpu = FlopRate(whole.stated_per_s * part, whole.share, whole.source)

@@ -11,7 +11,7 @@ from placer.errors import PlacerError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
 from placer.topology.devices import Host
-from placer.topology.presets import CPU_SERVER
+from placer.topology.kinds import CPU_SERVER
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 

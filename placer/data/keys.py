@@ -60,7 +60,7 @@ def is_list(kind: pa.DataType) -> bool:
 def can_be_ids(kind: pa.DataType) -> bool:
     """Whether a column of this Arrow type can be a categorical feature."""
     if is_list(kind) or pa.types.is_dictionary(kind):
-        return can_be_ids(kind.value_type)
+        return not is_list(kind.value_type) and can_be_ids(kind.value_type)
     return bool(is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
 
 

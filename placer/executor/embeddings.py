@@ -95,6 +95,12 @@ class Embeddings(nn.Module, ABC):
         None for backends that read all rows where they are.
         """
 
+    def count_by_table(self) -> None:  # Where there are no tiers, nothing is counted.
+        """Count by table, too, from here on; takes some kernels in steps that count so.
+
+        Processes that share the tables do not.
+        """
+
     @abstractmethod
     def reset_hit_rates(self) -> None:
         """Count hits from here on."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from placer.data.encoded import EncodedLog
+from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
 from placer.data.reader import open_log
-from placer.errors import PlanMismatchError, ProfileError
+from placer.errors import PlacerError, PlanError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.workloads import named_workload
@@ -78,9 +79,10 @@ def profile_of(
         return _with_tables_of(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
+    is_there = uri_of(name) or (name and _is_there(folder))
     try:
-        recorded = Profile.load(folder) if name and _is_there(folder) else named_workload(name)
-    except ProfileError as error:
+        recorded = Profile.load(uri_of(name) or folder) if is_there else named_workload(name)
+    except PlacerError as error:
         if needed_for is None:
             return None
         raise PlanMismatchError(
@@ -213,6 +215,9 @@ def load_sealed(file: Path) -> Plan:
     """
     from placer.plan.file import seal  # not above: pydantic loads slowly
 
+    if uri := uri_of(file):
+        raise PlanError(f"{uri} is on a store; copy it here, seal it, and copy it back")
+
     seal(file)
     return Plan.load(file)
 
@@ -220,10 +225,14 @@ def load_sealed(file: Path) -> Plan:
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
     """Save a plan that names its profile: a workload by name, a folder as seen from the plan's.
 
-    Both files can then move together.
+    Both files can then move together. A profile on a store is named by its URI.
     """
     name = profile
-    if isinstance(profile, Path):
+    if isinstance(profile, Path) and (uri := uri_of(profile)):
+        name = uri
+    elif isinstance(profile, Path) and uri_of(file):
+        name = profile.resolve()
+    elif isinstance(profile, Path):
         name = os.path.relpath(profile.resolve(), file.resolve().parent)
     named = replace(plan, provenance=replace(plan.provenance, profile=str(name)))
     named.save(file)

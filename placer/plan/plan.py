@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from placer.data.files.stores import uri_of
 from placer.errors import PlanError
 from placer.plan.fields import PlanFields, RowOrder
 from placer.plan.shard import Shard
@@ -75,7 +76,7 @@ class Plan(PlanFields):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Read a plan and the row order beside it.
+        """Read a plan and the row order beside it, on this machine or at a URI of a store.
 
         Raises
         ------
@@ -83,6 +84,11 @@ class Plan(PlanFields):
             If the file is truncated, breaks the format, is of a newer version, or its row
             order is missing or was altered.
         """
+        if uri_of(path) and isinstance(path, str):
+            from placer.data.files.staging import Staging
+
+            with Staging() as staging:
+                return cls.load(staging.input(path))
         from placer.plan import file  # not above: pydantic and safetensors load slowly
 
         return cls(**vars(file.read(path)))
@@ -91,12 +97,19 @@ class Plan(PlanFields):
         """Write the plan, and the row order beside it, atomically.
 
         A profile that the plan names by an absolute path, as solvers do where it was loaded from a
-        folder, is named as seen from the plan's own folder: both can then move together.
+        folder, is named as seen from the plan's own folder: both can then move together. On a
+        store, to which the path may be a URI, the plan is sent after its row order.
         """
+        uri = uri_of(path)
+        if uri and isinstance(path, str):
+            from placer.data.files.staging import Staging
+
+            with Staging() as staging:
+                return self.save(staging.output(path))
         from placer.plan import file
 
         named = self.provenance.profile
-        if Path(named).is_absolute():
+        if not uri and Path(named).is_absolute():
             named = os.path.relpath(named, Path(path).resolve().parent)
         provenance = replace(self.provenance, profile=named)
         file.write(replace(self, provenance=provenance), path)

@@ -37,6 +37,7 @@ from placer.files import (
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
+from placer.profile.schema import check_document
 from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
 from placer.tables import Feature, Table
@@ -104,6 +105,7 @@ def read(path: StrPath) -> ProfileFields:
 
 def _read_all(file: Path) -> ProfileFields:
     document = _read_document(file)
+    check_document(document, file)
     try:
         files = document["files"]
         arrays = _read_safetensors(_read(file.parent, files["counts"]), files["counts"]["name"])
@@ -220,6 +222,10 @@ def _read_safetensors(content: bytes, name: str) -> _Arrays:
         arrays: _Arrays = from_bytes(content)
     except SafetensorError as error:
         raise ProfileError(f"{name} is no safetensors file: {error}") from error
+    for own, array in arrays.items():
+        kinds = "f" if own.endswith(".shares") else "iu"
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise ProfileError(f"{name} has {array.dtype} of shape {array.shape} as {own!r}")
     return arrays
 
 
@@ -246,14 +252,21 @@ def _vocabulary_to_parquet(vocabularies: Mapping[str, Keys]) -> bytes:
 
 
 def _vocabulary_from_parquet(content: bytes) -> dict[str, Keys]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(io.BytesIO(content))
+    try:
+        table = pq.read_table(io.BytesIO(content), columns=["table", "key"])
+        column = table.column("table").cast(pa.dictionary(pa.int32(), pa.string()))
+    except (OSError, pa.ArrowException) as error:
+        raise ProfileError(f"its vocabulary is no Parquet that can be read: {error}") from error
+    key, column = table.column("key"), column.combine_chunks()
+    if key.type != pa.uint64() or key.null_count or column.null_count:
+        raise ProfileError("its vocabulary has other columns than the table and the key of an id")
     names: list[str] = json.loads(table.schema.metadata[b"tables"])
-    column = table.column("table").combine_chunks().dictionary_encode()
     written = column.dictionary.to_pylist()
     index = column.indices.to_numpy(zero_copy_only=False)
-    keys = table.column("key").to_numpy()
+    keys = key.to_numpy()
     return {
         name: keys[index == written.index(name)] if name in written else keys[:0] for name in names
     }

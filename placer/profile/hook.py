@@ -1,6 +1,7 @@
 """Counts what a Python program feeds its model: batches of arrays, or a DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from placer.data.log import Bags
 from placer.errors import DataError
 from placer.profile.count import AccessCounter, TableOptions
+from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
 from placer.tables import DType, OptimizerName, Pooling
 
@@ -59,12 +61,15 @@ class CountedLoader(Generic[Batch]):
         feature_tables = feature_tables or {name: name for name in tables}
         self._extract = extract or partial(features_in, names=tuple(feature_tables))
         self._counter = AccessCounter(tables, feature_tables)
+        self._locality = LocalityCounter(tables, feature_tables)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.loader:
             features = {name: as_bags(name, ids) for name, ids in self._extract(batch).items()}
             samples = next(iter(features.values())).samples if features else 0
             self._counter.add_bags(samples, features)
+            # It keeps them for a while, and the arrays are the trainer's.
+            self._locality.add(samples, {name: _copied(bags) for name, bags in features.items()})
             yield batch
 
     def __len__(self) -> int:
@@ -79,7 +84,9 @@ class CountedLoader(Generic[Batch]):
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         source: str = "",
     ) -> Profile:
-        """The profile of all batches that have passed so far.
+        """The profile of all batches that have passed so far, in the order in which they did.
+
+        With it come the distinct rows of windows of consecutive samples, as of a log.
 
         Raises
         ------
@@ -88,7 +95,11 @@ class CountedLoader(Generic[Batch]):
         """
         if not self._counter.samples:
             raise DataError("no sample has passed; iterate over the batches before profiling them")
-        return self._counter.profile(TableOptions(dim, dtype, optimizer, pooling), source=source)
+        options = TableOptions(dim, dtype, optimizer, pooling)
+        profile = self._counter.profile(options, source=source)
+        measured = self._locality.localities()
+        tables = tuple(replace(table, locality=measured[table.name]) for table in profile)
+        return replace(profile, tables=tables)
 
 
 def profile_dataloader(
@@ -215,6 +226,10 @@ def as_bags(feature: str, value: BagsLike) -> Bags:
         )
     samples, width = ids.shape
     return Bags(ids.reshape(-1), np.arange(samples + 1, dtype=np.int64) * width)
+
+
+def _copied(bags: Bags) -> Bags:
+    return Bags(bags.ids.copy(), None if bags.offsets is None else bags.offsets.copy())
 
 
 def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from placer.data.files.stores import uri_of
 from placer.errors import ProfileError
 from placer.profile.merge import merge
 from placer.profile.table_profile import ProfileFields, TableProfile
@@ -31,7 +32,7 @@ class Profile(ProfileFields):
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
-    folder : Path or None
+    folder : Path, str or None
         Where it was loaded from, so that plans name it; the file does not say.
 
     Examples
@@ -115,26 +116,40 @@ class Profile(ProfileFields):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
-        """Read what `save` wrote.
+        """Read what `save` wrote, on this machine or at a URI such as ``s3://bucket/profile``.
 
         Raises
         ------
         ProfileError
             If a file is missing, cut short, altered or of a newer version.
         """
+        uri = uri_of(path)
+        if uri and isinstance(path, str):
+            from placer.data.files.staging import Staging
+
+            with Staging() as staging:
+                return cls.load(staging.input(path))
         from placer.profile import file  # not above: pyarrow loads slowly
 
-        return replace(cls(**vars(file.read(path))), folder=_folder_of(path))
+        return replace(cls(**vars(file.read(path))), folder=uri or _folder_of(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically."""
+        """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
+
+        The path may be a URI; on a store, ``profile.json`` is sent last.
+        """
+        if uri_of(path) and isinstance(path, str):
+            from placer.data.files.staging import Staging
+
+            with Staging() as staging:
+                return self.save(staging.output(path))
         from placer.profile import file
 
         file.write(self, path)
 
     @property
     def reference(self) -> str:
-        """What a plan is to name: its folder, as an absolute path, or else its source."""
+        """What a plan is to name: its folder, an absolute path or a URI, or else its source."""
         return self.source if self.folder is None else str(self.folder)
 
     def sampling_error(self, table: str, share: float = 0.5) -> float:

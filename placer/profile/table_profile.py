@@ -188,4 +188,4 @@ class ProfileFields:
     sampling: float = 1.0
     source: str = ""
     encoding: "Encoding | None" = None
-    folder: Path | None = None
+    folder: Path | str | None = None

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,11 +104,15 @@ def print_training(
     output: str = "table",
     trace: "TraceRequest | None" = None,
     checkpoints: Path | None = None,
+    planned: Mapping[str | None, float] | None = None,
 ) -> None:
-    """Print what a training run did, and which of what was asked for it did not."""
+    """Print what a training run did, and which of what was asked for it did not.
+
+    `planned` has the shares of lookups from HBM that the plan counts on, see `hit_rate_report`.
+    """
     if trace is not None and result.trace is None:
         print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
-    _print_training(result, output)
+    _print_training(result, output, planned)
     if result.interrupted:
         saved = f"--resume goes on from {checkpoints}"
         if checkpoints is None:
@@ -116,8 +120,10 @@ def print_training(
         print_stderr(f"interrupted after step {result.steps}; {saved}")
 
 
-def _print_training(result: "TrainResult", output: str) -> None:
-    values, tables = train_values(result), training_reports(result)
+def _print_training(
+    result: "TrainResult", output: str, planned: Mapping[str | None, float] | None
+) -> None:
+    values, tables = train_values(result), training_reports(result, planned)
     if output == "json":
         shown = {name: table.to_json() for name, table in tables.items()}
         print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))

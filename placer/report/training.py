@@ -1,6 +1,6 @@
 """`placer train`: what a run did, which memory served it, and where the time of a step went."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
@@ -35,11 +35,13 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
     }
 
 
-def training_reports(result: "TrainResult") -> dict[str, Report]:
+def training_reports(
+    result: "TrainResult", planned: Mapping[str | None, float] | None = None
+) -> dict[str, Report]:
     """Tables of a run, by name: those that there are."""
     reports = {}
     if result.hit_rates is not None:
-        reports["hit_rates"] = hit_rate_report(result.hit_rates)
+        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned or {})
     if result.trace is not None:
         reports["trace"] = trace_report(result.trace)
     return reports
@@ -64,8 +66,12 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
     )
 
 
-def hit_rate_report(rates: "HitRates") -> Report:
-    """Lookups by the memory that held their rows when a step asked for them."""
+def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:
+    """Lookups by the memory that held their rows when a step asked for them.
+
+    `planned` has the shares from HBM that the plan counts on, where they are known: of each table,
+    and under None of all.
+    """
     cache = rates.row_cache
     served = {
         "HBM, rows that the plan keeps there": rates.home_lookups,
@@ -85,13 +91,35 @@ def hit_rate_report(rates: "HitRates") -> Report:
     facts: Row = {
         "lookups": rates.lookups,
         "hbm_hit_rate": rates.hbm_hit_rate,
+        "planned_hbm_share": planned.get(None),
         "pool_rows": cache.rows,
         "pool_hit_rows": cache.hit_rows,
         "rows_read_in_place": cache.in_place_rows,
         "rows_written_back": cache.written_back_rows,
     }
     title = f"Lookups: {form.share(rates.hbm_hit_rate)} found their row in HBM"
-    return Report(title, (Section("served", "", columns, rows),), facts)
+    if None in planned:
+        title += f", the plan counts on {form.share(planned[None])}"
+    sections = [Section("served", "", columns, rows)]
+    if rates.tables:
+        sections.append(_table_section(rates.tables, planned))
+    return Report(title, tuple(sections), facts)
+
+
+def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, float]) -> Section:
+    """Tables by how far they are from what the plan counts on, the furthest below first."""
+    rows: list[Row] = [
+        {"table": table, "hbm_share": share, "planned_hbm_share": planned.get(table)}
+        for table, share in shares.items()
+    ]
+    rows.sort(key=lambda row: row["hbm_share"] - (row["planned_hbm_share"] or 0.0))
+    columns = (
+        Column("table", "table"),
+        Column("hbm_share", "from HBM", form.share),
+        Column("planned_hbm_share", "planned", form.share),
+    )
+    order = "those furthest below the plan"
+    return Section("tables", "Lookups from HBM by table", columns, tuple(rows), 10, order)
 
 
 def trace_report(summary: "TraceSummary") -> Report:

@@ -12,6 +12,7 @@ from placer.simulator.counts import Int, PartCounts, Totals
 from placer.simulator.parts import Arrangement
 
 Bool = npt.NDArray[np.bool_]
+Float = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,9 @@ class DeviceTotals:
     ----------
     device : str
     lookups, rows : int
-        Lookups that it served, and distinct rows among them, summed over steps. A row
-        with several column slices counts once for each.
+        Lookups that it served, and distinct rows among them, summed over steps. Of a lookup in
+        several column slices, each counts by its share of the columns; of a row, each counts
+        once.
     hbm_lookups : int
         Of rows that the plan keeps in HBM, or whose copy was there before the step.
     staged_rows, in_place_rows, written_back_rows : int
@@ -79,6 +81,8 @@ class Served:
     Attributes
     ----------
     lookups, hbm_lookups : int
+        A lookup counts once. Where a row has several column slices, HBM serves as much of it as
+        the share of the columns that are there.
     slow_rows : int
         Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or
         pooled by the host.
@@ -96,10 +100,9 @@ class Served:
 
 def served(arrangement: Arrangement, counts: PartCounts) -> Served:
     """Lookups by tier over all parts."""
-    home = _is(arrangement, "device")
-    hbm = np.where(home, counts.lookups, counts.hit_lookups)
-    slow = np.where(home, 0, counts.rows - counts.hit_rows)
-    return Served(int(counts.lookups.sum()), int(hbm.sum()), int(slow.sum()))
+    slow = np.where(_is(arrangement, "device"), 0, counts.rows - counts.hit_rows)
+    lookups, hbm = (round(one.sum()) for one in _lookups(arrangement, counts))
+    return Served(lookups, hbm, int(slow.sum()))
 
 
 def device_totals(
@@ -119,14 +122,12 @@ def device_totals(
         server = by_device[part.device]
         gpu = plan.topology.gpus_by_id.get(part.device)
         home = part.device if gpu is None else gpu.host
-        server["lookups"] += one["lookups"]
         server["rows"] += one["rows"]
         for name in ("staged_rows", "written_back_rows"):
             server[name] += one[name]
         updated = one["update_rows"] if part.replicated else one["rows"]
         weights, whole = part.weight_bytes, part.row_bytes
         if part.lookup == "device":
-            server["hbm_lookups"] += one["lookups"]
             server["hbm_read_bytes"] += one["lookups"] * weights + updated * whole
             server["hbm_written_bytes"] += updated * whole
         elif part.lookup == "host":
@@ -145,13 +146,13 @@ def device_totals(
             copied, back = one["staged_rows"] * whole, one["written_back_rows"] * whole
             here = one["lookups"] - left_lookups, max(updated - left, 0)
             server["in_place_rows"] += left
-            server["hbm_lookups"] += one["hit_lookups"]
             server["hbm_read_bytes"] += here[0] * weights + here[1] * whole + back
             server["hbm_written_bytes"] += here[1] * whole + copied
             server["link_in_bytes"] += copied + in_place
             server["link_out_bytes"] += back + left * whole
             by_device[home]["dram_read_bytes"] += copied + in_place
             by_device[home]["dram_written_bytes"] += back + left * whole
+    _add_lookups(by_device, arrangement, counts)
     _add_exchange(by_device, arrangement, totals)
     _add_row_caches(by_device, arrangement, totals, cache_entries)
     devices = [*plan.topology.gpus_by_id, *plan.topology.hosts_by_id]
@@ -162,6 +163,27 @@ _COUNTS = (
     "lookups", "rows", "hit_lookups", "staged_rows", "in_place_lookups", "in_place_rows",
     "written_back_rows", "vectors", "update_rows",
 )  # fmt: skip
+
+
+def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float]:
+    """Lookups of each part, and those that HBM served, by its share of the table's columns."""
+    tables = arrangement.plan.tables
+    shares = np.array(
+        [(part.cols[1] - part.cols[0]) / tables[part.table].dim for part in arrangement.parts]
+    )
+    hbm = np.where(_is(arrangement, "device"), counts.lookups, counts.hit_lookups)
+    return counts.lookups * shares, hbm * shares
+
+
+def _add_lookups(
+    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, counts: PartCounts
+) -> None:
+    lookups, hbm = _lookups(arrangement, counts)
+    devices = np.array([part.device for part in arrangement.parts])
+    for device in set(devices.tolist()):
+        here = devices == device
+        by_device[device]["lookups"] = round(lookups[here].sum())
+        by_device[device]["hbm_lookups"] = round(hbm[here].sum())
 
 
 def _is(arrangement: Arrangement, lookup: str) -> Bool:

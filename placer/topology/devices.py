@@ -21,7 +21,7 @@ class Gpu:
     launch_s : float
         Time of one kernel launch.
     chip : str
-        What it is, such as ``h100``: a name of `placer.topology.presets.GPU_KINDS`, by which its
+        What it is, such as ``h100``: a name of `placer.topology.kinds.GPU_KINDS`, by which its
         rate of arithmetic is known. Empty where nobody says; only dense layers need it.
     """
 

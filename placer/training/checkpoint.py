@@ -215,6 +215,17 @@ def load(path: Path) -> Checkpoint:
     CheckpointError
         See `open_checkpoint`.
     """
+    while True:
+        chosen = _chosen(path)
+        try:
+            return _loaded(chosen)
+        except CheckpointError:
+            # A training has removed it meanwhile, as it has newer ones.
+            if chosen == path or chosen.exists():
+                raise
+
+
+def _loaded(path: Path) -> Checkpoint:
     opened = open_checkpoint(path)
     with _reporting(f"cannot read checkpoint {path}"):
         tensors = {

@@ -93,6 +93,7 @@ class Run:
             backend=config.backend,
             cache_policy=config.cache_policy,
         )
+        self._embeddings.count_by_table()
         self.trainer = Trainer(
             self._embeddings, plan, len(log.dense_names), config, world=ranks.world
         )

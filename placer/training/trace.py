@@ -2,7 +2,6 @@
 
 import gzip
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from placer.errors import PlacerError
 from placer.executor.phases import PHASE_PREFIX, Phase
-from placer.files import replacing
+from placer.files import replacing, temporary_beside
 from placer.training.config import TraceRequest
 
 READ = "read"
@@ -207,8 +206,7 @@ def _export(recorded: profile, path: Path) -> None:
         if path.suffix != ".gz":
             recorded.export_chrome_trace(str(temporary))
         else:
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-                plain = Path(folder) / "trace.json"
+            with temporary_beside(path) as plain:
                 recorded.export_chrome_trace(str(plain))
                 with plain.open("rb") as source, gzip.open(temporary, "wb") as target:
                     shutil.copyfileobj(source, target)

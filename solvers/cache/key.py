@@ -16,7 +16,7 @@ from solvers.result import Limits, Solver
 PACKAGES = ("placer", "cost_models", "solvers")
 """Those whose source decides what is found; nothing else is known well enough to be kept."""
 
-_LIBRARIES = ("ortools", "numpy")
+_LIBRARIES = ("ortools", "numpy", "numba")
 
 
 def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limits) -> str | None:

@@ -65,8 +65,12 @@ def build_plan(
         if profile.counts is not None and profile.name in listed
     }
     row_order = {name: RowOrder("profile") for name in hot_ids}
+    cached_of: dict[str, list[Shard]] = {}
+    for shard in shards:
+        if shard.lookup == "cached":
+            cached_of.setdefault(shard.table, []).append(shard)
     for profile in problem.profile:
-        cached = [one for one in shards if one.table == profile.name and one.lookup == "cached"]
+        cached = cached_of.get(profile.name)
         if cached and profile.counts is not None and profile.name not in hot_ids:
             # Rows stay in id order: caches alone have to know which are hot.
             row_order[profile.name] = RowOrder("id")

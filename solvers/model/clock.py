@@ -57,12 +57,12 @@ class Clock:
             return "time"
         return "steps" if self.steps_left is not None and self.steps_left <= 0 else None
 
-    def step(self) -> None:
-        """Count one step of local search."""
+    def step(self, steps: int = 1) -> None:
+        """Count steps of local search."""
         if self.steps_left is not None:
-            self.steps_left -= 1
+            self.steps_left -= steps
         if self.whole is not None:
-            self.whole.step()
+            self.whole.step(steps)
 
     @property
     def repeats(self) -> bool:

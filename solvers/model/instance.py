@@ -323,7 +323,7 @@ class Instance:
         return total
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        """The key of a shard's cost, which does not depend on the widths of other column slices."""
+        """The key of a shard's cost: of other column slices, it depends on their number alone."""
         option = shard.option
         width = (
             option.column_widths[shard.column_slice]
@@ -331,7 +331,8 @@ class Instance:
             else shard.column_slice
         )
         rest = option if not option.column_widths else option._replace(column_widths=())
-        return shard.table, shard.row_slice, width, rest, self.kind_of_gpu[gpu]
+        columns = len(option.column_widths)
+        return shard.table, shard.row_slice, width, columns, rest, self.kind_of_gpu[gpu]
 
     @property
     def search_space(self) -> str:

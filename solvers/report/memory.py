@@ -7,7 +7,7 @@ from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
-from placer.topology.presets import GPU_KINDS
+from placer.topology.kinds import GPU_KINDS
 from placer.units import format_bytes
 from solvers.report.plan import MOST_DEVICES
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.uniform_splits import common_shares, fixed_shares
-from solvers.search.annealing import AnnealingParams
+from solvers.search.annealing import AROUND, AnnealingParams
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
@@ -46,9 +46,11 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
-    annealed_places : int
-        Tables × GPUs up to which there are flows, `beam`, `dp` and annealing: beyond, chosen
-        moves find more.
+    few_places : int
+        Tables × GPUs up to which there are flows, `beam` and `dp`, and annealing leaves the best
+        plan behind at times: beyond, it looks around it, and begins sooner.
+    large_greedy_share : float
+        Of the first plan beyond them.
     exact_share : float
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
@@ -68,10 +70,12 @@ class AutoParams:
     search_share: float = 0.6
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
-    annealed_places: int = 2000
+    few_places: int = 2000
+    large_greedy_share: float = 0.4
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
+    large_annealing: AnnealingParams = AROUND
     iterated: IteratedParams = field(default_factory=IteratedParams)
     neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
 
@@ -88,16 +92,18 @@ class Auto(StagedStrategy):
         """First plans, a closer bound, small problems exactly, annealing, proof, long searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
-        small, few = places <= p.linear_program_places, places <= p.annealed_places
+        small, few = places <= p.linear_program_places, places <= p.few_places
+        greedy_share = p.greedy_share if few else p.large_greedy_share
+        annealed = p.annealing if few else p.large_annealing
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
-            Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
+            Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
-            Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing), few),
+            Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),

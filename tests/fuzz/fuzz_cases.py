@@ -98,8 +98,8 @@ def _plan_without_hash(folder: Path) -> None:
 
 def _checkpoint() -> Checkpoint:
     tensors = {
-        "embeddings": {"t.weight": torch.rand(12, 4)},
-        "embedding_optimizer": {"t.sum": torch.rand(12)},
+        "embeddings": {"t.weight": torch.arange(48.0).reshape(12, 4)},
+        "embedding_optimizer": {"t.sum": torch.arange(12.0)},
     }
     return Checkpoint(Position(3), {"lr": 0.1}, tensors)
 

@@ -7,6 +7,7 @@ configuration files, roles. Nothing here asks for or keeps them.
 
 import re
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -33,6 +34,25 @@ def is_uri(file: str) -> bool:
     (True, False, False)
     """
     return _URI.match(file) is not None
+
+
+class StagedPath(type(Path())):  # type: ignore[misc]  # What Path makes on this system.
+    """The copy on this machine of what a URI names; messages show the URI."""
+
+    uri = ""
+
+    def __format__(self, spec: str) -> str:
+        return format(shown(self.uri) if self.uri else str(self), spec)
+
+
+def uri_of(path: object) -> str:
+    """The URI that a path is, or is a copy of, without credentials; else an empty text.
+
+    >>> uri_of("s3://key:secret@bucket/plan.json"), uri_of("plan.json")
+    ('s3://bucket/plan.json', '')
+    """
+    uri = getattr(path, "uri", "") or str(path)
+    return shown(uri) if is_uri(uri) and scheme_of(uri) != "file" else ""
 
 
 def shown(file: str) -> str:

@@ -66,7 +66,9 @@ class IpcSource(ColumnSource):
 
 def _schema(file: str) -> pa.Schema:
     with reading(file, "Arrow"), _opened(file) as source:
-        return _reader(source, None).schema
+        schema = _reader(source, None).schema
+        assert schema.names is not None, "read here, where a name may turn out to be no text"
+        return schema
 
 
 def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch]:
@@ -74,10 +76,13 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
     with reading(file, "Arrow"), _opened(file) as source:
         reader = _reader(source, names)
         if isinstance(reader, pa.RecordBatchFileReader):
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
-            yield from reader
+            batches = iter(reader)
+        for batch in batches:
+            # Arrow trusts lengths and offsets, and ends the process where they lie.
+            batch.validate(full=True)
+            yield batch
 
 
 def _opened(file: str) -> Any:

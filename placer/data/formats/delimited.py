@@ -174,7 +174,10 @@ def _table(
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     """The first samples of a file, their types inferred; texts that are none are missing."""
-    start = start[: int(record_ends(start, bool(layout.quotes))[0][-1])]
+    ends, _ = record_ends(start, bool(layout.quotes))
+    if not ends.size:
+        raise DataError(f"{shown(file)}: its first line does not end; is a quote not closed?")
+    start = start[: int(ends[-1])]
     names: Sequence[str] = layout.names
     if layout.header:
         end = int(record_ends(start, bool(layout.quotes))[0][0])
@@ -221,7 +224,7 @@ def _ragged(block: Block, expected: int, layout: Layout) -> DataError | None:
     """The first record of another number of fields, if there is one."""
     data, separator = bytes(block.data), (layout.separator or ",").encode()
     ends, _ = record_ends(data, bool(layout.quotes))
-    starts = np.concatenate([[0], ends[:-1]])
+    starts = np.concatenate([[0], ends])[: ends.size]  # None where a quote is not closed.
     quoted = re.compile(rb'"(?:[^"]|"")*"')
     for record, (start, end) in enumerate(zip(starts, ends, strict=True)):
         line = data[start:end]

@@ -209,18 +209,20 @@ def _times(name: str, column: pa.ChunkedArray) -> str | None:
 
 def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]:
     """What separates the ids of texts that are lists, and how these are read; else None."""
+    values = column.slice(0, 2000).to_pylist()
+    together = b"".join(values)
+    separators = [one for one in _SEPARATORS if one.encode() in together]
+    if not separators:
+        return None, None
     try:
-        texts = [text.decode() for text in column.slice(0, 2000).to_pylist()]
+        texts = [text.decode() for text in values]
     except UnicodeDecodeError:
         return None, None
     if not texts:
         return None, None
     bracketed = sum(text[:1] == "[" and text[-1:] == "]" for text in texts) > len(texts) / 2
     texts = [text.strip("[]() ") for text in texts]
-    together = "".join(texts)
-    for separator in _SEPARATORS:
-        if separator not in together:
-            continue
+    for separator in separators:
         holding = sum(separator in text for text in texts)
         if holding < max(1, _LEAST_SHARE * len(texts)):
             continue

@@ -62,6 +62,10 @@ class JsonLinesSource(ColumnSource):
             raise _wrong_line(block, types) or _unreadable(block, error) from error
         if not table.num_columns:
             raise DataError(f"{shown(file)}: its objects have no fields")
+        try:
+            assert table.schema.names, "read here, where a name may turn out to be no text"
+        except UnicodeDecodeError as error:
+            raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
         return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:

@@ -57,7 +57,9 @@ class ParquetSource(ColumnSource):
         """The first samples of the log."""
         file = self.files[0]
         with reading(file, "Parquet"), _parquet_file(file, self._footers[0]) as opened:
-            batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS))
+            batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS), None)
+        if batch is None:
+            raise DataError(f"{shown(file)} has no samples, though it says so; is it damaged?")
         return self._sampled(batch, file, schema)
 
     def largest_ids(self) -> Mapping[str, int] | None:

@@ -77,6 +77,7 @@ class TieredBackend(Backend):
             ]
             self._faults.watch(fault, batch, features)
         ticket = self._window.open()
+        self.counts.begin()
         steps = []
         for index, (arena, read) in enumerate(zip(arenas, reads, strict=True)):
             # Kept by update alone, where rows have several column slices.
@@ -200,7 +201,7 @@ class TieredBackend(Backend):
         `all_slots` are by arena.
         """
         spec = arena.spec
-        self.counts.add(all_slots[index], spec)
+        self.counts.add(all_slots[index], spec, reads, arena.row_cache)
         host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(all_slots[index], reads.offsets)

@@ -1,14 +1,19 @@
 """How many lookups were served from where."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.row_cache_stats import RowCacheStats
+
+ALL_STEPS, EVERY = 64, 8
+"""Lookups are counted by table in all of the first steps, and later in some, to take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +28,17 @@ class HitRates:
         Of rows that the plan keeps in HBM.
     row_cache : RowCacheStats
         Of staged and cached rows. Other rows are read in place or pooled by the host.
+    tables : mapping of table name to float
+        Share of each table's lookups that HBM served; a row with several column slices is served
+        by the share of the columns. Of the first `ALL_STEPS` steps and of every `EVERY`-th after
+        them, which stands for the others. Tables that were not read are left out; all are before
+        `Embeddings.count_by_table`, and where processes share them.
     """
 
     lookups: int
     home_lookups: int
     row_cache: RowCacheStats
+    tables: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def hbm_hit_rate(self) -> float:
@@ -43,21 +54,58 @@ class LookupCounts:
     def __init__(self, device: torch.device) -> None:
         self._lookups = 0
         self._home = torch.zeros((), dtype=torch.int64, device=device)
+        self.by_table = False
+        self._step = 0
+        # Columns that lookups of each table read, and those of them that were in HBM.
+        self._read: Counter[str] = Counter()
+        self._in_hbm: dict[str, Tensor] = {}
 
-    def add(self, slots: Tensor, spec: ArenaSpec) -> None:
-        """Count the lookups of a step."""
+    def begin(self) -> None:
+        """Another step."""
+        self._step += 1
+
+    def add(
+        self, slots: Tensor, spec: ArenaSpec, reads: ArenaReads, row_cache: RowCache | None
+    ) -> None:
+        """Count the lookups of a step in an arena, before copies are made for it."""
+        stands_for = 1 if self._step <= ALL_STEPS else EVERY
+        is_captured = slots.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self.by_table and self._step % stands_for == 0 and not is_captured and slots.numel():
+            self._add_tables(slots, spec, reads, row_cache, stands_for * spec.key.width)
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self._home += slots.numel()
         elif spec.home:
             self._home += ((slots >= 0) & (slots < spec.home)).sum()
 
+    def _add_tables(
+        self,
+        slots: Tensor,
+        spec: ArenaSpec,
+        reads: ArenaReads,
+        row_cache: RowCache | None,
+        columns: int,
+    ) -> None:
+        here = (slots >= 0) & (slots < spec.home)
+        if row_cache is not None:
+            here |= row_cache.find(slots) >= 0
+        for segment in reads.segments:
+            start, stop = segment.lookups
+            table, hits = segment.columns.table, here[start:stop].sum() * columns
+            self._read[table] += (stop - start) * columns
+            self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
+
     def read(self, row_caches: Sequence[RowCache]) -> HitRates:
         """The counts so far, with those of row caches; waits for the device."""
         row_cache = sum((cache.stats() for cache in row_caches), RowCacheStats())
-        return HitRates(self._lookups, int(self._home), row_cache)
+        read = {table: columns for table, columns in self._read.items() if columns}
+        tables = {table: int(self._in_hbm[table]) / columns for table, columns in read.items()}
+        return HitRates(self._lookups, int(self._home), row_cache, tables)
 
     def reset(self) -> None:
         """Count from zero."""
         self._lookups = 0
         self._home.zero_()
+        self._step = 0
+        self._read.clear()
+        self._in_hbm.clear()

@@ -276,6 +276,10 @@ class PlacedEmbeddings(Embeddings):
         ]
         return backend.counts.read(row_caches)
 
+    def count_by_table(self) -> None:
+        if isinstance(self._runtime.backend, TieredBackend):
+            self._runtime.backend.counts.by_table = True
+
     def reset_hit_rates(self) -> None:
         if isinstance(self._runtime.backend, TieredBackend):
             self._runtime.backend.counts.reset()

@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -162,6 +163,9 @@ class _Files:
         path = self.folder / block.file
         try:
             with path.open("rb") as file:
+                # A read of more bytes than there are takes memory for all of them.
+                if block.start + block.length > os.fstat(file.fileno()).st_size:
+                    raise CheckpointError(f"{path} is cut short: it lacks a part of {name}")
                 file.seek(block.start)
                 content = file.read(block.length)
         except OSError as error:

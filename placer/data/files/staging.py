@@ -1,0 +1,215 @@
+"""Results on stores: written on this machine and then sent whole, read as copies of them.
+
+An object of a store appears whole. Of a result that takes several, those that others name go
+first and the one that names them (``plan.json``, ``profile.json``) goes last, so that readers find
+the old result or the new one; only then is removed what the old one alone named.
+"""
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from placer.data.files.stores import (
+    StagedPath,
+    first_line,
+    local_path,
+    scheme_of,
+    shown,
+    store_of,
+)
+from placer.errors import PlacerError
+from placer.read_files import MOST_JSON_BYTES
+
+_PROFILE = "profile.json"
+_PART = re.compile(
+    r"(counts|vocabulary)-[0-9a-f]{16}\.(safetensors|parquet)"
+    r"|[^/\\]+\.rows-[0-9a-f]{12}\.safetensors"
+)
+"""Names of the files that profiles and plans name."""
+_TRIES = 5
+_OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "memory")
+"""They have no folders to make."""
+_FAILURES = (OSError, ValueError, NotImplementedError, pa.ArrowException)
+
+
+class Staging:
+    """Copies of results of stores, for as long as a block runs; at its end results are sent.
+
+    Nothing is sent if the block fails.
+
+    Examples
+    --------
+    >>> with Staging() as staging:
+    ...     _ = staging.output("memory://bucket/plan.json").write_text("{}")
+    >>> with Staging() as staging:
+    ...     staging.input("memory://bucket/plan.json").read_text()
+    '{}'
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="placer-")
+        self._places: dict[Path, str] = {}
+        self._outputs: list[StagedPath] = []
+
+    def __enter__(self) -> "Staging":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                for output in self._outputs:
+                    _send(output)
+            elif isinstance(error, PlacerError):
+                error.args = tuple(self._renamed(one) for one in error.args)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Remove the copies."""
+        self._folder.cleanup()
+
+    def input(self, uri: str) -> Path:
+        """A copy of a profile's folder, or of a file with those that it names.
+
+        Raises
+        ------
+        PlacerError
+            If it is not there or cannot be read.
+        """
+        if scheme_of(uri) == "file":
+            return Path(local_path(uri))
+        place = self._place(uri)
+        try:
+            return _copy(uri, place)
+        except _FAILURES as error:
+            raise PlacerError(f"cannot read {shown(uri)}: {first_line(error)}") from error
+
+    def output(self, uri: str) -> Path:
+        """Where to write what is sent to a store at the end.
+
+        Raises
+        ------
+        PlacerError
+            If the store cannot be reached, or there is no such bucket.
+        """
+        if scheme_of(uri) == "file":
+            return Path(local_path(uri))
+        system, path = store_of(uri)
+        bucket = path.split("/")[0]
+        try:
+            if scheme_of(uri) in ("s3", "gs", "gcs") and not _kind(system, bucket):
+                raise PlacerError(f"cannot write {shown(uri)}: there is no bucket {bucket!r}")
+        except _FAILURES as error:
+            raise PlacerError(f"cannot write {shown(uri)}: {first_line(error)}") from error
+        self._outputs.append(self._place(uri))
+        return self._outputs[-1]
+
+    def _place(self, uri: str) -> StagedPath:
+        path = store_of(uri)[1].rstrip("/")
+        folder = Path(self._folder.name, f"{len(self._places)}")
+        folder.mkdir()
+        place = StagedPath(folder, path.rpartition("/")[2] or "store")
+        place.uri = uri
+        self._places[folder] = uri
+        return place
+
+    def _renamed(self, message: object) -> object:
+        for folder, uri in self._places.items():
+            if isinstance(message, str):
+                above = shown(uri).rstrip("/").rpartition("/")[0]
+                message = message.replace(str(folder), above)
+        return message
+
+
+def _kind(system: Any, path: str) -> Any:
+    """Whether a path is a file or a folder; None where there is nothing."""
+    from pyarrow import fs
+
+    kind = system.get_file_info(path).type
+    return None if kind == fs.FileType.NotFound else kind
+
+
+def _copy(uri: str, place: StagedPath) -> StagedPath:
+    from pyarrow import fs
+
+    system, path = store_of(uri)
+    kind, file, copy = _kind(system, path), path.rstrip("/"), Path(place)
+    if kind == fs.FileType.Directory:
+        file, copy = f"{file}/{_PROFILE}", copy / _PROFILE
+        copy.parent.mkdir()
+        if not _kind(system, file):
+            raise PlacerError(f"{shown(uri)} is a folder without {_PROFILE}, and so no profile")
+    elif kind is None:
+        raise PlacerError(f"there is nothing at {shown(uri)}")
+    content = _read(system, file, uri)
+    for _ in range(_TRIES):
+        copy.write_bytes(content)
+        missing: OSError | None = None
+        for name in _parts(content):
+            try:
+                with (
+                    system.open_input_stream(f"{_above(file)}{name}") as source,
+                    copy.with_name(name).open("wb") as target,
+                ):
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except FileNotFoundError as error:
+                missing = error  # It was replaced, or the reader says what is missing.
+        before, content = content, _read(system, file, uri)
+        if content == before:
+            return place
+    raise PlacerError(f"{shown(uri)} is replaced again and again; try later") from missing
+
+
+def _above(file: str) -> str:
+    return file[: file.rfind("/") + 1]
+
+
+def _read(system: Any, file: str, uri: str) -> bytes:
+    with system.open_input_stream(file) as source:
+        content: bytes = source.read(MOST_JSON_BYTES + 1)
+    if len(content) > MOST_JSON_BYTES:
+        raise PlacerError(
+            f"{shown(uri)} has more than {MOST_JSON_BYTES} bytes, which no plan and no profile has"
+        )
+    return content
+
+
+def _parts(content: bytes) -> list[str]:
+    """Names of the parts that a plan or a profile names."""
+    texts = re.findall(rb'"([^"\\]{1,255})"', content)
+    names = (text.decode("utf-8", "replace") for text in texts)
+    return list(dict.fromkeys(name for name in names if _PART.fullmatch(name)))
+
+
+def _send(place: StagedPath) -> None:
+    """Send a result and all beside it, what names others last."""
+    if not place.exists():
+        return
+    system, path = store_of(place.uri)
+    above, folder = _above(path.rstrip("/")), place.parent
+    is_folder = place.is_dir()
+    naming = path.rstrip("/") + (f"/{_PROFILE}" if is_folder else "")
+    try:
+        before = _parts(_read(system, naming, place.uri)) if _kind(system, naming) else []
+        files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+        # Of a folder of shards, too, JSON names the other files.
+        files.sort(key=lambda file: (file.name == place.name, file.suffix == ".json", str(file)))
+        for file in files:
+            target = f"{above}{file.as_posix()}"
+            if scheme_of(place.uri) not in _OBJECT_STORES:
+                system.create_dir(_above(target), recursive=True)
+            with (folder / file).open("rb") as source, system.open_output_stream(target) as sent:
+                shutil.copyfileobj(source, sent, 1 << 20)
+        now = {f"{above}{file.as_posix()}" for file in files}
+        for name in before:
+            if (old := f"{_above(naming)}{name}") not in now and _kind(system, old):
+                system.delete_file(old)
+    except _FAILURES as error:
+        raise PlacerError(f"cannot write {shown(place.uri)}: {first_line(error)}") from error

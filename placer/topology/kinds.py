@@ -1,0 +1,399 @@
+"""GPUs, and the servers that they come in: what vendors state, and what of it rows reach.
+
+Every constant has its source. What is assumed says so by that word, in `Rate.source`: reports mark
+it by that. Nobody has held steps on AMD's and Intel's, L4, L40S, A10, A10G and GB200 against this
+cost model.
+"""
+
+from dataclasses import dataclass
+
+_MIB = 2**20
+_GIB = 2**30
+_GB = 1e9
+_GBIT = 1e9 / 8
+
+NVLINK_LATENCY_S = 6e-6
+"""A small all-reduce of two H100 in CUDA graphs (NCCL 1259)."""
+
+NETWORK_LATENCY_S = 25e-6
+"""NCCL's own estimate of a small all-reduce over two hosts of H100, where 62 us were measured
+(NCCL 1453)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A bandwidth: the vendor's figure, the share of it that rows reach, and why.
+
+    Attributes
+    ----------
+    stated_bytes_per_s : float
+        The vendor's figure, each way.
+    share : float
+        Effective over stated bandwidth, in 0..1.
+    source : str
+        Where both come from.
+    """
+
+    stated_bytes_per_s: float
+    share: float
+    source: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Effective bandwidth."""
+        return self.stated_bytes_per_s * self.share
+
+    def scaled(self, factor: float) -> "Rate":
+        """A part of it, such as one GPU's share of its host's memory bandwidth."""
+        return Rate(self.stated_bytes_per_s * factor, self.share, self.source)
+
+    def describe(self) -> str:
+        """For people: figure, share and source."""
+        return (
+            f"{self.bytes_per_s / _GB:.4g} GB/s = {self.share:.3g} of "
+            f"{self.stated_bytes_per_s / _GB:.4g} GB/s: {self.source}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKind:
+    """A GPU and its links to its host and its peers.
+
+    Attributes
+    ----------
+    name : str
+    memory_bytes : int
+        As nvidia-smi reports it, or as `memory_source` says.
+    hbm, pcie, nvlink : Rate
+        Of its memory, of the link to its host, PCIe or another one, and of those to the other GPUs
+        of its host, all together, by NVLink or another fabric; None without the latter.
+    """
+
+    name: str
+    memory_bytes: int
+    hbm: Rate
+    pcie: Rate
+    nvlink: Rate | None
+    memory_source: str = "as nvidia-smi reports it"
+
+
+@dataclass(frozen=True, slots=True)
+class HostKind:
+    """The 8-GPU server that a GPU usually comes in; fewer GPUs get their share of it.
+
+    Attributes
+    ----------
+    dram, network : Rate
+        Of its memory, and to other hosts.
+    network_latency_s : float
+        Of a collective over several hosts.
+    most_gpus : int or None
+        GPUs that one such network joins; None if there is no limit of that kind.
+    """
+
+    name: str
+    memory_bytes: int
+    dram: Rate
+    network: Rate
+    network_latency_s: float = NETWORK_LATENCY_S
+    most_gpus: int | None = None
+
+
+def _hbm(gb_per_s: float, chip: str) -> Rate:
+    return Rate(
+        gb_per_s * _GB,
+        0.90,
+        f"NVIDIA {chip} datasheet; the share is what copies of pooled rows reach on an H100, 2.18 "
+        "of 2.40 TB/s (torchrec 4634), assumed for this generation",
+    )
+
+
+_PCIE3 = Rate(
+    15.75 * _GB, 0.76, "PCIe 3.0 x16; about 12 GB/s is usual for pinned copies, not measured here"
+)
+_PCIE4 = Rate(
+    31.5 * _GB,
+    0.79,
+    "PCIe 4.0 x16; pinned copies of 25 to 26 GB/s (nvbandwidth's README, issue 53)",
+)
+_PCIE5 = Rate(63.0 * _GB, 0.87, "PCIe 5.0 x16; 53 to 55 GB/s (nvbandwidth's issue 24)")
+
+
+def _nvswitch(gb_per_s: float, chip: str) -> Rate:
+    return Rate(
+        gb_per_s * _GB,
+        0.80,
+        f"NVIDIA {chip} datasheet, half of the two-way figure; collectives of 8 GPUs on NVSwitch "
+        "reach 230 of 300 GB/s on A100 and 370 of 450 on H100 (nccl-tests 149, 212)",
+    )
+
+
+# A cube mesh of 8 joins a GPU to 4 of its 7 peers; the other 3 are two hops away, so that a
+# byte of an even all-to-all crosses (4 + 3 * 2) / 7 links on average.
+_CUBE_MESH = Rate(
+    150 * _GB,
+    0.80 * 7 / 10,
+    "NVIDIA V100 datasheet, half of the two-way figure; hybrid cube mesh, where an even "
+    "all-to-all takes 10/7 hops, at an assumed 0.80 of each link",
+)
+_V100_HBM = Rate(
+    900 * _GB, 0.83, "NVIDIA V100 datasheet; 750 GB/s measured by Jia et al. 2018, arXiv:1804.06826"
+)
+
+
+def _gddr6(gb_per_s: float, chip: str) -> Rate:
+    why = "the share is that measured on a T4 (arXiv:1903.07486), an assumption here"
+    return Rate(gb_per_s * _GB, 0.69, f"NVIDIA {chip} datasheet, GDDR6; {why}")
+
+
+def _other_hbm(gb_per_s: float, source: str) -> Rate:
+    return Rate(gb_per_s * _GB, 0.80, f"{source}; the share is an assumption")
+
+
+def _infinity_fabric(gb_per_s: float, chip: str) -> Rate:
+    return Rate(
+        7 * gb_per_s * _GB,
+        0.80,
+        f"AMD Instinct {chip} datasheet: Infinity Fabric to each of 7 peers, half of the two-way "
+        f"figure of {2 * gb_per_s:g} GB/s; the share is an assumption",
+    )
+
+
+def _roce(ports: int, gbit_per_s: int, chip: str) -> Rate:
+    return Rate(
+        ports * gbit_per_s * _GBIT,
+        0.80,
+        f"Intel {chip} white paper: {ports} of 24 ports of {gbit_per_s} Gbit/s Ethernet go to the "
+        "7 others of a server; the share is an assumption",
+    )
+
+
+_AMD = "the memory that AMD states, in GiB"
+_INTEL = "the memory that Intel states, in GB"
+_C2C = Rate(
+    225 * _GB,
+    0.80,
+    "NVLink-C2C, 900 GB/s both ways between a Grace and its two GPUs (NVIDIA GB200 NVL72 "
+    "datasheet), an even part of one way; the share is an assumption",
+)
+_NVLINK5 = "NVIDIA GB200 NVL72 datasheet, 130 TB/s both ways over 72 GPUs"
+
+
+GPU_KINDS: dict[str, GpuKind] = {
+    kind.name: kind
+    for kind in (
+        GpuKind("v100-16", 16160 * _MIB, _V100_HBM, _PCIE3, _CUBE_MESH),
+        GpuKind("v100-32", 32510 * _MIB, _V100_HBM, _PCIE3, _CUBE_MESH),
+        GpuKind(
+            "t4",
+            15360 * _MIB,
+            Rate(
+                320 * _GB,
+                0.69,
+                "NVIDIA T4 datasheet; 220 GB/s measured by Jia et al. 2019, arXiv:1903.07486",
+            ),
+            _PCIE3,
+            None,
+        ),
+        GpuKind(
+            "a100-40", 40960 * _MIB, _hbm(1555, "A100 40GB SXM"), _PCIE4, _nvswitch(300, "A100")
+        ),
+        GpuKind(
+            "a100-80", 81920 * _MIB, _hbm(2039, "A100 80GB SXM"), _PCIE4, _nvswitch(300, "A100")
+        ),
+        GpuKind("h100", 81559 * _MIB, _hbm(3350, "H100 SXM"), _PCIE5, _nvswitch(450, "H100")),
+        GpuKind(
+            "h200",
+            143771 * _MIB,
+            _hbm(4800, "H200"),
+            _PCIE5,
+            _nvswitch(450, "H200"),
+        ),
+        GpuKind("b200", 183359 * _MIB, _hbm(8000, "B200"), _PCIE5, _nvswitch(900, "B200")),
+        GpuKind(
+            "gb200",
+            int(13.4e12 / 72),
+            _hbm(8000, "GB200 NVL72"),
+            _C2C,
+            Rate(900 * _GB, 0.80, f"{_NVLINK5}; the share of other NVSwitches, an assumption here"),
+            "a part of the datasheet's 13.4 TB of 72 GPUs",
+        ),
+        GpuKind("l4", 23034 * _MIB, _gddr6(300, "L4"), _PCIE4, None),
+        GpuKind("l40s", 46068 * _MIB, _gddr6(864, "L40S"), _PCIE4, None),
+        GpuKind("a10", 23028 * _MIB, _gddr6(600, "A10"), _PCIE4, None),
+        GpuKind("a10g", 23028 * _MIB, _gddr6(600, "A10G"), _PCIE4, None),
+        GpuKind(
+            "mi300x",
+            192 * _GIB,
+            _other_hbm(5300, "AMD Instinct MI300X datasheet"),
+            _PCIE5,
+            _infinity_fabric(64, "MI300X"),
+            _AMD,
+        ),
+        GpuKind(
+            "mi350x",
+            288 * _GIB,
+            _other_hbm(8000, "AMD Instinct MI350X datasheet"),
+            _PCIE5,
+            _infinity_fabric(76.8, "MI350X"),
+            _AMD,
+        ),
+        GpuKind(
+            "mi355x",
+            288 * _GIB,
+            _other_hbm(8000, "AMD Instinct MI355X datasheet"),
+            _PCIE5,
+            _infinity_fabric(76.8, "MI355X"),
+            _AMD,
+        ),
+        GpuKind(
+            "gaudi2",
+            int(96 * _GB),
+            _other_hbm(2460, "Intel at Hot Chips 2024, Gaudi 2"),
+            _PCIE4,
+            _roce(21, 100, "Gaudi 2"),
+            _INTEL,
+        ),
+        GpuKind(
+            "gaudi3",
+            int(128 * _GB),
+            _other_hbm(3670, "Intel at Hot Chips 2024, Gaudi 3"),
+            _PCIE5,
+            _roce(21, 200, "Gaudi 3"),
+            _INTEL,
+        ),
+    )
+}
+
+
+def _dram(sockets: int, channels: int, mega_transfers: int, memory: str) -> Rate:
+    return Rate(
+        sockets * channels * mega_transfers * 1e6 * 8,
+        0.70,
+        f"{sockets} sockets × {channels} channels of {memory}-{mega_transfers}; the share is "
+        "an assumption for rows of 128 bytes and more at random, over both sockets",
+    )
+
+
+def _rdma(ports: int, gbit_per_s: int, where: str) -> Rate:
+    return Rate(
+        ports * gbit_per_s * _GBIT,
+        0.90,
+        f"{ports} × {gbit_per_s} Gbit/s ({where}); the share is an assumption for headers and "
+        "congestion",
+    )
+
+
+_DGX1 = HostKind("DGX-1", 512 * _GIB, _dram(2, 6, 2666, "DDR4"), _rdma(4, 100, "DGX-1"))
+_HOPPER_DRAM = _dram(2, 8, 4800, "DDR5")
+_EPYC_MILAN = _dram(2, 8, 3200, "DDR4")
+_TURIN = HostKind(
+    "OCI BM.GPU.MI355X.8",
+    3072 * _GIB,
+    _dram(2, 12, 6000, "DDR5"),
+    _rdma(8, 400, "OCI BM.GPU.MI355X.8"),
+)
+
+HOST_KINDS: dict[str, HostKind] = {
+    "v100-16": _DGX1,
+    "v100-32": _DGX1,
+    "t4": HostKind(
+        "EC2 g4dn.metal", 384 * _GIB, _dram(2, 6, 2933, "DDR4"), _rdma(1, 100, "EC2 g4dn.metal")
+    ),
+    "a100-40": HostKind(
+        "DGX A100 320GB", 1024 * _GIB, _dram(2, 8, 3200, "DDR4"), _rdma(8, 200, "DGX A100")
+    ),
+    "a100-80": HostKind(
+        "DGX A100 640GB", 2048 * _GIB, _dram(2, 8, 3200, "DDR4"), _rdma(8, 200, "DGX A100")
+    ),
+    "h100": HostKind("DGX H100", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "DGX H100")),
+    "h200": HostKind("DGX H200", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "DGX H200")),
+    "b200": HostKind("DGX B200", 2048 * _GIB, _dram(2, 8, 5600, "DDR5"), _rdma(8, 400, "DGX B200")),
+    "gb200": HostKind(
+        "4 Grace of GB200 NVL72, one for 2 GPUs, 480 GB each",
+        int(4 * 480 * _GB),
+        Rate(
+            4 * 512 * _GB,
+            0.70,
+            "4 × LPDDR5X, up to 18.4 TB/s over 36 Grace (NVIDIA GB200 NVL72 datasheet); the share "
+            "is an assumption for random rows",
+        ),
+        Rate(
+            8 * 900 * _GB,
+            0.80,
+            f"NVLink joins all hosts of the rack: {_NVLINK5}; the share of other NVSwitches, an "
+            "assumption here; peers on a host and elsewhere are taken not to share it",
+        ),
+        NVLINK_LATENCY_S,
+        72,
+    ),
+    "l4": HostKind("EC2 g6.48xlarge", 768 * _GIB, _EPYC_MILAN, _rdma(1, 100, "EC2 g6.48xlarge")),
+    "l40s": HostKind(
+        "EC2 g6e.48xlarge", 1536 * _GIB, _EPYC_MILAN, _rdma(4, 100, "EC2 g6e.48xlarge")
+    ),
+    "a10": HostKind(
+        "two of OCI BM.GPU.A10.4, which has 4 GPUs",
+        2048 * _GIB,
+        _dram(4, 8, 3200, "DDR4"),
+        _rdma(4, 50, "two of OCI BM.GPU.A10.4"),
+    ),
+    "a10g": HostKind("EC2 g5.48xlarge", 768 * _GIB, _EPYC_MILAN, _rdma(1, 100, "EC2 g5.48xlarge")),
+    "mi300x": HostKind(
+        "OCI BM.GPU.MI300X.8", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "OCI BM.GPU.MI300X.8")
+    ),
+    "mi350x": _TURIN,
+    "mi355x": _TURIN,
+    "gaudi2": HostKind(
+        "HLS-Gaudi2 server",
+        1024 * _GIB,
+        _dram(2, 8, 3200, "DDR4"),
+        _rdma(24, 100, "3 ports of each Gaudi 2"),
+    ),
+    "gaudi3": HostKind(
+        "IBM Cloud gx3d-160x1792x8gaudi3",
+        1792 * _GIB,
+        _HOPPER_DRAM,
+        _rdma(24, 200, "3 ports of each Gaudi 3"),
+    ),
+}
+
+_ACUN = "as recalled from Acun et al., HPCA 2021, arXiv:2011.05497"
+
+_BIG_BASIN = (
+    GPU_KINDS["v100-16"],
+    HostKind(
+        f"Big Basin ({_ACUN}); big-basin-32 has V100 of 32 GB",
+        256 * _GIB,
+        _dram(2, 6, 2666, "DDR4"),
+        _rdma(1, 100, f"Ethernet; {_ACUN}"),
+    ),
+)
+
+_ZION = (
+    # The prototype's accelerators have no links among themselves: peers meet in host memory.
+    GpuKind("v100-16", 16160 * _MIB, _V100_HBM, _PCIE3, None),
+    HostKind(
+        f"Zion prototype, 8 sockets ({_ACUN})",
+        2048 * _GIB,
+        Rate(
+            1000 * _GB,
+            0.70,
+            f"about 1 TB/s over 8 sockets, {_ACUN}; the share is an assumption for random rows",
+        ),
+        _rdma(4, 100, f"InfiniBand; {_ACUN}"),
+    ),
+)
+
+NAMED: dict[str, tuple[GpuKind, HostKind]] = {
+    "big-basin": _BIG_BASIN,
+    "big-basin-32": (GPU_KINDS["v100-32"], _BIG_BASIN[1]),
+    "zion": _ZION,
+}
+
+CPU_SERVER = HostKind(
+    f"dual-socket CPU server ({_ACUN})",
+    256 * _GIB,
+    _dram(2, 6, 2666, "DDR4"),
+    _rdma(1, 25, f"Ethernet; {_ACUN}"),
+)
+"""The server without GPUs of Acun et al.: a trainer or a parameter server."""

@@ -1,0 +1,5 @@
+"""Simulated annealing over assignments."""
+
+from solvers.search.annealing.runs import AROUND, AnnealingParams, anneal
+
+__all__ = ["AROUND", "AnnealingParams", "anneal"]

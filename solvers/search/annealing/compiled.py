@@ -1,0 +1,34 @@
+"""Functions that numba compiles where it is installed."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+HAS_COMPILER = find_spec("numba") is not None
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function that reads and writes arrays; without numba it is interpreted.
+
+    What it returns is the same, as numbers are, bit for bit: nothing is reordered
+    (`fastmath` is off). The compiled code is kept beside the module, or in the user's cache folder.
+    """
+    if not HAS_COMPILER:
+        return function
+    import numba
+
+    compile_function: Callable[[Callable[P, R]], Callable[P, R]] = numba.njit(cache=True)
+    return compile_function(function)
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether a function needs no seconds of compiling: this process or the cache has its code."""
+    compiler: Any = function
+    if not hasattr(compiler, "signatures"):
+        return True
+    kept = Path(compiler._cache.cache_path).glob(f"*.{function.__name__}-*.nbi")
+    return bool(compiler.signatures) or any(kept)

@@ -1,0 +1,245 @@
+"""Random moves: shards are moved and swapped, tables sharded anew."""
+
+import math
+
+import numpy as np
+
+from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.rating import (
+    add,
+    drop,
+    item_of,
+    number_on,
+    rate,
+    replace_items,
+    step_time_s,
+)
+from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
+
+
+@compiled
+def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
+    """Whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
+    if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
+        return False
+    return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)
+
+
+@compiled
+def accepted(change: float, temperature: float, rng: np.random.Generator) -> bool:
+    """Whether a change of energy is made: if it is a gain, or else with some probability."""
+    return bool(change <= 0 or rng.random() < math.exp(-change / temperature))
+
+
+@compiled
+def exchange(
+    model: Model,
+    state: State,
+    rules: Rules,
+    slow: int,
+    swaps: bool,
+    temperature: float,
+    rng: np.random.Generator,
+) -> bool:
+    """Try to move a shard from GPU `slow` to another one, or to swap two; whether it is done."""
+    if not state.held[slow]:
+        return False
+    other = int(rng.random() * (state.held.size - 1))
+    other += other >= slow
+    moved = state.on[slow, int(rng.random() * state.held[slow])]
+    number = number_on(state.gpu, moved, slow)
+    item = item_of(model, state, moved, number)
+    taken = back = item_back = rules.nobody
+    if swaps and state.held[other]:
+        taken = state.on[other, int(rng.random() * state.held[other])]
+        back = number_on(state.gpu, taken, other)
+        item_back = item_of(model, state, taken, back)
+        if not may_go(model, state, taken, item_back, slow, moved):
+            return False
+    if not may_go(model, state, moved, item, other, taken):
+        return False
+    nobody = rules.nobody
+    if not rate(model, state, rules, other, item_back, item, nobody, nobody):
+        return False
+    if not rate(model, state, rules, slow, item, item_back, nobody, nobody):
+        return False
+    change = state.new_energy[slow] - state.energy[slow]
+    change += state.new_energy[other] - state.energy[other]
+    if not accepted(change, temperature, rng):
+        return False
+    drop(state, moved, number)
+    if taken >= 0:
+        drop(state, taken, back)
+        add(state, taken, back, slow)
+    add(state, moved, number, other)
+    replace_items(model, state, slow, item, item_back, nobody, nobody)
+    replace_items(model, state, other, item_back, item, nobody, nobody)
+    return True
+
+
+@compiled
+def choose_gpus(
+    model: Model,
+    state: State,
+    rules: Rules,
+    unit: int,
+    option: int,
+    chosen: Int,
+    rng: np.random.Generator,
+) -> bool:
+    """A GPU for each shard of an option of a unit; whether all find one.
+
+    The same GPUs at times, or those that are done first with a phase, by turns and by chance.
+    """
+    gpus, count = state.held.size, model.item_count[option]
+    before = model.item_count[state.option[unit]]
+    if count == before and rng.random() < 0.5:
+        # Only what each GPU has of the table changes.
+        for number in range(count):
+            chosen[number] = state.gpu[unit, number]
+        for number in range(count - 1, 0, -1):
+            other = int(rng.random() * (number + 1))
+            chosen[number], chosen[other] = chosen[other], chosen[number]
+        for number in range(count):
+            if model.home[model.first_item[option] + number] not in (NOBODY, chosen[number]):
+                return False
+        return True
+    phase = int(rng.random() * model.scale_s.size)
+    done_s = state.phase_s[:, phase].copy()
+    noise = 0.5 * done_s.max()
+    for number in range(before):
+        gpu = state.gpu[unit, number]
+        item = item_of(model, state, unit, number)
+        if rate(model, state, rules, gpu, item, rules.nobody, rules.nobody, rules.nobody):
+            done_s[gpu] = state.new_phase_s[gpu, phase]
+    for gpu in range(gpus):
+        done_s[gpu] += noise * rng.random()
+        if not model.may_serve[unit, gpu]:
+            done_s[gpu] = np.inf
+    for number in range(count):
+        home = model.home[model.first_item[option] + number]
+        gpu = home if home >= 0 else int(np.argmin(done_s))
+        if not np.isfinite(done_s[gpu]):
+            return False
+        chosen[number] = gpu
+        done_s[gpu] = np.inf
+    return True
+
+
+@compiled
+def reshard(
+    model: Model,
+    state: State,
+    rules: Rules,
+    unit: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> bool:
+    """Try another sharding option of a unit; whether it is done."""
+    first, old = model.first_option[unit], state.option[unit]
+    # Cheap options are first, and tried more often.
+    option = first + int((model.first_option[unit + 1] - first) * rng.random() ** 2)
+    gpus, most = state.held.size, state.gpu.shape[1]
+    chosen = np.full(most, NOBODY)
+    if not choose_gpus(model, state, rules, unit, option, chosen, rng):
+        return False
+    leaves, arrives = np.full(gpus, NOBODY), np.full(gpus, NOBODY)
+    for number in range(model.item_count[old]):
+        leaves[state.gpu[unit, number]] = model.first_item[old] + number
+    for number in range(model.item_count[option]):
+        arrives[chosen[number]] = model.first_item[option] + number
+    gone, come = model.replica[old], model.replica[option]
+    if gone == come:
+        gone = come = rules.nobody
+    change = 0.0
+    for gpu in range(gpus):
+        if max(leaves[gpu], arrives[gpu], gone, come) >= 0:
+            if not rate(model, state, rules, gpu, leaves[gpu], arrives[gpu], gone, come):
+                return False
+            change += state.new_energy[gpu] - state.energy[gpu]
+    if not accepted(change, temperature, rng):
+        return False
+    for number in range(model.item_count[old]):
+        drop(state, unit, number)
+    state.option[unit] = option
+    for number in range(model.item_count[option]):
+        add(state, unit, number, chosen[number])
+    for gpu in range(gpus):
+        if max(leaves[gpu], arrives[gpu], gone, come) >= 0:
+            replace_items(model, state, gpu, leaves[gpu], arrives[gpu], gone, come)
+    return True
+
+
+@compiled
+def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
+    """The GPU of most energy, or one of the slow ones where there are many, or any, by turns."""
+    gpus = state.held.size
+    if rng.random() >= 0.5:
+        return int(rng.random() * gpus)
+    if gpus <= rules.many_gpus:
+        return int(np.argmax(state.energy))
+    slow = int(rng.random() * gpus)
+    for _ in range(15):
+        gpu = int(rng.random() * gpus)
+        if state.energy[gpu] > state.energy[slow]:
+            slow = gpu
+    return slow
+
+
+@compiled
+def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
+    """A unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
+    replicated = 0
+    for unit in range(state.option.size):
+        replicated += model.replica[state.option[unit]] >= 0
+    place = int(rng.random() * (state.held[gpu] + replicated))
+    if place < state.held[gpu]:
+        return int(state.on[gpu, place])
+    place -= state.held[gpu]
+    for unit in range(state.option.size):
+        if model.replica[state.option[unit]] >= 0:
+            if place == 0:
+                return unit
+            place -= 1
+    return NOBODY
+
+
+@compiled
+def run_moves(
+    model: Model,
+    state: State,
+    rules: Rules,
+    first: int,
+    last: int,
+    best_s: float,
+    best_option: Int,
+    best_gpu: Int,
+    rng: np.random.Generator,
+) -> float:
+    """Try moves `first` to `last`; the best step time, whose state is in the arrays of the best.
+
+    Parameters
+    ----------
+    best_s : float
+        Seconds that a state must take less than to be the best.
+    best_option, best_gpu : int64
+        As in `State`; written to.
+    """
+    rarely = 1 + state.held.size // rules.many_gpus
+    for step in range(first, last):
+        temperature = rules.hot * math.exp(rules.cooling * step)
+        slow, kind = slow_gpu(state, rules, rng), rng.random()
+        if kind < rules.resharded_below:
+            unit = unit_on(model, state, slow, rng)
+            done = unit >= 0 and reshard(model, state, rules, unit, temperature, rng)
+        else:
+            swaps = kind < rules.swapped_below
+            done = exchange(model, state, rules, slow, swaps, temperature, rng)
+        if not done or step % rarely:
+            continue
+        step_s = step_time_s(model, state)
+        if step_s < best_s * (1 - 1e-7):
+            best_s = step_s
+            best_option[:] = state.option
+            best_gpu[:] = state.gpu
+    return best_s

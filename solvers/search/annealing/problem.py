@@ -1,0 +1,253 @@
+"""A problem and its assignments as the arrays that annealing works on."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from solvers.model.arenas import Block
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
+from solvers.search.annealing.rating import rate, replace_items
+from solvers.search.annealing.state import (
+    NOBODY,
+    Bool,
+    Int,
+    Model,
+    Rules,
+    State,
+)
+
+_REPLICATED_GPUS = 16
+"""On more GPUs than these, rows are not replicated anew: all of them would have to be rated."""
+
+
+class _Option(NamedTuple):
+    """Blocks of shards that GPUs serve, and what all hold besides."""
+
+    items: list[Block]
+    replica: TableShard | None = None
+
+
+class AnnealingProblem:
+    """The units, options and items of an instance, each known by its number.
+
+    Parameters
+    ----------
+    start : Assignment
+        Whose options are among them.
+    most_shards : int
+        Options of more shards are left out.
+    most_items : int
+        Shards of other options than those of `start`, the largest tables' first.
+    """
+
+    def __init__(self, start: Assignment, most_shards: int, most_items: int) -> None:
+        self.instance = start.instance
+        fixed, free = _units(start)
+        options = _options(start, free, min(most_shards, start.instance.gpus), most_items)
+        self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
+        self.options = [*fixed, *options]
+        self.items: list[Block] = []
+        first_option, first_item, replica = [0], [], []
+        for unit in self.options:
+            for option in unit:
+                first_item.append(len(self.items))
+                self.items += option.items
+                replica.append(NOBODY if option.replica is None else len(self.items))
+                self.items += [(option.replica,)] if option.replica is not None else []
+            first_option.append(len(first_item))
+        self._first_option, self._first_item = np.array(first_option), np.array(first_item)
+        self._replica = np.array(replica)
+        self._count = np.array([len(option.items) for unit in self.options for option in unit])
+        # Of several replicas, the one of its unit's option.
+        self._place = {
+            item: (unit, number, shard)
+            for unit, options_of_unit in enumerate(self.options)
+            for number, option in enumerate(options_of_unit)
+            for shard, item in enumerate(
+                option.items if option.replica is None else [(option.replica,), *option.items]
+            )
+        }
+        self._fill()
+
+    def _fill(self) -> None:
+        """Costs and arenas of the items, and who may serve them."""
+        instance = self.instance
+        rows = [BYTES, *range(instance.rows_of_costs)[PHASES]]
+        kinds, prices = len(instance.kinds), instance.prices.size
+        self._costs = np.zeros((len(self.items), kinds, len(rows), prices))
+        numbers: dict[Arena, int] = {}
+        first_arena, arena = [0], []
+        for number, item in enumerate(self.items):
+            for shard in item:
+                arena.append(numbers.setdefault(instance.arena_of(shard), len(numbers)))
+                for kind, gpu in enumerate(instance.kinds):
+                    self._costs[number, kind] += instance.priced_costs(shard, gpu)[rows]
+            first_arena.append(len(arena))
+        self._first_arena, self._arena = np.array(first_arena), np.array(arena)
+        self._arenas = len(numbers)
+        self._home = np.array([_home(item) for item in self.items])
+        self._may_serve: Bool = np.ones((len(self.options), instance.gpus), dtype=bool)
+        for unit, tables in enumerate(self.tables):
+            for table in tables:
+                allowed = instance.allowed(table)
+                if allowed is not None:
+                    self._may_serve[unit] &= allowed
+
+    def start(self, assignment: Assignment) -> tuple[Model, State, float]:
+        """The arrays of an assignment, and its step time in seconds, launches included."""
+        instance = self.instance
+        objective, schedule = instance.objective, instance.objective.schedule
+        launches = np.array(instance.launches_s)
+        state = self._state(assignment)
+        phase_s = phases_at(assignment.sums, instance.hbm_bytes)
+        phase_s = phase_s + state.arenas[:, None] * launches
+        # What shared lanes add depends on what others are waited for, which hardly changes.
+        waits_s = objective.scale_s(phase_s)
+        prolonged_s = objective.prolonged(phase_s)
+        step_s = float(objective.longest_s(prolonged_s.max(axis=0)))
+        # Chains that are shorter than the step may grow to its length.
+        longer = step_s / np.maximum(schedule.chain_times_s(phase_s.T), 1e-3 * step_s)
+        scale_s = waits_s * (longer @ objective.members).clip(1.0)
+        lanes = [(lane.phase, lane.part, lane.beside) for lane in schedule.shared]
+        model = Model(
+            costs=self._costs,
+            kind=np.array(instance.kind_of_gpu),
+            room=instance.hbm_bytes,
+            launches=launches,
+            first_arena=self._first_arena,
+            arena=self._arena,
+            home=self._home,
+            first_option=self._first_option,
+            first_item=self._first_item,
+            item_count=self._count,
+            replica=self._replica,
+            may_serve=self._may_serve,
+            members=objective.members,
+            fixed_s=objective.fixed,
+            lanes=np.array(lanes, dtype=np.int64).reshape(-1, 3),
+            lane_begins=np.array([lane.begin_s for lane in schedule.shared], dtype=np.float64),
+            lane_waits=np.array([waits_s[list(lane.before)].sum() for lane in schedule.shared]),
+            scale_s=scale_s,
+            # What is part of no chain delays nobody by itself.
+            counted_s=np.where(objective.members.any(axis=0), scale_s, 0.0),
+        )
+        rules = Rules(0.0, 0.0, 0, step_s, 0.0, 0.0)
+        for gpu in range(instance.gpus):
+            rate(model, state, rules, gpu, NOBODY, NOBODY, NOBODY, NOBODY)
+            replace_items(model, state, gpu, NOBODY, NOBODY, NOBODY, NOBODY)
+        return model, state, step_s
+
+    def _state(self, assignment: Assignment) -> State:
+        instance, gpus = self.instance, self.instance.gpus
+        rows = [BYTES, *range(GPU_S + 1, assignment.sums.shape[1])]
+        units, phases = len(self.options), len(rows) - 1
+        gpu_of: Int = np.full((units, int(self._count.max(initial=1))), NOBODY)
+        option, at = np.zeros(units, dtype=np.int64), np.zeros_like(gpu_of)
+        on, held = np.full((gpus, units), NOBODY), np.zeros(gpus, dtype=np.int64)
+        counts = np.zeros((gpus, self._arenas), dtype=np.int64)
+        for shard in assignment.replicas:
+            unit, number, _ = self._place[(shard,)]
+            option[unit] = self._first_option[unit] + number
+            item = self._replica[option[unit]]
+            counts[:, self._arena[self._first_arena[item]]] += 1
+        for gpu, shards in enumerate(assignment.shards):
+            for block in instance.blocks(shards):
+                unit, number, _ = self._place[block]
+                option[unit] = self._first_option[unit] + number
+                shard_number = self.options[unit][number].items.index(block)
+                gpu_of[unit, shard_number], at[unit, shard_number] = gpu, held[gpu]
+                on[gpu, held[gpu]] = unit
+                held[gpu] += 1
+                item = self._first_item[option[unit]] + shard_number
+                for place in range(self._first_arena[item], self._first_arena[item + 1]):
+                    counts[gpu, self._arena[place]] += 1
+        return State(
+            option=option,
+            gpu=gpu_of,
+            sums=np.ascontiguousarray(assignment.sums[:, rows]),
+            phase_s=np.zeros((gpus, phases)),
+            energy=np.zeros(gpus),
+            on=on,
+            at=at,
+            held=held,
+            counts=counts,
+            arenas=np.count_nonzero(counts, axis=1),
+            new_phase_s=np.zeros((gpus, phases)),
+            new_energy=np.zeros(gpus),
+        )
+
+    def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:
+        """The assignment of a state, filled exactly; None if it does not fit."""
+        pairs, replicas = [], []
+        for unit, number in enumerate(option.tolist()):
+            first = self._first_item[number]
+            for shard_number in range(self._count[number]):
+                gpu = int(gpu_of[unit, shard_number])
+                pairs += [(shard, gpu) for shard in self.items[first + shard_number]]
+            if self._replica[number] >= 0:
+                replicas += self.items[self._replica[number]]
+        return Assignment.of(self.instance, pairs, replicas)
+
+
+def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
+    """Tables that stay together, as the one option that they have, and the other tables."""
+    instance = start.instance
+    groups: dict[frozenset[int], list[Block]] = {}
+    for shards in start.shards:
+        for block in instance.blocks(shards):
+            if len(block) > 1 or instance.in_group(block[0].table):
+                groups.setdefault(frozenset(shard.table for shard in block), []).append(block)
+    together = set().union(*groups)
+    free = [table for table in range(instance.tables) if table not in together]
+    return [[_Option(sorted(blocks))] for blocks in groups.values()], free
+
+
+def _options(
+    start: Assignment, tables: list[int], most_shards: int, most_items: int
+) -> list[list[_Option]]:
+    """The options of each table, cheap ones first."""
+    instance, own = start.instance, start.option_of
+    many = instance.gpus > _REPLICATED_GPUS
+    work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
+    options: dict[int, list[ShardingOption]] = {}
+    for table in sorted(tables, key=lambda table: (-work_s[table], table)):
+        others = [
+            option
+            for option in instance.options_of(table)
+            if option == own[table]
+            or (option.shard_count <= most_shards and not (option.replicated_rows and many))
+        ]
+        most_items -= sum(max(1, option.shard_count) for option in others)
+        options[table] = [own[table]] if most_items < 0 else others
+    return [
+        [
+            _Option([(shard,) for shard in instance.shards(table, option)], replica)
+            for option in sorted(
+                options[table], key=lambda option: _rough_s(instance, table, option)
+            )
+            for replica in [instance.replica(table, option)]
+        ]
+        for table in tables
+    ]
+
+
+def _rough_s(instance: Instance, table: int, option: ShardingOption) -> float:
+    """GPU seconds of an option with all rows in HBM: enough for an order."""
+    gpu, replica = instance.kinds[0], instance.replica(table, option)
+    shards = instance.shards(table, option)
+    work_s = sum(float(instance.priced_costs(shard, gpu)[GPU_S, -1]) for shard in shards)
+    if replica is not None:
+        work_s += instance.gpus * float(instance.priced_costs(replica, gpu)[GPU_S, -1])
+    return work_s
+
+
+def _tables_of(option: _Option) -> list[int]:
+    return sorted({shard.table for item in option.items for shard in item})
+
+
+def _home(item: Block) -> int:
+    """The GPU that alone may serve an item, or -1."""
+    homes = [shard.home_gpu for shard in item if shard.home_gpu is not None]
+    return homes[0] if homes else NOBODY

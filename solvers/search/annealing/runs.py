@@ -1,0 +1,162 @@
+"""Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
+
+Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
+of its shards' priced costs (`solvers.model.knapsack.phases_at`), which a move changes for two
+GPUs; nothing is filled exactly before the end. The energy is
+
+    Σ over phases p of  s[p]/T · Σ over GPUs g of (t[p,g]/s[p])^n / n
+
+where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
+but lower with fewer slow GPUs. A chain of phases that is shorter than the step is taken to be as
+long, so that it counts when it becomes so. The moves are in `solvers.search.annealing.moves`.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled
+from solvers.search.annealing.moves import run_moves
+from solvers.search.annealing.problem import AnnealingProblem
+from solvers.search.annealing.state import Rules
+
+_COMPILED_IN_S = 10.0
+"""With a time limit below it, nothing is compiled: that takes about as long, once."""
+
+_INTERPRETED = 100
+"""Times as long as a compiled step an interpreted one takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnealingParams:
+    """Knobs of `anneal`.
+
+    Attributes
+    ----------
+    temperatures : tuple of float
+        At the start of a run, by turns: from one that leaves the best assignment behind to one
+        that looks around it. What a move may cost, as a share of the step.
+    cooling : float
+        Temperature at the end of a run, beside that at its start.
+    steps_per_place, least_steps : int
+        Steps of the first runs, for each table and GPU, and at least; later runs are longer.
+    longest : int
+        Times the first run's steps that a run may take.
+    idle_runs : int
+        Runs of the longest kind without a gain after which the search ends.
+    resharded_below, swapped_below : float
+        Of a random number in [0, 1): below the first a table is sharded anew, below the second
+        two blocks are swapped, and else one is moved.
+    most_shards : int
+        Finer sharding options than this are not tried.
+    most_items : int
+        Shards whose costs are computed, the largest tables' first: other tables keep their options.
+    steps_between_looks : int
+        Steps between two looks at the clock.
+    many_gpus : int
+        On more GPUs than these, the slowest of a few is taken for the slowest of all.
+    """
+
+    temperatures: tuple[float, ...] = (0.3, 0.03, 0.003)
+    cooling: float = 1e-3
+    steps_per_place: int = 300
+    least_steps: int = 100_000
+    longest: int = 8
+    idle_runs: int = 6
+    resharded_below: float = 0.4
+    swapped_below: float = 0.76
+    most_shards: int = 8
+    most_items: int = 4000
+    steps_between_looks: int = 20_000
+    many_gpus: int = 64
+
+
+AROUND = AnnealingParams(
+    temperatures=(0.003, 0.001, 0.0003), resharded_below=0.1, swapped_below=0.73, most_items=1000
+)
+"""For large problems, of which a hot run leaves a good assignment for ever."""
+
+
+def anneal(
+    start: Assignment, *, target_s: float, seed: int, clock: Clock, params: AnnealingParams
+) -> Assignment:
+    """The best assignment of runs of growing length, each from the best one so far.
+
+    Ends at `target_s` seconds, when the clock is spent, or when long runs gain nothing.
+    """
+    instance = start.instance
+    best = start
+    if instance.gpus == 1 or not (is_compiled(run_moves) or _has_time_to_compile(clock)):
+        return best
+    slower = 1 if HAS_COMPILER or clock.repeats else _INTERPRETED
+    first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
+    problem = AnnealingProblem(start, params.most_shards, params.most_items)
+    rng = np.random.default_rng(seed)
+    _run(problem, best, rng, 0, 1.0, clock, params)  # Compiles, if need be.
+    number = idle = 0
+    steps_per_s = 0.0 if clock.repeats else _speed(problem, best, clock, params)
+    while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
+        length = min(2 ** (number // len(params.temperatures)), params.longest)
+        steps = length * first // slower
+        # A run that the deadline would end early finds nothing: it ends cold.
+        if steps_per_s and not clock.repeats:
+            steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
+        began = time.monotonic()
+        temperature = params.temperatures[number % len(params.temperatures)]
+        annealed = _run(problem, best, rng, steps, temperature, clock, params)
+        steps_per_s = steps / max(1e-9, time.monotonic() - began)
+        if annealed is not None and annealed.step_time_s < best.step_time_s * (1 - 1e-7):
+            best, idle = annealed, 0
+        elif length == params.longest:
+            idle += 1
+        number += 1
+    return best
+
+
+def _speed(
+    problem: AnnealingProblem, start: Assignment, clock: Clock, params: AnnealingParams
+) -> float:
+    """Steps a second, of a few."""
+    steps, rng = max(1, params.steps_between_looks // _INTERPRETED), np.random.default_rng(0)
+    began = time.monotonic()
+    _run(problem, start, rng, steps, params.temperatures[-1], clock, params)
+    return steps / max(1e-9, time.monotonic() - began)
+
+
+def _has_time_to_compile(clock: Clock) -> bool:
+    return clock.repeats or clock.limits.time_limit_s >= _COMPILED_IN_S
+
+
+def _run(
+    problem: AnnealingProblem,
+    start: Assignment,
+    rng: np.random.Generator,
+    steps: int,
+    hot: float,
+    clock: Clock,
+    params: AnnealingParams,
+) -> Assignment | None:
+    """The best assignment of `steps` moves, filled exactly; None if none was better."""
+    model, state, step_s = problem.start(start)
+    rules = Rules(
+        params.resharded_below,
+        params.swapped_below,
+        params.many_gpus,
+        step_s,
+        hot,
+        math.log(params.cooling) / max(1, steps),
+    )
+    option, gpu = state.option.copy(), state.gpu.copy()
+    chunk = params.steps_between_looks // (1 if HAS_COMPILER else _INTERPRETED)
+    best_s = run_moves(model, state, rules, 0, 0, step_s, option, gpu, rng)
+    done = 0
+    while done < steps and not clock.spent:
+        after = min(done + chunk, steps, done + (clock.steps_left or steps))
+        best_s = run_moves(model, state, rules, done, after, best_s, option, gpu, rng)
+        clock.step(after - done)
+        done = after
+    return problem.assignment(option, gpu) if best_s < step_s * (1 - 1e-7) else None

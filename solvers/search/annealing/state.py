@@ -1,0 +1,134 @@
+"""What annealing works on: arrays of a problem, of who serves what, and of a run's numbers.
+
+A *unit* is a table, or tables that stay together; an *item* is one of the shards that a sharding
+option divides it into.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Float = npt.NDArray[np.float64]
+Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
+
+BYTES, FIRST_PHASE = 0, 1
+"""Rows of costs: bytes of HBM, then the seconds of each phase."""
+
+NOBODY = -1
+
+NORM = 24
+"""The power of phases in the energy, which `rate` multiplies out."""
+
+
+class Model(NamedTuple):
+    """What no move changes.
+
+    Attributes
+    ----------
+    costs : float64, shape (items, kinds of GPU, 1 + phases, prices)
+        Bytes of HBM and seconds of each phase of an item at falling prices of HBM.
+    kind : int64, shape (GPUs,)
+    room : float64, shape (GPUs,)
+        Bytes of HBM.
+    launches : float64, shape (GPUs, phases)
+        Seconds that each arena takes.
+    first_arena, arena : int64
+        The arenas of item i are `arena[first_arena[i]:first_arena[i + 1]]`.
+    home : int64, shape (items,)
+        The GPU that alone may serve an item; -1 for any.
+    first_option : int64, shape (units + 1,)
+        Unit u has options `first_option[u]` to `first_option[u + 1]`, cheap ones first.
+    first_item, item_count, replica : int64, shape (options,)
+        Items of an option, and the one that every GPU holds, or -1.
+    may_serve : bool, shape (units, GPUs)
+    members : float64, shape (chains, phases)
+        1 where a phase is part of a chain.
+    fixed_s : float64, shape (chains,)
+    lanes : int64, shape (lanes, 3)
+        Phase, part and phase beside of each `cost_models.schedule.SharedLane`.
+    lane_begins : float64, shape (lanes,)
+        Seconds after which the phase beside begins.
+    lane_waits : float64, shape (lanes,)
+        Seconds that are waited before the phase.
+    scale_s : float64, shape (phases,)
+        What phases are measured by in the energy.
+    counted_s : float64, shape (phases,)
+        `scale_s` of phases in chains, else 0.
+    """
+
+    costs: Float
+    kind: Int
+    room: Float
+    launches: Float
+    first_arena: Int
+    arena: Int
+    home: Int
+    first_option: Int
+    first_item: Int
+    item_count: Int
+    replica: Int
+    may_serve: Bool
+    members: Float
+    fixed_s: Float
+    lanes: Int
+    lane_begins: Float
+    lane_waits: Float
+    scale_s: Float
+    counted_s: Float
+
+
+class State(NamedTuple):
+    """Who serves what.
+
+    Attributes
+    ----------
+    option : int64, shape (units,)
+    gpu : int64, shape (units, most items of an option)
+        The GPU of each item of the unit's option; -1 behind the last.
+    sums : float64, shape (GPUs, 1 + phases, prices)
+        Of what each GPU holds, as in `Model.costs`.
+    phase_s : float64, shape (GPUs, phases)
+    energy : float64, shape (GPUs,)
+    on : int64, shape (GPUs, units)
+        The units of which a GPU serves an item, in any order.
+    at : int64, shape (units, most items)
+        Where each item's unit is in its GPU's row of `on`.
+    held : int64, shape (GPUs,)
+        How many units are there.
+    counts : int64, shape (GPUs, arenas)
+        Shards of each arena.
+    arenas : int64, shape (GPUs,)
+        How many arenas have shards.
+    new_phase_s, new_energy : float64, as `phase_s` and `energy`
+        Of the move that is rated.
+    """
+
+    option: Int
+    gpu: Int
+    sums: Float
+    phase_s: Float
+    energy: Float
+    on: Int
+    at: Int
+    held: Int
+    counts: Int
+    arenas: Int
+    new_phase_s: Float
+    new_energy: Float
+
+
+class Rules(NamedTuple):
+    """Numbers of `AnnealingParams`, and of a run.
+
+    `nobody` is -1: of a constant the compiler would make functions of their own.
+    """
+
+    resharded_below: float
+    swapped_below: float
+    many_gpus: int
+    step_s: float
+    hot: float
+    cooling: float
+    nobody: int = NOBODY

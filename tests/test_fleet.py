@@ -1,0 +1,182 @@
+"""One workload on many machines: prices, the answer, and what machines share."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_cases import fail, invoke, succeed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import Roofline
+from cost_models.step_equation.slice_load import load_of
+from placer import Problem, Topology
+from placer.topology.kinds import GPU_KINDS
+from placer.topology.prices import LIST_PRICES
+from placer.workloads import named_workload
+from solvers import Limits, solve, solver
+from solvers.analysis.fleet import FLEET, SAMPLES, FleetRow, cheapest, fleet, price_of
+
+WORKLOAD = "random-1@3"
+LIMITS = Limits(max_steps=1)
+
+
+def on(machine: str) -> Problem:
+    """A small problem on a machine."""
+    return Problem(TABLES, Topology.parse(machine), batch_size=256)
+
+
+TABLES = named_workload(WORKLOAD)
+
+
+def rows_of(machines: list[str], prices: dict[str, float] | None = None) -> list[FleetRow]:
+    return fleet(machines, on, solver("greedy-size"), Roofline(), LIMITS, prices)
+
+
+def test_the_fleet_is_twenty_machines_with_what_is_assumed_of_them() -> None:
+    assert len(set(FLEET)) == len(FLEET) == 20
+    for name in FLEET:
+        topology = Topology.parse(name)
+        assert any("assum" in source for source in topology.sources.values()), name
+        assert all(gpu.chip in GPU_KINDS for gpu in topology.gpus)
+
+
+def test_list_prices_are_of_known_gpus_and_have_a_source_with_a_date() -> None:
+    assert LIST_PRICES.keys() <= GPU_KINDS.keys()
+    for price in LIST_PRICES.values():
+        assert 0 < price.dollars_per_gpu_hour < 100
+        assert "2025-11-30" in price.source or "2026-11-23" in price.source
+
+
+def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
+    machines = ["2xh100", "1xt4", "1xmi350x"]
+    rows = rows_of(machines)
+    assert [row.machine for row in rows] == machines
+    for row in rows:
+        result = solve(on(row.machine), "greedy-size", max_steps=1)
+        assert (row.step_time_s, row.gap) == (result.step_time_s, result.gap)
+        assert row.samples_per_s == pytest.approx(256 * row.gpus / (row.step_time_s or 0))
+        assert row.train_s == pytest.approx(SAMPLES / (row.samples_per_s or 0))
+        assert 0 <= (row.memory_left or 0) <= 1
+        assert (row.hbm_left_bytes or 0) >= 0
+        assert "kernel launch" in row.assumed
+    h100, t4, mi350x = rows
+    assert h100.price_per_hour == pytest.approx(2 * 55.04 / 8)
+    assert t4.cost == pytest.approx(7.824 / 8 * (t4.train_s or 0) / 3600)
+    assert "g4dn.metal" in t4.price_source
+    assert (mi350x.price_per_hour, mi350x.cost) == (None, None)
+
+
+def test_own_prices_come_first() -> None:
+    topology = Topology.parse("2xh100")
+    for prices, dollars in (
+        ({}, 2 * 6.88),
+        ({"h100": 2.5}, 5.0),
+        ({"2xh100": 3.0, "h100": 2.5}, 3.0),
+    ):
+        price = price_of(topology, "2xh100", prices)
+        assert price is not None
+        assert price.dollars_per_gpu_hour == pytest.approx(dollars)
+        assert bool(price.source) == (not prices)
+    mixed = replace(topology, gpus=(topology.gpus[0], replace(topology.gpus[1], chip="gaudi3")))
+    assert price_of(mixed, "mixed", {}) is None
+    price = price_of(mixed, "mixed", {"gaudi3": 1.0})
+    assert price is not None
+    assert price.dollars_per_gpu_hour == pytest.approx(7.88)
+
+
+def test_a_machine_that_is_too_small_has_a_row_that_says_so() -> None:
+    def small(machine: str) -> Problem:
+        memory = "100KiB" if machine == "1xt4" else "80GiB"
+        topology = Topology.parse(machine, hbm=memory, dram=memory)
+        return Problem(TABLES, topology, batch_size=256)
+
+    t4, h100 = fleet(["1xt4", "1xh100"], small, solver("greedy-cost"), Roofline(), LIMITS)
+    assert t4.status == "infeasible"
+    assert t4.step_time_s is None
+    assert t4.cost is None
+    assert t4.price_per_hour is not None
+    assert t4.detail
+    assert h100.step_time_s is not None
+
+
+@pytest.mark.slow
+def test_machines_of_as_many_gpus_share_the_loads_of_slices() -> None:
+    load_of.cache_clear()
+    missed = []
+    for machines in (["2xt4"], ["2xl4"], ["4xl4"]):
+        before = load_of.cache_info().misses
+        fleet(machines, on, solver("greedy-cost"), Roofline(), Limits(max_steps=0))
+        missed.append(load_of.cache_info().misses - before)
+    assert missed[1] <= missed[0] / 10
+    assert missed[2] > missed[1]
+
+
+def row(number: int, seconds: float | None, dollars: float | None, gap: float) -> FleetRow:
+    """A machine that takes so long and costs so much."""
+    if seconds is None:
+        return FleetRow(f"m{number}", 8, 1, "infeasible")
+    bound_s = 1 / (1 + gap)
+    return FleetRow(
+        f"m{number}", 8, 1, "feasible", 1.0, bound_s, gap, train_s=seconds, cost=dollars
+    )
+
+
+NUMBERS = st.floats(1, 100)
+ROWS = st.lists(
+    st.tuples(st.none() | NUMBERS, st.none() | NUMBERS, st.floats(0, 2)), max_size=6
+).map(lambda drawn: [row(number, *one) for number, one in enumerate(drawn)])
+
+
+@given(ROWS, NUMBERS)
+def test_the_answer_is_the_cheapest_that_is_in_time(rows: list[FleetRow], within_s: float) -> None:
+    answer = cheapest(rows, within_s)
+    in_time = [one for one in rows if one.train_s is not None and one.train_s <= within_s]
+    costs = [one.cost for one in in_time if one.cost is not None]
+    assert (answer.row is None) == (not costs)
+    if answer.row is not None:
+        assert answer.row in in_time
+        assert answer.row.cost == min(costs)
+    assert answer.without_price == tuple(one.machine for one in in_time if one.cost is None)
+    for one in rows:
+        at_best = one.bound_s and one.train_s and one.train_s * one.bound_s
+        beats = bool(
+            answer.row is not None
+            and one is not answer.row
+            and one.cost is not None
+            and at_best
+            and at_best <= within_s
+            and one.cost * (one.bound_s or 0) < (answer.row.cost or 0)
+        )
+        assert (one.machine in answer.rivals) == beats
+
+
+def test_the_command(tmp_path: Path) -> None:
+    asked = (
+        "fleet", "--workload", WORKLOAD, "--batch-size", "256", "--solver", "greedy-size",
+        "--topology", "2xh100,1xl4,1xgaudi3",
+    )  # fmt: skip
+    prices = tmp_path / "prices.toml"
+    prices.write_text("h100 = 2.5\n1xl4 = 1000\n")
+    result = succeed(*asked, "--price", prices, "--format", "json")
+    document = json.loads(result.stdout)
+    assert document["cheapest"] == "2xh100"
+    assert document["without_price"] == ["1xgaudi3"]
+    h100, l4, gaudi = document["fleet"]
+    assert (h100["price_per_hour"], l4["price_per_hour"], gaudi["cost"]) == (5.0, 1000.0, None)
+    assert h100["answer"]
+    shown = succeed(*asked, "--within", "1ms").stdout
+    assert "no machine with a price trains a billion samples in 1 ms" in " ".join(shown.split())
+    refused = invoke(*asked, "--price", "h900=1")
+    assert refused.exit_code == 2
+    assert "names 'h900'" in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_picture(tmp_path: Path) -> None:
+    asked = "fleet", "--workload", WORKLOAD, "--solver", "greedy-size", "--topology"
+    picture = tmp_path / "fleet.png"
+    succeed(*asked, "1xh100,1xl4,1xgaudi3", "--plot", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "nothing to draw" in fail(*asked, "1xgaudi2", "--plot", picture)

@@ -1,0 +1,90 @@
+"""Annealing over arrays: what it adds up, and that it does the same compiled and interpreted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from problem_cases import problem_of, unequal_machine, zipf_table
+
+from cost_models import Roofline
+from placer import Problem
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Instance
+from solvers.model.knapsack import BYTES, PHASES
+from solvers.search.annealing.moves import run_moves
+from solvers.search.annealing.problem import AnnealingProblem
+from solvers.search.annealing.state import Rules, State
+from solvers.search.construction import construct
+
+
+def problem() -> Problem:
+    """Eight tables of three widths on unequal GPUs that cannot hold them all."""
+    tables = [
+        zipf_table(f"t{number}", 20_000 + 7_000 * number, (16, 32, 64)[number % 3], lookups=8.0)
+        for number in range(8)
+    ]
+    return problem_of(*tables, topology=unequal_machine(6 << 20), batch_size=512)
+
+
+def annealed(steps: int, hot: float) -> tuple[AnnealingProblem, State, Assignment, float, float]:
+    """The state after some moves, the best assignment, and step times of both."""
+    instance = Instance(problem(), Roofline())
+    bound = lagrangian_bound(instance)
+    start = construct(instance, bound, bound.step_time_s)
+    assert start is not None
+    arrays = AnnealingProblem(start, 8, 1000)
+    model, state, step_s = arrays.start(start)
+    rules = Rules(0.4, 0.76, 64, step_s, hot, 0.0)
+    option, gpu = state.option.copy(), state.gpu.copy()
+    rng = np.random.default_rng(5)
+    best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)
+    best = arrays.assignment(option, gpu)
+    assert best is not None
+    return arrays, state, best, best_s, step_s
+
+
+def test_sums_of_a_state_are_those_of_its_shards() -> None:
+    arrays, state, _, _, _ = annealed(3_000, hot=1.0)
+    now = arrays.assignment(state.option, state.gpu)
+    assert now is not None
+    rows = [BYTES, *range(PHASES.start, now.sums.shape[1])]
+    assert state.sums == pytest.approx(now.sums[:, rows], rel=1e-9, abs=1e-12)
+    assert state.held.tolist() == [len(now.instance.blocks(shards)) for shards in now.shards]
+    assert state.arenas.tolist() == [
+        len(now.instance.arenas((*shards, *now.replicas))) for shards in now.shards
+    ]
+    again, fresh, _ = arrays.start(now)
+    assert again.costs is arrays.start(now)[0].costs
+    assert fresh.phase_s == pytest.approx(state.phase_s, rel=1e-6)
+
+
+def test_the_best_state_is_at_least_as_fast_when_it_is_filled_exactly() -> None:
+    _, _, best, best_s, step_s = annealed(3_000, hot=0.01)
+    assert best_s < step_s * 0.999
+    assert best.step_time_s <= best_s * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_moves_are_the_same_interpreted() -> None:
+    program = (
+        "from test_solvers_annealing import annealed\n"
+        "_, state, _, best_s, _ = annealed(300, hot=0.1)\n"
+        "print(best_s, state.gpu.tolist(), state.phase_s.tolist())"
+    )
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": path, "NUMBA_DISABLE_JIT": disabled},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for disabled in ("0", "1")
+    ]
+    assert outputs[0] == outputs[1]
