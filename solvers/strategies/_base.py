@@ -137,6 +137,7 @@ class Strategy(ABC):
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`."""
+        self.prepare(limits)
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
         failure = impossible(instance)
@@ -148,6 +149,9 @@ class Strategy(ABC):
         if isinstance(outcome, Termination):
             return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
         return _result(self.name, search, outcome)
+
+    def prepare(self, limits: Limits) -> None:  # noqa: B027
+        """Do what is done once for all searches, before the time of this one runs."""
 
     def place(self, search: Search) -> Plan | Termination:
         """The plan of the first of `assignments` that fits, any that fits, or why there is none."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.uniform_splits import common_shares, fixed_shares
-from solvers.search.annealing import AROUND, AnnealingParams
+from solvers.result import Limits
+from solvers.search.annealing import AROUND, AnnealingParams, prepare
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
@@ -87,6 +88,10 @@ class Auto(StagedStrategy):
 
     def __init__(self, params: AutoParams = AutoParams()) -> None:
         self.params = params
+
+    def prepare(self, limits: Limits) -> None:
+        """Compile annealing's moves."""
+        prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
         """First plans, a closer bound, small problems exactly, annealing, proof, long searches."""

@@ -7,7 +7,8 @@
 from dataclasses import dataclass, field
 
 from solvers.model.instance import Instance
-from solvers.search.annealing import AnnealingParams
+from solvers.result import Limits
+from solvers.search.annealing import AnnealingParams, prepare
 from solvers.search.iterated import IteratedParams
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._stages import annealing, cost_greedy, iterated
@@ -36,6 +37,10 @@ class LocalSearch(StagedStrategy):
 
     def __init__(self, params: LocalSearchParams = LocalSearchParams()) -> None:
         self.params = params
+
+    def prepare(self, limits: Limits) -> None:
+        """Compile annealing's moves."""
+        prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
         """Greedy, annealing, iterated local search."""

@@ -1,7 +1,5 @@
 """Random moves: shards are moved and swapped, tables sharded anew."""
 
-import math
-
 import numpy as np
 
 from solvers.search.annealing.compiled import compiled
@@ -9,9 +7,9 @@ from solvers.search.annealing.rating import (
     add,
     drop,
     item_of,
+    make_change,
     number_on,
     rate,
-    replace_items,
     step_time_s,
 )
 from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
@@ -23,12 +21,6 @@ def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: 
     if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
         return False
     return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)
-
-
-@compiled
-def accepted(change: float, temperature: float, rng: np.random.Generator) -> bool:
-    """Whether a change of energy is made: if it is a gain, or else with some probability."""
-    return bool(change <= 0 or rng.random() < math.exp(-change / temperature))
 
 
 @compiled
@@ -49,7 +41,7 @@ def exchange(
     moved = state.on[slow, int(rng.random() * state.held[slow])]
     number = number_on(state.gpu, moved, slow)
     item = item_of(model, state, moved, number)
-    taken = back = item_back = rules.nobody
+    taken = back = item_back = NOBODY
     if swaps and state.held[other]:
         taken = state.on[other, int(rng.random() * state.held[other])]
         back = number_on(state.gpu, taken, other)
@@ -58,22 +50,15 @@ def exchange(
             return False
     if not may_go(model, state, moved, item, other, taken):
         return False
-    nobody = rules.nobody
-    if not rate(model, state, rules, other, item_back, item, nobody, nobody):
-        return False
-    if not rate(model, state, rules, slow, item, item_back, nobody, nobody):
-        return False
-    change = state.new_energy[slow] - state.energy[slow]
-    change += state.new_energy[other] - state.energy[other]
-    if not accepted(change, temperature, rng):
+    state.change[slow] = (item, item_back, NOBODY, NOBODY)
+    state.change[other] = (item_back, item, NOBODY, NOBODY)
+    if not make_change(model, state, rules, np.array([slow, other]), temperature, rng):
         return False
     drop(state, moved, number)
     if taken >= 0:
         drop(state, taken, back)
         add(state, taken, back, slow)
     add(state, moved, number, other)
-    replace_items(model, state, slow, item, item_back, nobody, nobody)
-    replace_items(model, state, other, item_back, item, nobody, nobody)
     return True
 
 
@@ -109,8 +94,8 @@ def choose_gpus(
     noise = 0.5 * done_s.max()
     for number in range(before):
         gpu = state.gpu[unit, number]
-        item = item_of(model, state, unit, number)
-        if rate(model, state, rules, gpu, item, rules.nobody, rules.nobody, rules.nobody):
+        state.change[gpu] = (item_of(model, state, unit, number), NOBODY, NOBODY, NOBODY)
+        if rate(model, state, rules, gpu):
             done_s[gpu] = state.new_phase_s[gpu, phase]
     for gpu in range(gpus):
         done_s[gpu] += noise * rng.random()
@@ -143,30 +128,24 @@ def reshard(
     chosen = np.full(most, NOBODY)
     if not choose_gpus(model, state, rules, unit, option, chosen, rng):
         return False
-    leaves, arrives = np.full(gpus, NOBODY), np.full(gpus, NOBODY)
-    for number in range(model.item_count[old]):
-        leaves[state.gpu[unit, number]] = model.first_item[old] + number
-    for number in range(model.item_count[option]):
-        arrives[chosen[number]] = model.first_item[option] + number
     gone, come = model.replica[old], model.replica[option]
     if gone == come:
-        gone = come = rules.nobody
-    change = 0.0
-    for gpu in range(gpus):
-        if max(leaves[gpu], arrives[gpu], gone, come) >= 0:
-            if not rate(model, state, rules, gpu, leaves[gpu], arrives[gpu], gone, come):
-                return False
-            change += state.new_energy[gpu] - state.energy[gpu]
-    if not accepted(change, temperature, rng):
+        gone, come = NOBODY, NOBODY
+    state.change[:, :2] = NOBODY
+    state.change[:, 2] = gone
+    state.change[:, 3] = come
+    for number in range(model.item_count[old]):
+        state.change[state.gpu[unit, number], 0] = model.first_item[old] + number
+    for number in range(model.item_count[option]):
+        state.change[chosen[number], 1] = model.first_item[option] + number
+    changed = np.array([gpu for gpu in range(gpus) if state.change[gpu].max() >= 0])
+    if not make_change(model, state, rules, changed, temperature, rng):
         return False
     for number in range(model.item_count[old]):
         drop(state, unit, number)
     state.option[unit] = option
     for number in range(model.item_count[option]):
         add(state, unit, number, chosen[number])
-    for gpu in range(gpus):
-        if max(leaves[gpu], arrives[gpu], gone, come) >= 0:
-            replace_items(model, state, gpu, leaves[gpu], arrives[gpu], gone, come)
     return True
 
 
@@ -227,7 +206,7 @@ def run_moves(
     """
     rarely = 1 + state.held.size // rules.many_gpus
     for step in range(first, last):
-        temperature = rules.hot * math.exp(rules.cooling * step)
+        temperature = rules.hot * np.exp(rules.cooling * step)
         slow, kind = slow_gpu(state, rules, rng), rng.random()
         if kind < rules.resharded_below:
             unit = unit_on(model, state, slow, rng)

@@ -135,8 +135,8 @@ class AnnealingProblem:
         )
         rules = Rules(0.0, 0.0, 0, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
-            rate(model, state, rules, gpu, NOBODY, NOBODY, NOBODY, NOBODY)
-            replace_items(model, state, gpu, NOBODY, NOBODY, NOBODY, NOBODY)
+            rate(model, state, rules, gpu)
+            replace_items(model, state, gpu)
         return model, state, step_s
 
     def _state(self, assignment: Assignment) -> State:
@@ -174,6 +174,7 @@ class AnnealingProblem:
             held=held,
             counts=counts,
             arenas=np.count_nonzero(counts, axis=1),
+            change=np.full((gpus, 4), NOBODY),
             new_phase_s=np.zeros((gpus, phases)),
             new_energy=np.zeros(gpus),
         )
@@ -216,9 +217,11 @@ def _options(
         others = [
             option
             for option in instance.options_of(table)
-            if option == own[table]
-            or (option.shard_count <= most_shards and not (option.replicated_rows and many))
+            if option != own[table]
+            and option.shard_count <= most_shards
+            and not (option.replicated_rows and many)
         ]
+        others.append(own[table])  # It may have a share of rows in HBM, as no other option.
         most_items -= sum(max(1, option.shard_count) for option in others)
         options[table] = [own[table]] if most_items < 0 else others
     return [

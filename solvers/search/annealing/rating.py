@@ -4,6 +4,10 @@ Functions here and in `solvers.search.annealing.moves` read and write arrays alo
 them where it is installed, and they do the same a hundred times slower where it is not.
 """
 
+import math
+
+import numpy as np
+
 from solvers.search.annealing.compiled import compiled
 from solvers.search.annealing.state import (
     BYTES,
@@ -34,100 +38,66 @@ def number_on(gpu_of: Int, unit: int, gpu: int) -> int:
 
 
 @compiled
-def count_arenas(
-    first_arena: Int, arena: Int, counts: Int, arenas: Int, gpu: int, item: int, change: int
-) -> None:
-    """Count the arenas of an item in or out of those of a GPU."""
-    if item < 0:
-        return
-    for place in range(first_arena[item], first_arena[item + 1]):
-        before = counts[gpu, arena[place]]
-        counts[gpu, arena[place]] = before + change
-        arenas[gpu] += int(before + change > 0) - int(before > 0)
-
-
-@compiled
-def count_change(
-    model: Model, state: State, gpu: int, leaves: int, arrives: int, gone: int, come: int
-) -> None:
-    """Count the arenas of items that leave and arrive."""
-    first, arena, counts, arenas = model.first_arena, model.arena, state.counts, state.arenas
-    count_arenas(first, arena, counts, arenas, gpu, leaves, -1)
-    count_arenas(first, arena, counts, arenas, gpu, arrives, 1)
-    count_arenas(first, arena, counts, arenas, gpu, gone, -1)
-    count_arenas(first, arena, counts, arenas, gpu, come, 1)
+def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
+    """Count the arenas of a change's items in and out of those of a GPU, or undo that."""
+    for place in range(4):
+        item = state.change[gpu, place]
+        if item < 0:
+            continue
+        step = 1 if (place % 2 == 1) != back else -1
+        for number in range(model.first_arena[item], model.first_arena[item + 1]):
+            arena = model.arena[number]
+            before = state.counts[gpu, arena]
+            state.counts[gpu, arena] = before + step
+            state.arenas[gpu] += int(before + step > 0) - int(before > 0)
 
 
 @compiled
 def cost_at(
-    sums: Float,
-    costs: Float,
-    gpu: int,
-    kind: int,
-    leaves: int,
-    arrives: int,
-    gone: int,
-    come: int,
-    row: int,
-    price: int,
+    sums: Float, costs: Float, change: Int, gpu: int, kind: int, row: int, price: int
 ) -> float:
-    """A row of a GPU's sums after two items left and two arrived."""
+    """A row of a GPU's sums after its change."""
     value = float(sums[gpu, row, price])
-    if leaves >= 0:
-        value -= costs[leaves, kind, row, price]
-    if arrives >= 0:
-        value += costs[arrives, kind, row, price]
-    if gone >= 0:
-        value -= costs[gone, kind, row, price]
-    if come >= 0:
-        value += costs[come, kind, row, price]
+    for place in range(4):
+        item = change[gpu, place]
+        if item >= 0:
+            cost = costs[item, kind, row, price]
+            value += cost if place % 2 else -cost
     return value
 
 
 @compiled
-def rate(
-    model: Model,
-    state: State,
-    rules: Rules,
-    gpu: int,
-    leaves: int,
-    arrives: int,
-    gone: int,
-    come: int,
-) -> bool:
-    """Phases and energy of a GPU after a change, into the new ones; whether its rows fit.
-
-    Item `leaves` leaves, `arrives` arrives, and so do replicas `gone` and `come`; -1 is none.
-    """
-    sums, costs, kind, room = state.sums, model.costs, model.kind[gpu], model.room[gpu]
+def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
+    """Phases and energy of a GPU after its change, into the new ones; whether its rows fit."""
+    sums, costs, change = state.sums, model.costs, state.change
+    kind, room = model.kind[gpu], model.room[gpu]
     low, high = -1, costs.shape[3]
     while high - low > 1:
         middle = (low + high) // 2
-        taken = cost_at(sums, costs, gpu, kind, leaves, arrives, gone, come, BYTES, middle)
-        if taken <= room:
+        if cost_at(sums, costs, change, gpu, kind, BYTES, middle) <= room:
             low = middle
         else:
             high = middle
     if low < 0:
         return False
-    part = 0.0
-    if high < costs.shape[3]:
-        least = cost_at(sums, costs, gpu, kind, leaves, arrives, gone, come, BYTES, low)
-        most = cost_at(sums, costs, gpu, kind, leaves, arrives, gone, come, BYTES, high)
-        if most - least >= 0.5:
-            part = (room - least) / (most - least)
-    count_change(model, state, gpu, leaves, arrives, gone, come)
+    count_arenas(model, state, gpu, False)
     arenas = state.arenas[gpu]
-    count_change(model, state, gpu, arrives, leaves, come, gone)
-    for phase in range(model.scale_s.size):
-        row = FIRST_PHASE + phase
-        seconds = cost_at(sums, costs, gpu, kind, leaves, arrives, gone, come, row, low)
-        if part > 0.0:
-            above = cost_at(sums, costs, gpu, kind, leaves, arrives, gone, come, row, high)
-            seconds += part * (above - seconds)
+    count_arenas(model, state, gpu, True)
+    part = 0.0
+    energy = 0.0
+    for row in range(costs.shape[2]):
+        value = cost_at(sums, costs, change, gpu, kind, row, low)
+        above = value
+        if high < costs.shape[3]:
+            above = cost_at(sums, costs, change, gpu, kind, row, high)
+        if row == BYTES:
+            if above - value >= 0.5:
+                part = (room - value) / (above - value)
+            continue
+        phase = row - FIRST_PHASE
+        seconds = value + part * (above - value)
         state.new_phase_s[gpu, phase] = seconds + arenas * model.launches[gpu, phase]
     prolong(model.lanes, model.lane_begins, model.lane_waits, state.new_phase_s[gpu])
-    energy = 0.0
     for phase in range(model.scale_s.size):
         share = state.new_phase_s[gpu, phase] / model.scale_s[phase]
         square = share * share
@@ -152,30 +122,43 @@ def prolong(lanes: Int, begins_s: Float, waits_s: Float, phase_s: Float) -> None
 
 
 @compiled
-def sum_item(sums: Float, costs: Float, sign: float) -> None:
-    """Add an item's costs to a GPU's sums, or take them off."""
-    for row in range(costs.shape[0]):
-        for price in range(costs.shape[1]):
-            sums[row, price] += sign * costs[row, price]
+def replace_items(model: Model, state: State, gpu: int) -> None:
+    """Make a GPU's change, which has been rated."""
+    kind = model.kind[gpu]
+    for place in range(4):
+        item = state.change[gpu, place]
+        if item < 0:
+            continue
+        sign = 1.0 if place % 2 else -1.0
+        for row in range(model.costs.shape[2]):
+            for price in range(model.costs.shape[3]):
+                state.sums[gpu, row, price] += sign * model.costs[item, kind, row, price]
+    count_arenas(model, state, gpu, False)
+    for phase in range(model.scale_s.size):
+        state.phase_s[gpu, phase] = state.new_phase_s[gpu, phase]
+    state.energy[gpu] = state.new_energy[gpu]
 
 
 @compiled
-def replace_items(
-    model: Model, state: State, gpu: int, leaves: int, arrives: int, gone: int, come: int
-) -> None:
-    """Make a change that has been rated."""
-    sums, costs, kind = state.sums[gpu], model.costs, model.kind[gpu]
-    if leaves >= 0:
-        sum_item(sums, costs[leaves, kind], -1.0)
-    if arrives >= 0:
-        sum_item(sums, costs[arrives, kind], 1.0)
-    if gone >= 0:
-        sum_item(sums, costs[gone, kind], -1.0)
-    if come >= 0:
-        sum_item(sums, costs[come, kind], 1.0)
-    count_change(model, state, gpu, leaves, arrives, gone, come)
-    state.phase_s[gpu] = state.new_phase_s[gpu]
-    state.energy[gpu] = state.new_energy[gpu]
+def make_change(
+    model: Model,
+    state: State,
+    rules: Rules,
+    changed: Int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> bool:
+    """Make the changes of some GPUs if that is a gain, or else with some probability."""
+    change = 0.0
+    for gpu in changed:
+        if not rate(model, state, rules, gpu):
+            return False
+        change += state.new_energy[gpu] - state.energy[gpu]
+    if change > 0 and rng.random() >= math.exp(-change / temperature):
+        return False
+    for gpu in changed:
+        replace_items(model, state, gpu)
+    return True
 
 
 @compiled

@@ -19,13 +19,15 @@ import numpy as np
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.result import Limits, SearchState
 from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.state import Rules
+from solvers.search.annealing.rating import rate, replace_items
+from solvers.search.annealing.state import Rules, tiny
 
 _COMPILED_IN_S = 10.0
-"""With a time limit below it, nothing is compiled: that takes about as long, once."""
+"""With a shorter time limit nothing is compiled: that takes longer, though only once."""
 
 _INTERPRETED = 100
 """Times as long as a compiled step an interpreted one takes."""
@@ -90,13 +92,12 @@ def anneal(
     """
     instance = start.instance
     best = start
-    if instance.gpus == 1 or not (is_compiled(run_moves) or _has_time_to_compile(clock)):
+    if instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return best
     slower = 1 if HAS_COMPILER or clock.repeats else _INTERPRETED
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
     problem = AnnealingProblem(start, params.most_shards, params.most_items)
     rng = np.random.default_rng(seed)
-    _run(problem, best, rng, 0, 1.0, clock, params)  # Compiles, if need be.
     number = idle = 0
     steps_per_s = 0.0 if clock.repeats else _speed(problem, best, clock, params)
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
@@ -127,8 +128,22 @@ def _speed(
     return steps / max(1e-9, time.monotonic() - began)
 
 
-def _has_time_to_compile(clock: Clock) -> bool:
-    return clock.repeats or clock.limits.time_limit_s >= _COMPILED_IN_S
+def prepare(limits: Limits) -> None:
+    """Compile the moves before a search begins, so that its time limit holds.
+
+    That takes some twenty seconds, once for an installation. Searches of less than ten leave
+    annealing out until then.
+    """
+    if is_compiled(run_moves) or limits.time_limit_s < _COMPILED_IN_S:
+        return
+    if limits.on_state is not None:
+        limits.on_state(SearchState("compiling the search, once", None, 0.0))
+    model, state = tiny()
+    rules = Rules(0.0, 0.0, 1, 1.0, 1.0, 0.0)
+    rng = np.random.default_rng(0)
+    rate(model, state, rules, 0)
+    replace_items(model, state, 0)
+    run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
 
 
 def _run(

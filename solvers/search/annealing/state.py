@@ -101,6 +101,8 @@ class State(NamedTuple):
         Shards of each arena.
     arenas : int64, shape (GPUs,)
         How many arenas have shards.
+    change : int64, shape (GPUs, 4)
+        Items that leave a GPU and arrive in the move that is rated, by turns; -1 for none.
     new_phase_s, new_energy : float64, as `phase_s` and `energy`
         Of the move that is rated.
     """
@@ -115,15 +117,13 @@ class State(NamedTuple):
     held: Int
     counts: Int
     arenas: Int
+    change: Int
     new_phase_s: Float
     new_energy: Float
 
 
 class Rules(NamedTuple):
-    """Numbers of `AnnealingParams`, and of a run.
-
-    `nobody` is -1: of a constant the compiler would make functions of their own.
-    """
+    """Numbers of `AnnealingParams`, and of a run."""
 
     resharded_below: float
     swapped_below: float
@@ -131,4 +131,46 @@ class Rules(NamedTuple):
     step_s: float
     hot: float
     cooling: float
-    nobody: int = NOBODY
+
+
+def tiny() -> tuple[Model, State]:
+    """One GPU that serves one item: arrays of the right types."""
+    one, none = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
+    numbers = np.ones((1, 1))
+    model = Model(
+        costs=np.zeros((1, 1, 2, 2)),
+        kind=one,
+        room=np.ones(1),
+        launches=numbers,
+        first_arena=np.array([0, 1]),
+        arena=one,
+        home=one - 1,
+        first_option=np.array([0, 1]),
+        first_item=one,
+        item_count=one + 1,
+        replica=one - 1,
+        may_serve=np.ones((1, 1), dtype=bool),
+        members=numbers,
+        fixed_s=np.zeros(1),
+        lanes=np.zeros((0, 3), dtype=np.int64),
+        lane_begins=np.zeros(0),
+        lane_waits=np.zeros(0),
+        scale_s=np.ones(1),
+        counted_s=np.ones(1),
+    )
+    state = State(
+        option=one.copy(),
+        gpu=none.copy(),
+        sums=np.zeros((1, 2, 2)),
+        phase_s=np.zeros((1, 1)),
+        energy=np.zeros(1),
+        on=none.copy(),
+        at=none.copy(),
+        held=one + 1,
+        counts=none + 1,
+        arenas=one + 1,
+        change=np.full((1, 4), NOBODY),
+        new_phase_s=np.zeros((1, 1)),
+        new_energy=np.zeros(1),
+    )
+    return model, state
