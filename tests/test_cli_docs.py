@@ -1,16 +1,11 @@
-"""The examples of docs/cli.md run as they stand, and the page has every command and option.
-
-So do the Python examples of the command line's pages and of the README.
-"""
+"""docs/cli.md has every command and option; `test_docs.py` runs its examples."""
 
 import re
-import shlex
-import shutil
 from pathlib import Path
 
 import click
 import pytest
-from cli_cases import COMMANDS, Workbench, succeed
+from cli_cases import COMMANDS
 
 from cli import main
 
@@ -27,33 +22,6 @@ def blocks(page: str, language: str = "") -> list[str]:
 def examples() -> list[str]:
     lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines()]
     return [line for line in lines if line.startswith("placer ") and "COMMAND" not in line]
-
-
-@pytest.mark.slow
-def test_the_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for example in examples():
-        assert succeed(*shlex.split(example)[1:]).stdout, example
-    assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "compare.png", "runs"}
-
-
-PAGES = ("architecture", "cli", "constraints", "dense", "replan", "report", "simulate", "solvers")
-
-
-@pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md"])
-def test_python_examples_run(
-    page: str, workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(workbench.profile, "profile")
-    shutil.copy(workbench.folder / "machine.yaml", "machine.yaml")
-    succeed("plan", "--profile", "profile", *workbench.machine(), "--solver", "greedy-cost",
-            "-o", "plan.json")  # fmt: skip
-    examples = blocks((REPOSITORY / page).read_text(encoding="utf-8"), "python")
-    known: dict[str, object] = {}  # The blocks of a page go on with one another's names.
-    assert examples
-    for example in examples:
-        exec(compile(example, page, "exec"), known)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

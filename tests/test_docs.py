@@ -8,9 +8,9 @@ from cli_cases import Workbench
 from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 
 SLOW = frozenset(
-    {"README", "calibration", "cli", "constraints", "executor", "instances", "memory", "profile"}
-    | {"data", "distributed", "learned", "pytorch", "questions", "replan", "report", "reshard"}
-    | {"simulate", "solvers", "sweep", "training"}
+    {"README", "adapters", "calibration", "cli", "constraints", "data", "distributed", "executor"}
+    | {"instances", "learned", "memory", "profile", "pytorch", "questions", "replan", "report"}
+    | {"reshard", "simulate", "solvers", "sweep", "training"}
 )
 
 
@@ -30,8 +30,9 @@ def folder(workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
     monkeypatch.chdir(tmp_path)
     # Pages leave limits out where the usual 20 seconds are right for their readers.
-    for command in ("PLAN", "COMPARE", "WHATIF", "REPLAN", "REPORT"):
+    for command in ("PLAN", "COMPARE", "REPLAN", "REPORT"):
         monkeypatch.setenv(f"PLACER_{command}_TIME_LIMIT", "0.5")
+    monkeypatch.setenv("PLACER_WHATIF_TIME_LIMIT", "4")
     monkeypatch.setenv("PLACER_REPORT_EXPLAIN", "0")
     return tmp_path
 
