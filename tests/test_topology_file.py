@@ -32,7 +32,9 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 
 def test_the_documented_example(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml.*?\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.S)
+    (example,) = re.findall(
+        r"```yaml.*?\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.S
+    )
     lab = Topology.parse(str(write(tmp_path, example)))
     assert lab.name == "lab"
     assert [gpu.host for gpu in lab.gpus] == ["host:0"] * 4 + ["host:1"] * 4
