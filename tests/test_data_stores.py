@@ -16,7 +16,7 @@ from placer.data.files.staging import Staging
 from placer.errors import PlacerError, ProfileError
 from placer.plan.fields import RowOrder
 from placer.workloads import named_workload
-from tests.plan_cases import in_dram, in_hbm, plan_of
+from plan_cases import in_dram, in_hbm, plan_of
 
 PROFILE, PLAN = "memory://bucket/placed/profile", "memory://bucket/placed/plan.json"
 
