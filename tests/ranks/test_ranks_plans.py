@@ -15,7 +15,7 @@ from placer.profile.counts import RowCounts
 from placer.tables import OPTIMIZERS, Feature, Table
 from solvers import SOLVERS, solve
 
-PROBLEMS = 5
+PROBLEMS = 3
 GPUS = 4
 
 
