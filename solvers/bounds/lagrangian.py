@@ -48,7 +48,7 @@ _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 """Ranges of β, for problems of at most so many tables, and prices of a second of replicas on
 every GPU, in GPU seconds for each GPU."""
 
-_ALL_OPTIONS = 2500
+_ALL_OPTIONS = 500
 """Tables × GPUs up to which all sharding options of all tables are looked at."""
 
 _SHORTEST_S = float(np.finfo(np.float64).tiny)

@@ -48,10 +48,11 @@ class AutoParams:
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
     few_places : int
-        Tables × GPUs up to which there are flows, `beam` and `dp`, and annealing leaves the best
-        plan behind at times: beyond, it looks around it, and begins sooner.
+        Tables × GPUs up to which there are flows, `beam` and `dp`.
     large_greedy_share : float
-        Of the first plan beyond them.
+        Of the first plan beyond them: annealing begins sooner.
+    few_gpus : int
+        GPUs up to which annealing leaves the best plan behind at times; beyond, it looks around it.
     exact_share : float
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
@@ -64,7 +65,7 @@ class AutoParams:
     flow_share: float = 0.15
     others_share: float = 0.1
     linear_program_share: float = 0.1
-    annealing_share: float = 0.5
+    annealing_share: float = 0.7
     exact_share: float = 0.5
     exact_places: int = 4000
     program_share: float = 0.5
@@ -73,10 +74,11 @@ class AutoParams:
     linear_program_places: int = 20_000
     few_places: int = 2000
     large_greedy_share: float = 0.4
+    few_gpus: int = 8
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
-    large_annealing: AnnealingParams = AROUND
+    annealing_around: AnnealingParams = AROUND
     iterated: IteratedParams = field(default_factory=IteratedParams)
     neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
 
@@ -99,16 +101,16 @@ class Auto(StagedStrategy):
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
         greedy_share = p.greedy_share if few else p.large_greedy_share
-        annealed = p.annealing if few else p.large_annealing
+        annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
-            Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),

@@ -72,15 +72,15 @@ class AnnealingParams:
     resharded_below: float = 0.4
     swapped_below: float = 0.76
     most_shards: int = 8
-    most_items: int = 4000
+    most_items: int = 2000
     steps_between_looks: int = 20_000
     many_gpus: int = 64
 
 
 AROUND = AnnealingParams(
-    temperatures=(0.003, 0.001, 0.0003), resharded_below=0.1, swapped_below=0.73, most_items=1000
+    temperatures=(0.01, 0.001, 0.0003), resharded_below=0.1, swapped_below=0.73, most_items=1000
 )
-"""For large problems, of which a hot run leaves a good assignment for ever."""
+"""For many GPUs: a hot run leaves a good assignment of theirs for ever."""
 
 
 def anneal(
