@@ -10,6 +10,7 @@ def found(*arguments) -> dict:
     return json.loads(succeed("simulate", *arguments, "--format", "json").stdout)
 
 
+@pytest.mark.slow
 def test_a_log_is_counted_to_the_lookup(workbench: Workbench) -> None:
     result = found(workbench.plan, "--data", workbench.log)
     assert (result["steps"], result["samples"]) == (-(-1500 // 16), 1500)

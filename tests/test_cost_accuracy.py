@@ -53,6 +53,7 @@ def test_no_plan_of_the_test_set_is_fitted_to() -> None:
     assert not any(one.case.tables in known for one in dataset("test").measurements)
 
 
+@pytest.mark.slow
 def test_calibrated_constants_predict_plans_they_have_not_seen(
     tested: tuple[list[Case], np.ndarray],
 ) -> None:

@@ -9,6 +9,7 @@ import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from plan_cases import in_dram, in_hbm, plan_of
 
 from cli import main
 from placer import Plan, Profile, Table
@@ -16,7 +17,6 @@ from placer.data.files.staging import Staging
 from placer.errors import PlacerError, ProfileError
 from placer.plan.fields import RowOrder
 from placer.workloads import named_workload
-from plan_cases import in_dram, in_hbm, plan_of
 
 PROFILE, PLAN = "memory://bucket/placed/profile", "memory://bucket/placed/plan.json"
 

@@ -29,6 +29,7 @@ def new_pages(how: str) -> tuple[bool, int]:
     return bool(int(told)), int(pages)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_freed_memory_is_used_again() -> None:
     told, kept = new_pages("keep")

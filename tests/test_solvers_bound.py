@@ -412,6 +412,15 @@ def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -
     assert np.median(ratios) > 0.9
 
 
+def test_a_step_of_next_to_no_time_has_a_bound() -> None:
+    """Floats below the smallest normal one have no middle, which a bisection could wait for."""
+    instance, shortest_s = Instance(problem_of(zipf_table("t", 10)), Roofline()), 5e-324
+    options = instance.options_of(0)[:2]
+    works = lagrangian._Works(options, np.array([0.0, shortest_s]), np.zeros(2), np.eye(2)[:, :1])
+    bound_s, best = lagrangian._best_bound(instance, [works], np.zeros(1), 0.0)
+    assert (bound_s, best) == (0.0, 0)
+
+
 @st.composite
 def curves(draw: st.DrawFn, most_step: int = 50) -> CostCurve:
     """A curve of a piece: times convex and falling, bytes that rise but for a few.

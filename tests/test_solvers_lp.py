@@ -102,7 +102,8 @@ def random_problem(seed: int, *, alike: bool = False) -> Problem:
 @pytest.fixture(scope="module")
 def solved() -> list[tuple[Problem, float]]:
     """Problems, and the step times of plans for them."""
-    every = [random_problem(seed) for seed in range(fewer(32, 12))]
+    slow = (7, 13)  # That nothing fits there takes a minute to prove.
+    every = [random_problem(seed) for seed in range(fewer(20, 12)) if seed not in slow]
     results = [(problem, solve(problem, "greedy-cost").step_time_s) for problem in every]
     return [(problem, step_s) for problem, step_s in results if step_s is not None]
 
@@ -131,7 +132,7 @@ def test_no_plan_beats_the_bound(solved: list[tuple[Problem, float]]) -> None:
 def test_the_bound_is_below_the_best_plan(make: Callable[[int], Problem]) -> None:
     """Of tiny problems that are solved by enumeration."""
     ratios = []
-    for seed in range(fewer(15, 5)):
+    for seed in range(fewer(8, 5)):
         problem = make(seed)
         best_s, _ = Enumeration(problem, MODEL).best()
         found = relaxed(problem)

@@ -51,6 +51,9 @@ every GPU, in GPU seconds for each GPU."""
 _ALL_OPTIONS = 2500
 """Tables × GPUs up to which all sharding options of all tables are looked at."""
 
+_SHORTEST_S = float(np.finfo(np.float64).tiny)
+"""Step times that differ by less are equal: below it, floats have no middle."""
+
 
 @dataclass(frozen=True, slots=True)
 class OptionCost:
@@ -181,7 +184,7 @@ def _best_bound(
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
         high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
-        while high - low > 1e-6 * high:
+        while high - low > max(1e-6 * high, _SHORTEST_S):
             middle = (low + high) / 2
             enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
             low, high = (low, middle) if enough else (middle, high)

@@ -266,6 +266,7 @@ def test_outputs_may_be_changed_in_place() -> None:
     torch.testing.assert_close(ours.weight, expected)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_calls_the_stand_ins_as_they_are() -> None:
     ours, theirs = clicks(), clicks()
     apply_plan(ours, plan_for(optimizer="sgd"), lr=LR)

@@ -46,7 +46,11 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "kind"), [("staged", "adam"), ("columns", "rowwise_adagrad")]
+    ("placement", "kind"),
+    [
+        pytest.param("staged", "adam", marks=pytest.mark.slow),
+        ("columns", "rowwise_adagrad"),
+    ],
 )
 def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -> None:
     arguments = (str(tmp_path), placement, kind)

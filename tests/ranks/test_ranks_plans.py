@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from executor_cases import machine, plan_of, shard
-from fast_and_full import fewer, mostly_slow
 from ranks_cases import bytes_sent, trains_alike
 from ranks_launcher import Job, Outcomes, run
 
@@ -16,7 +15,7 @@ from placer.profile.counts import RowCounts
 from placer.tables import OPTIMIZERS, Feature, Table
 from solvers import SOLVERS, solve
 
-PROBLEMS = fewer(5, 2)
+PROBLEMS = 3
 GPUS = 4
 
 
@@ -112,7 +111,11 @@ def plans() -> dict[str, Plan]:
     }
 
 
-@pytest.fixture(scope="module", params=mostly_slow([2, 4], 2), ids=lambda world: f"{world} ranks")
+pytestmark = pytest.mark.slow
+"""`test_ranks_training.py` has what the fast tests try."""
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=lambda world: f"{world} ranks")
 def outcomes(request: pytest.FixtureRequest, plans: dict[str, Plan]) -> Outcomes:
     jobs: list[Job] = [(name, trains_alike, (plan, 3)) for name, plan in plans.items()]
     return run(request.param, [*jobs, ("exchange", bytes_sent, (exchanged_plan(), SAMPLES, BAG))])

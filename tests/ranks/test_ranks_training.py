@@ -29,7 +29,7 @@ from placer.executor import (
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
-STEPS = fewer(20, 5)
+STEPS = fewer(10, 5)
 
 
 def weighted_bags(rank: int, world: int, plan: Plan) -> None:
