@@ -37,7 +37,9 @@ def sniff(file: str, start: bytes) -> Format:
     if start.lstrip()[:1] == b"{":
         return "jsonl"
     if b"\0" in start[:4096]:
-        raise DataError(f"{shown(file)} is no text and of no known format; name it with --format")
+        raise DataError(
+            f"{shown(file)} is no text and of no known format; name it with --log-format"
+        )
     line = start.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
     fields = line.split("\t")
     criteo = len(DENSE) + len(CATEGORIES)
@@ -155,7 +157,7 @@ def _separator(file: str, lines: list[str]) -> str:
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
-            "with --separator, or the format with --format"
+            "with --separator, or the format with --log-format"
         )
     return best
 
