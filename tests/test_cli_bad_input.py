@@ -70,7 +70,7 @@ def test_a_second_file_without_a_column_of_the_first(workbench: Workbench, tmp_p
     (tmp_path / "log").mkdir()
     pq.write_table(table, tmp_path / "log" / "0.parquet")
     pq.write_table(table.drop_columns(["C7"]), tmp_path / "log" / "1.parquet")
-    line = profile_of(tmp_path, tmp_path / "log", "--format", "parquet")
+    line = profile_of(tmp_path, tmp_path / "log", "--log-format", "parquet")
     assert f"{tmp_path / 'log' / '1.parquet'} has no column 'C7'" in line
 
 
