@@ -8,7 +8,7 @@ ENGINES := $(VENV)/.engines
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo test test-full tests-fast tests-full coverage lint fuzz format bench bench-gpu clean
+.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -16,6 +16,7 @@ help:
 	@echo "make test            lint, types, layers and the fast tests; eight minutes on two cores"
 	@echo "make test-full       the same with all tests, as in CI; up to 45 minutes"
 	@echo "make coverage        all tests once more, with the lines that they run counted"
+	@echo "make docs            the pages of docs/ as a site, in site/index.html; links are checked"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
 	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
 	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
@@ -37,6 +38,10 @@ $(ENGINES): $(READY)
 
 demo: setup
 	$(BIN)/placer demo $(if $(DATA),--data $(DATA))
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site/index.html is written"
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -68,6 +73,10 @@ coverage: setup
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzz_run.py --seconds $(or $(SECONDS),3600)
 
+# Two ranks, one of which is killed, stopped or ends at each phase of a step and of a checkpoint.
+lost-ranks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/ranks/lost_ranks_run.py
+
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -83,4 +92,4 @@ bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py
 
 clean:
-	rm -rf $(VENV) demo .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) demo site .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

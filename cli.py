@@ -81,7 +81,7 @@ def main(quiet: bool, verbose: bool) -> None:
     """Decide where the embedding tables of a recommendation model live, and train with it.
 
     \b
-    placer profile day_0.gz --format criteo --id-mapping hash --rows 1000000 -o profile
+    placer profile day_0.gz --log-format criteo --id-mapping hash --rows 1000000 -o profile
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
 
@@ -143,7 +143,9 @@ HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
 PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
 PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
 PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
-DATA_FORMAT = option(None, "Of --data; by default what the file's suffix says.", kind=_FORMATS)
+DATA_FORMAT = option(
+    None, "Of --data; by default what the suffix says.", "--log-format", kind=_FORMATS
+)
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -154,7 +156,7 @@ BUNDLE: Any = None  # Of a dataclass whose fields are options.
 def profile(
     logs: Texts = argument(...),
     log_format: Any = option(
-        None, "By default what the suffix says.", "--format", kind=_ANY_FORMAT
+        None, "By default what the suffix says.", "--log-format", kind=_ANY_FORMAT
     ),
     options: LogOptions = BUNDLE,
     infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
@@ -163,8 +165,8 @@ def profile(
     optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Of the sample.", least=0),
-    samples: Count = option(None, "Samples of the log, for --format counts.", least=1),
-    output: Output = option("table", "How the result is printed.", "--report"),
+    samples: Count = option(None, "Samples of the log, for --log-format counts.", least=1),
+    output: Output = OUTPUT,
     like: File = option(
         None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
     ),
@@ -177,9 +179,9 @@ def profile(
     \b
     placer profile clicks.csv --infer schema.toml
     placer profile clicks.csv --schema schema.toml -o profile
-    placer profile train.tsv --format criteo --id-mapping hash --rows 1000000 -o profile
+    placer profile train.tsv --log-format criteo --id-mapping hash --rows 1000000 -o profile
     placer profile clicks.parquet --id-mapping vocabulary --min-count 5 -o profile
-    placer profile counts.parquet --format counts --samples 1000000000 -o profile
+    placer profile counts.parquet --log-format counts --samples 1000000000 -o profile
     placer profile tuesday.tsv --like profile -o tuesday
     """
     if folder is None and infer is None:
@@ -197,7 +199,7 @@ def profile(
         from placer.profile.from_counts import profile_counts
 
         if samples is None or infer is not None or folder is None:
-            raise click.UsageError("--format counts needs --samples, the log's, and -o")
+            raise click.UsageError("--log-format counts needs --samples, the log's, and -o")
         dim = dims_of(dims, {}).get("*", 64)
         result = profile_counts(logs, samples=samples, dim=dim, **tables)
     else:
@@ -388,7 +390,9 @@ def fleet(
     with report.stoppable() as stop, report.progress_bar("machines") as update:
         problem_on = partial(options.problem_on, loaded)
         limits, prices = asked.limits(stop), asked.prices(names)
-        rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
+        workers = asked.workers or machines.usable_workers(len(names))
+        known = names, problem_on, *searched, limits, prices
+        rows = machines.fleet(*known, workers=workers, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
     report.draw(solver_reports.plot_fleet, (rows, answer), plot)
     report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)

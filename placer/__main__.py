@@ -24,10 +24,13 @@ class _ModulesBesidePlacer:
         return PathFinder.find_spec(name, [cls.folder]) if name in _BESIDE else None
 
 
+# Not in `main`: processes that the command starts import this module and do not call it.
+if _ModulesBesidePlacer not in sys.meta_path:
+    sys.meta_path.insert(0, _ModulesBesidePlacer)
+
+
 def main() -> None:
     """Run the command line of this installation."""
-    if _ModulesBesidePlacer not in sys.meta_path:
-        sys.meta_path.insert(0, _ModulesBesidePlacer)
     from cli import main as command
 
     command(prog_name="placer")

@@ -3,10 +3,12 @@
 For `cli.py` alone, which is the only one that imports click through it.
 """
 
+import errno
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -14,6 +16,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from placer.data.names import FORMATS
 from placer.default_options import default_options
 from placer.errors import PlacerError
 from placer.files import check_place
@@ -30,6 +33,10 @@ _SOURCES = {
 }
 
 
+_EARLIER = {"--data-format": "--log-format", "--report": "--format"}
+"""Options that had another name in 0.1.0."""
+_LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` is a result as CSV.
+
 _STAGING = "placer.staging"
 
 
@@ -44,6 +51,15 @@ def _staging(context: click.Context | None) -> Any:
     return context.meta[_STAGING]
 
 
+def _check_length(kind: click.Path, value: Any) -> None:
+    """Refuse a name that no file system of this machine takes."""
+    try:
+        os.lstat(value)
+    except (OSError, ValueError, TypeError) as error:
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+            kind.fail(f"{str(value)[:40]}... is too long for the name of a file")
+
+
 class InputPath(click.Path):
     """A plan, a profile or a small file: of this machine, or at a URI of a store."""
 
@@ -53,6 +69,7 @@ class InputPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and "://" in value:
             return _staging(ctx).input(value)
+        _check_length(self, value)
         return super().convert(value, param, ctx)
 
 
@@ -63,6 +80,7 @@ class _LocalPath(click.Path):
         if isinstance(value, str) and "://" in value:
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        _check_length(self, value)
         return super().convert(value, param, ctx)
 
 
@@ -240,6 +258,20 @@ class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
         return items or ([CompletionItem(incomplete, type="file")] if self._files else [])
 
 
+def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
+    """The words of a command line, options that had another name as they are called now."""
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        flag, equals, value = word.partition("=")
+        now = _EARLIER.get(flag, flag)
+        if command == "profile" and flag == "--format" and (value or following) in _LOG_FORMATS:
+            now = "--log-format"
+        if now != flag:
+            from placer.report.console import print_stderr
+
+            print_stderr(f"{flag} is called {now} now")
+        yield now + equals + value
+
+
 class Commands(click.Group):
     """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
 
@@ -247,6 +279,12 @@ class Commands(click.Group):
         with one_line_errors():
             context.default_map = default_options(self._options(), os.environ)
             return super().invoke(context)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, list(_renamed(name, rest))
 
     def _options(self) -> dict[str, dict[str, str]]:
         """The parameter of each option of each command, by the option's name without dashes."""

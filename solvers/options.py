@@ -166,6 +166,9 @@ class FleetOptions:
 
     steps: int = option(5, "Of search, on each machine.", least=0)
     time_limit: float = option("1min", "Of each machine.", kind=Seconds())
+    workers: int = option(
+        0, "Processes, each with the workload in memory; 0: as many as cores.", least=0
+    )
     within: float = option("24h", "Time for a billion samples.", kind=Seconds())
     price: str | None = option(
         None, "Dollars an hour: h100=2.5 of a GPU, 8xh100=20 of a machine; or a file of these."

@@ -46,7 +46,8 @@ class Limits:
     gap : float
         Relative gap at which a plan counts as optimal.
     seed : int
-        Of everything random; equal seeds give equal plans where no time limit is hit.
+        Of everything random; equal seeds give equal plans where no stage of the search ends by
+        its share of the time limit.
     threads : int
         Of the backend; 0 lets it use every core.
     max_steps : int or None

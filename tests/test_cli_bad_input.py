@@ -70,7 +70,7 @@ def test_a_second_file_without_a_column_of_the_first(workbench: Workbench, tmp_p
     (tmp_path / "log").mkdir()
     pq.write_table(table, tmp_path / "log" / "0.parquet")
     pq.write_table(table.drop_columns(["C7"]), tmp_path / "log" / "1.parquet")
-    line = profile_of(tmp_path, tmp_path / "log", "--format", "parquet")
+    line = profile_of(tmp_path, tmp_path / "log", "--log-format", "parquet")
     assert f"{tmp_path / 'log' / '1.parquet'} has no column 'C7'" in line
 
 
@@ -364,3 +364,14 @@ def test_help_is_not_needed_to_see_which_formats_there_are(tmp_path: Path) -> No
     (tmp_path / "log.parquet").write_text("no Parquet")
     line = profile_of(tmp_path, tmp_path / "log.parquet")
     assert f"cannot read {tmp_path / 'log.parquet'} as Parquet" in line
+
+
+def test_a_name_that_is_too_long() -> None:
+    for line in (
+        ("show", "x" * 300),
+        ("verify", "x/" * 3000),
+        ("topology", "--hbm", "1GiB", "y" * 300),
+    ):
+        result = invoke(*line)
+        assert result.exit_code in (1, 2)
+        assert "did not expect" not in result.stderr

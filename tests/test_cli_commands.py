@@ -45,7 +45,7 @@ def test_profile(workbench: Workbench, tmp_path: Path) -> None:
 
 
 def test_a_profile_of_parquet_is_that_of_the_text(workbench: Workbench, tmp_path: Path) -> None:
-    result = succeed("profile", workbench.parquet, "--report", "csv", "-o", tmp_path / "p")
+    result = succeed("profile", workbench.parquet, "--format", "csv", "-o", tmp_path / "p")
     rows = rows_of(result.stdout)
     assert [row["table"] for row in rows] == [f"C{number}" for number in range(1, 27)]
     by_text = placer.Profile.load(workbench.profile)
@@ -74,10 +74,10 @@ def test_counts_made_elsewhere_become_a_profile(tmp_path: Path) -> None:
 
     counts = {"table": ["a", "a", "b"], "id": [0, 3, 1], "count": [5, 2, 9]}
     pq.write_table(pa.table(counts), tmp_path / "counts.parquet")
-    arguments = ("profile", tmp_path / "counts.parquet", "--format", "counts")
+    arguments = ("profile", tmp_path / "counts.parquet", "--log-format", "counts")
     refused = invoke(*arguments, "-o", tmp_path / "p")
     assert refused.exit_code == 2
-    assert "--format counts needs --samples" in refused.stderr
+    assert "--log-format counts needs --samples" in refused.stderr
     succeed(*arguments, "--samples", "9", "-o", tmp_path / "p")
     assert [profile.table.rows for profile in placer.Profile.load(tmp_path / "p")] == [4, 2]
 
@@ -85,7 +85,7 @@ def test_counts_made_elsewhere_become_a_profile(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_merged_profiles_are_that_of_the_whole_log(workbench: Workbench, tmp_path: Path) -> None:
     lines = workbench.log.read_text().splitlines(keepends=True)
-    hashed = ("--id-mapping", "hash", "--rows", "500", "--report", "csv")
+    hashed = ("--id-mapping", "hash", "--rows", "500", "--format", "csv")
     for name, part in {"a": lines[:600], "b": lines[600:], "all": lines}.items():
         (tmp_path / f"{name}.tsv").write_text("".join(part))
         whole = succeed("profile", tmp_path / f"{name}.tsv", *hashed, "-o", tmp_path / name)
@@ -278,3 +278,29 @@ def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], message: str) -> No
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_one_name_for_the_format_of_results_and_one_for_that_of_logs() -> None:
+    shown = {name: succeed(name, "--help").stdout for name in COMMANDS}
+    for name, text in shown.items():
+        assert "--data-format" not in text
+        for line in re.findall(r"^ +--format .*$", text, re.MULTILINE):
+            assert re.search(r"\[table\|json(\|csv)?\]", line), f"{name}: {line}"
+    readers = ("demo", "profile", "report", "simulate", "train")
+    assert [name for name in sorted(shown) if "--log-format" in shown[name]] == list(readers)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        (("--format", "parquet"), "--format is called --log-format"),
+        (("--format=parquet",), "--format is called --log-format"),
+        (("--report", "json"), "--report is called --format"),
+    ],
+)
+def test_earlier_names_of_options_are_taken(
+    earlier: tuple[str, ...], now: str, workbench: Workbench, tmp_path: Path
+) -> None:
+    done = succeed("profile", workbench.parquet, *earlier, "-o", tmp_path / "p")
+    assert now in done.stderr
+    assert done.stdout.startswith("{") == ("json" in earlier)

@@ -54,7 +54,7 @@ def test_the_road_of_two_days(workbench: Workbench, tuesday: Path, tmp_path: Pat
     trained = result("train", "--plan", plan, "--data", workbench.log, "--checkpoints", run)
 
     shown = json.loads(succeed("profile", tuesday, "--like", first, "-o", second,
-                               "--report", "json").stdout)  # fmt: skip
+                               "--format", "json").stdout)  # fmt: skip
     replanned = invoke("replan", "--from", plan, "--profile", second, "-o", new)
     goes_on = ("train", "--data", tuesday, "--checkpoints", run, "--resume")
     message = fail(*goes_on, "--plan", new)

@@ -82,7 +82,7 @@ compare --workload random-3@7 --topology 2xt4 --solvers greedy-size,greedy-cost
 replan --from plan.json --workload random-3@7 --topology 1xt4 --time-limit 0.2 -o next.json
 diff plan.json next.json
 whatif --workload random-3@7 --topology 2xt4 --time-limit 0.2
-profile log.tsv --format criteo --id-mapping hash --rows 9 -o profile
+profile log.tsv --log-format criteo --id-mapping hash --rows 9 -o profile
 plan --profile profile --topology 2xt4 --solver greedy-cost -o own.json
 """
 

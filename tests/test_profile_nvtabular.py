@@ -66,7 +66,7 @@ def test_counts_of_categories(tmp_path: Path) -> None:
 def test_the_command_takes_the_folder(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     write(tmp_path / "made", "item", [{"a": 3}])
-    succeed("profile", tmp_path / "made", "--format", "counts", "--samples", "3",
+    succeed("profile", tmp_path / "made", "--log-format", "counts", "--samples", "3",
             "-o", tmp_path / "profile")  # fmt: skip
     assert Profile.load(tmp_path / "profile")["item"].table.rows == 4
 

@@ -403,10 +403,18 @@ class TestIlp(SearchContract):
     name = "ilp"
 
     @pytest.mark.slow
-    def test_equal_seeds_give_equal_answers_of_cp_sat(self) -> None:
+    def test_equal_seeds_and_steps_give_equal_answers_of_cp_sat(self) -> None:
+        """With steps, neither the search before CP-SAT nor CP-SAT itself ends by the clock."""
+        limits = Limits(time_limit_s=3600.0, gap=GAP, seed=3, threads=1, max_steps=40)
         problem = PROBLEMS["more gpus than tables"]()
-        one, two = (self.solve(problem, time_limit_s=60.0) for _ in range(2))
-        assert one.stats["cp_sat_status"] == "OPTIMAL", "choose a problem that needs CP-SAT"
+        one, two = (solver(self.name).solve(problem, Roofline(), limits) for _ in range(2))
+        greedy_s, exact_s = one.stats["greedy_s"], one.stats["exact_s"]
+        assert isinstance(greedy_s, float)
+        assert isinstance(exact_s, float)
+        assert exact_s < greedy_s, "choose a problem that needs CP-SAT"
+        assert one.termination.limit == "steps"
+        for stat in ("searched_s", "variables", "cp_sat_status", "exact_s", "moves"):
+            assert one.stats[stat] == two.stats[stat], stat
         assert_same(one, two)
 
 

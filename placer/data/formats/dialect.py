@@ -37,7 +37,9 @@ def sniff(file: str, start: bytes) -> Format:
     if start.lstrip()[:1] == b"{":
         return "jsonl"
     if b"\0" in start[:4096]:
-        raise DataError(f"{shown(file)} is no text and of no known format; name it with --format")
+        raise DataError(
+            f"{shown(file)} is no text and of no known format; name it with --log-format"
+        )
     line = start.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
     fields = line.split("\t")
     criteo = len(DENSE) + len(CATEGORIES)
@@ -70,8 +72,8 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     separator = layout.separator or ("\t" if format == "tsv" else _separator(file, lines))
     quotes = layout.quotes
     if quotes is None:
-        quotes = len(separator) == 1 and _quotes(lines, separator)
-    if quotes and len(separator) > 1:
+        quotes = len(separator.encode()) == 1 and _quotes(lines, separator)
+    if quotes and len(separator.encode()) > 1:
         raise DataError(
             f"{shown(file)}: fields between {separator!r} cannot stand in quotes; "
             "say that quotes are plain characters (--no-quotes)"
@@ -155,7 +157,7 @@ def _separator(file: str, lines: list[str]) -> str:
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
-            "with --separator, or the format with --format"
+            "with --separator, or the format with --log-format"
         )
     return best
 

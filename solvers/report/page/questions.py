@@ -11,7 +11,7 @@ QUESTION_FLAGS = {
     "whatif": "--whatif",
     "solver": "--solver",
     "data": "--data",
-    "data_format": "--data-format",
+    "data_format": "--log-format",
     "batches": "--batches",
     "windows": "--windows",
     "explained": "explained --explain",
