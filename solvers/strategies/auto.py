@@ -24,6 +24,7 @@ from solvers.strategies._stages import (
     iterated,
     linear_program,
     neighbourhoods,
+    single_shards,
 )
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
@@ -47,6 +48,8 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
+    single_shards_places : int
+        Tables × GPUs up to which the bound of single shards is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`, and annealing leaves the best
         plan behind at times: beyond, it looks around it, and begins sooner.
@@ -72,6 +75,7 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
+    single_shards_places: int = 500
     large_greedy_share: float = 0.4
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
@@ -100,11 +104,13 @@ class Auto(StagedStrategy):
         small, few = places <= p.linear_program_places, places <= p.few_places
         greedy_share = p.greedy_share if few else p.large_greedy_share
         annealed = p.annealing if few else p.large_annealing
+        single = places <= p.single_shards_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("shards", lambda s: single_shards(s, p.linear_program_share), single),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
