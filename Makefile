@@ -8,7 +8,7 @@ ENGINES := $(VENV)/.engines
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format bench bench-gpu clean
+.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -72,6 +72,10 @@ coverage: setup
 # Changed files of every format, for an hour; those that are not handled go to tests/fuzz/corpus.
 fuzz: setup
 	$(BIN)/python tests/fuzz/fuzz_run.py --seconds $(or $(SECONDS),3600)
+
+# Two ranks, one of which is killed, stopped or ends at each phase of a step and of a checkpoint.
+lost-ranks: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tests/ranks/lost_ranks_run.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -3,6 +3,7 @@
 For `cli.py` alone, which is the only one that imports click through it.
 """
 
+import errno
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +51,15 @@ def _staging(context: click.Context | None) -> Any:
     return context.meta[_STAGING]
 
 
+def _check_length(kind: click.Path, value: Any) -> None:
+    """Refuse a name that no file system of this machine takes."""
+    try:
+        os.lstat(value)
+    except (OSError, ValueError, TypeError) as error:
+        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+            kind.fail(f"{str(value)[:40]}... is too long for the name of a file")
+
+
 class InputPath(click.Path):
     """A plan, a profile or a small file: of this machine, or at a URI of a store."""
 
@@ -59,6 +69,7 @@ class InputPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and "://" in value:
             return _staging(ctx).input(value)
+        _check_length(self, value)
         return super().convert(value, param, ctx)
 
 
@@ -69,6 +80,7 @@ class _LocalPath(click.Path):
         if isinstance(value, str) and "://" in value:
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        _check_length(self, value)
         return super().convert(value, param, ctx)
 
 

@@ -364,3 +364,14 @@ def test_help_is_not_needed_to_see_which_formats_there_are(tmp_path: Path) -> No
     (tmp_path / "log.parquet").write_text("no Parquet")
     line = profile_of(tmp_path, tmp_path / "log.parquet")
     assert f"cannot read {tmp_path / 'log.parquet'} as Parquet" in line
+
+
+def test_a_name_that_is_too_long() -> None:
+    for line in (
+        ("show", "x" * 300),
+        ("verify", "x/" * 3000),
+        ("topology", "--hbm", "1GiB", "y" * 300),
+    ):
+        result = invoke(*line)
+        assert result.exit_code in (1, 2)
+        assert "did not expect" not in result.stderr

@@ -18,7 +18,6 @@ from torch import nn
 from training_cases import plan_for
 from training_ranks_cases import (
     CASES,
-    DEATHS,
     LOG,
     REFUSALS,
     full_disk,
@@ -34,9 +33,6 @@ from ranks_launcher import Job, Outcomes, run
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import TrainResult, train
-
-KILLS = {"training": 1, "bringing rows": 1, "writing": 0}
-"""Where a rank is killed, and which."""
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -58,23 +54,6 @@ def close(one: Path, two: Path, tolerance: float = 2e-5) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def killed(folder: Path) -> dict[str, list[tuple[int, str]]]:
-    """Exit status and output of each rank, where one is killed."""
-    tests = str(Path(__file__).parent)
-    result = subprocess.run(
-        [sys.executable, "-c", DEATHS, tests, folder, *KILLS, "hanging"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    ends: dict[str, list[tuple[int, str]]] = json.loads(result.stdout)
-    return ends
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +81,6 @@ def outcomes(folder: Path, alone: dict[str, TrainResult]) -> Outcomes:
     jobs += [(what, refuses, (what,)) for what in REFUSALS]
     jobs.append(("full disk", full_disk, (folder / "full",)))
     return run(2, jobs)
-
-
-@pytest.fixture(scope="module")
-def continued(folder: Path, killed: dict[str, list[tuple[int, str]]]) -> Outcomes:
-    """What the jobs whose rank was killed make of their checkpoints."""
-    first = next(iter(CASES.values()))
-    return run(2, [(where, goes_on, (first, folder / where)) for where in KILLS])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -152,37 +124,6 @@ def test_ctrl_c_on_one_rank_stops_all_and_saves(folder: Path, outcomes: Outcomes
         ends.add(stopped.steps)
     assert len(ends) == 1
     assert same(tensors(folder / "stopped"), uninterrupted(folder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", KILLS)
-def test_a_killed_rank_ends_the_job_and_its_checkpoint_goes_on(
-    where: str,
-    folder: Path,
-    killed: dict[str, list[tuple[int, str]]],
-    outcomes: Outcomes,
-    continued: Outcomes,
-) -> None:
-    victim = KILLS[where]
-    assert killed[where][victim][0] == -signal.SIGKILL
-    code, message = killed[where][1 - victim]
-    assert code == 1, message
-    assert f"placer: rank {1 - victim} of 2: exchanging " in message
-    assert "Another rank died" in message
-    whole = outcomes.of(next(iter(CASES)))[0]
-    for rest in continued.of(where):
-        assert rest.losses == whole.losses[4:]
-        assert rest.auc == whole.auc
-    assert same(tensors(folder / where), uninterrupted(folder))
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_job_after_the_timeout(
-    killed: dict[str, list[tuple[int, str]]],
-) -> None:
-    code, message = killed["hanging"][0]
-    assert code == 1, message
-    assert "Another rank died, or did not come within 8 s" in message
 
 
 def test_a_run_goes_on_with_more_ranks_or_fewer(

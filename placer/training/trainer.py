@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +19,7 @@ from placer.data.log import Chunk
 from placer.errors import BackendError, PlacerError, ProblemError
 from placer.executor import BagBatch, PreparedBatch
 from placer.executor.distributed import ShardedBatch
+from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm
@@ -143,10 +145,12 @@ class Trainer:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            rank = dist.get_rank()
+            lost = words_on_lost(rank, range(self._world))
             raise BackendError(
-                f"adding up the ranks' gradients failed: {reason}. Another rank died, or did not "
-                "come in time; see the output of the others, and resume from the last checkpoint"
+                f"rank {rank} of {self._world}: adding up the gradients of dense layers failed: "
+                f"{reason_of(error)}. {lost} died, or did not come in time; see the output of all "
+                "ranks, and start again from the last checkpoint"
             ) from error
 
     @torch.no_grad()

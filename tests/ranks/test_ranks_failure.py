@@ -46,7 +46,7 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
 def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=_train, args=(r, 2, folder, dies)) for r in range(2)]
+        ranks = [context.Process(target=_train, args=(r, 3, folder, dies)) for r in range(3)]
         for process in ranks:
             process.start()
         try:
@@ -57,5 +57,5 @@ def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
             for process in ranks:
                 process.kill()
                 process.join()
-    assert said.startswith("step 2: rank 0 of 2: exchanging gradients failed: ")
-    assert f"Another rank died, or did not come within {TIMEOUT_S:g} s" in said
+    assert said.startswith("step 2: rank 0 of 3: exchanging gradients failed: ")
+    assert f"Rank 1 died, or did not come within {TIMEOUT_S:g} s" in said

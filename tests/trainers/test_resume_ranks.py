@@ -53,7 +53,7 @@ def test_resumed_runs_are_equal(tmp_path: Path) -> None:
         left = torch.load(tmp_path / f"{rank}.pt")
         assert len(left) == 3
         for name, (whole, resumed) in left.items():
-            if name == "accelerate False":  # Of the tables' rows a few differ in the last bit.
+            if name == "accelerate False":  # The row caches begin anew.
                 torch.testing.assert_close(resumed, whole, rtol=1e-5, atol=1e-7)
             else:
                 assert_same(resumed, whole)

@@ -148,7 +148,7 @@ def _table(
 ) -> pa.Table:
     """Lines as columns; those in `types` alone, or all, of types that Arrow infers."""
     separator = layout.separator or ","
-    if len(separator) > 1:
+    if len(separator.encode()) > 1:
         data = bytes(data).replace(separator.encode(), _UNIT.encode())
     return csv.read_csv(
         pa.py_buffer(data),
@@ -157,7 +157,7 @@ def _table(
             column_names=list(names), use_threads=False, block_size=len(data) + 1
         ),
         parse_options=csv.ParseOptions(
-            delimiter=_UNIT if len(separator) > 1 else separator,
+            delimiter=_UNIT if len(separator.encode()) > 1 else separator,
             quote_char='"' if layout.quotes else False,
             # Which makes Arrow parse twice.
             newlines_in_values=multiline,

@@ -72,8 +72,8 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     separator = layout.separator or ("\t" if format == "tsv" else _separator(file, lines))
     quotes = layout.quotes
     if quotes is None:
-        quotes = len(separator) == 1 and _quotes(lines, separator)
-    if quotes and len(separator) > 1:
+        quotes = len(separator.encode()) == 1 and _quotes(lines, separator)
+    if quotes and len(separator.encode()) > 1:
         raise DataError(
             f"{shown(file)}: fields between {separator!r} cannot stand in quotes; "
             "say that quotes are plain characters (--no-quotes)"

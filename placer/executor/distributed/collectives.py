@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
 
 Kind = Literal[
     "header",
@@ -27,6 +28,14 @@ Kind = Literal[
 """What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
 these); pooled rows; their gradients; how many replicated rows were touched, and their summed
 gradients; Σ g² of column-sliced rows; checkpoints."""
+
+
+_WORDS: dict[Kind, str] = {
+    "header": "sizes and agreements",
+    "outputs": "pooled rows",
+    "state": "rows of a checkpoint",
+}
+"""Phases as a message names them, where the kind alone would not say enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,7 @@ class Communicator:
             use_local_synchronization=group is not dist.group.WORLD,
         )
         self.rank = dist.get_rank(self._group)
+        self._members = members
         self.world = len(members)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
 
@@ -177,11 +187,11 @@ class Communicator:
 
     def _failure(self, kind: Kind, error: RuntimeError) -> BackendError:
         seconds = self.timeout.total_seconds()
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        lost = words_on_lost(self.rank, self._members)
         return BackendError(
-            f"rank {self.rank} of {self.world}: exchanging {kind} failed: {reason}. Another rank "
-            f"died, or did not come within {seconds:g} s; see the output of the others, and start "
-            "again from the last checkpoint"
+            f"rank {self.rank} of {self.world}: exchanging {_WORDS.get(kind, kind)} failed: "
+            f"{reason_of(error)}. {lost} died, or did not come within {seconds:g} s; "
+            "see the output of all ranks, and start again from the last checkpoint"
         )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from placer.errors import BackendError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.sharded_batch import ShardedBatch
+from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import tensors_of
 from placer.executor.streams import recorded
@@ -51,7 +51,7 @@ class InputsAhead:
         self.comm: Communicator | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
-        self._lost: BackendError | None = None
+        self._lost: Exception | None = None
 
     def send(self, batch: BagBatch, training: bool = True) -> SentBatch:
         """Begin a batch's exchange; `arrived` waits for it."""
@@ -111,6 +111,7 @@ class InputsAhead:
                 if made is not None:
                     self._stream.wait_event(made)
                 return self._inputs(batch, training), recorded()
-        except BackendError as error:
-            self._lost = error
+        except Exception as error:
+            if not on_every_rank(error):
+                self._lost = error
             raise

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
 
-from placer.errors import DataError
+from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.lookups.bag_batch import BagBatch
 
 _Prepared = TypeVar("_Prepared", covariant=True)
@@ -53,7 +53,8 @@ def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generato
     and its rows on their way; over many ranks, the ids of batch t + 2 are on their way to the
     ranks that hold their rows. Training is exact all the same: rows that batch t updates are read
     by batch t + 1 as they are after the update. An error that reading or preparing a batch
-    raises comes when that batch's turn has come, after the steps before it.
+    raises comes when that batch's turn has come, after the steps before it; over many ranks one
+    that not all of them meet comes at once.
 
     Parameters
     ----------
@@ -90,15 +91,20 @@ def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generato
     """
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
     items = _checked(batches)
+    shared = send is not None
     if send is not None:
-        items = _behind(items, send)
-    return _behind(items, embeddings.prefetch)
+        items = _behind(items, send, shared)
+    return _behind(items, embeddings.prefetch, shared)
 
 
 def _behind(
-    source: Generator[Any, None, None], work: Callable[[Any], Any]
+    source: Generator[Any, None, None], work: Callable[[Any], Any], shared: bool
 ) -> Generator[Any, None, None]:
-    """The items, each with the work done, and that of the next one done before it is yielded."""
+    """The items, each with the work done, and that of the next one done before it is yielded.
+
+    An error waits for its turn, but not one that this rank alone has met of many (`shared`): the
+    others wait for it before they take the step before.
+    """
     ready: deque[Any] = deque()
     failure: Exception | None = None
     with closing(source):
@@ -113,6 +119,8 @@ def _behind(
             except StopIteration:
                 break
             except Exception as error:
+                if shared and not on_every_rank(error):
+                    raise
                 failure = error
                 break
             ready.append(item)
@@ -122,6 +130,15 @@ def _behind(
             yield ready.popleft()
         if failure is not None:
             raise failure
+
+
+def on_every_rank(error: Exception) -> bool:
+    """Whether an error of the exchange of a batch has come on every rank, which all go on.
+
+    >>> on_every_rank(DataError("an id is negative")), on_every_rank(ValueError())
+    (True, False)
+    """
+    return isinstance(error, PlacerError) and not isinstance(error, BackendError)
 
 
 def _checked(batches: Iterable[Any]) -> Generator[Any, None, None]:

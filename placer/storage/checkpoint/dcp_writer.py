@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from placer.errors import BackendError, CheckpointError
+from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
 from placer.files import FileRecord, HashedFile
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, rounds_of
@@ -108,11 +109,11 @@ def _raise_lost(error: RuntimeError, planner: "_Planner") -> NoReturn:
     """Raise what is known of a process that no longer answers."""
     if isinstance(planner.lost, BackendError):
         raise planner.lost from error
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    lost = words_on_lost(planner.rank, planner.members)
     raise BackendError(
         f"rank {planner.rank} of {planner.world}: exchanging what ranks have written failed: "
-        f"{reason}. Another rank died, or did not come in time; see the output of the others, and "
-        "start again from the last checkpoint"
+        f"{reason_of(error)}. {lost} died, or did not come in time; see the output of all ranks, "
+        "and start again from the last checkpoint"
     ) from error
 
 
@@ -136,6 +137,8 @@ class _Planner(SavePlanner):
     def __init__(self, named: Sequence[NamedTables], tensors: Mapping[Name, AnyTensor]) -> None:
         tables = named[0].tables if named else None
         self.rank, self.world = (tables.rank, tables.world) if tables else (0, 1)
+        group = tables.group if tables else None
+        self.members = [0] if group is None else dist.get_process_group_ranks(group)
         self.lost: BaseException | None = None
         self._rounds = rounds_of(named)
         self._next = 0

@@ -1,0 +1,87 @@
+"""Which ranks are lost: those that do not say that they, too, have found the job broken."""
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+WAIT_S = 5.0
+"""How long the words of other ranks are waited for, in seconds: with a hang, their timeouts end
+as far apart as the ranks had come to the exchange."""
+_POLL_S = 0.05
+_KEY = "placer found a rank lost: "
+
+
+def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> list[int]:
+    """Ranks of a group that are lost, as far as can be known; empty where nobody knows.
+
+    Every rank that finds an exchange broken calls this. It leaves a word in the store by which the
+    processes met, and waits until one other rank alone has left none. Of more than one, all are
+    given whose words are missing after `wait_s`; some of them may yet wait for an exchange
+    of their own. Where two ranks are all there are, the other one is lost.
+
+    Parameters
+    ----------
+    rank : int
+        This one's place in `members`.
+    members : sequence of int
+        The group's ranks, as the default group numbers them.
+
+    Returns
+    -------
+    list of int
+        Places in `members`.
+
+    Examples
+    --------
+    >>> lost_ranks(0, [0, 1])
+    [1]
+    """
+    others = [place for place in range(len(members)) if place != rank]
+    if len(others) < 2:
+        return others
+    found: list[int] = []
+    # The store may have been in the lost process: what asks it might never come back.
+    asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
+    asking.start()
+    asking.join(wait_s + 1)
+    return list(found)
+
+
+def words_on_lost(rank: int, members: Sequence[int]) -> str:
+    """The beginning of a sentence on the lost ranks: ``Rank 1``, ``Ranks 1, 2``.
+
+    >>> words_on_lost(1, [0, 1])
+    'Rank 0'
+    """
+    lost = lost_ranks(rank, members)
+    if not lost:
+        return "Another rank"
+    return f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+
+
+def reason_of(error: Exception) -> str:
+    """What a failed collective says, less the place in its source and its advice.
+
+    >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
+    'Connection closed'
+    """
+    first = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first) or type(error).__name__
+
+
+def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
+    """Leave a word, and put the places of those without one into `found`."""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(_KEY + str(members[rank]), "1")
+        silent = [place for place in range(len(members)) if place != rank]
+        until = time.monotonic() + wait_s
+        while len(silent) > 1 and time.monotonic() < until:
+            silent = [p for p in silent if not store.check([_KEY + str(members[p])])]
+            time.sleep(_POLL_S)
+    except (RuntimeError, ValueError):  # The store is gone, or there never was one.
+        return
+    found[:] = silent
