@@ -34,6 +34,7 @@ from solvers.bounds.feasibility import impossible
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import least
 from solvers.bounds.linear_program import lp_bound
+from solvers.bounds.phase_program import phase_bound
 from solvers.model.instance import Instance, TableShard
 from solvers.model.knapsack import (
     BYTES,
@@ -310,6 +311,16 @@ def test_the_linear_bound_is_below_the_best_plan(kind: str, solved: list[Solved]
         found = lp_bound(instance, time_limit_s=600)
         assert found is not None
         assert found.step_time_s + instance.fixed_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
+
+
+def test_the_bound_of_single_shards_is_below_the_best_plan(kind: str, solved: list[Solved]) -> None:
+    """Where GPUs cost the same; there is none elsewhere."""
+    for number, case in enumerate(solved):
+        instance = Instance(case.problem, Roofline())
+        price = lagrangian_bound(instance).price_s_per_byte
+        bound_s = phase_bound(instance, price, time_limit_s=3600)
+        assert bound_s is None or len(instance.kinds) == 1
+        assert (bound_s or 0.0) <= case.best_s * (1 + 1e-9), f"{kind} {number}"
 
 
 def test_what_is_called_impossible_is(kind: str, solved: list[Solved]) -> None:

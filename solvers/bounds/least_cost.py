@@ -20,7 +20,7 @@ def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Flo
     -------
     float, and float64 of shape (m,)
     """
-    bytes_, times = _points(curve, curve.gpu_s[None], np.array([curve.split_s]), hbm_bytes)
+    bytes_, times = points_within(curve, curve.gpu_s[None], np.array([curve.split_s]), hbm_bytes)
     if not bytes_.size:
         return float("inf"), np.full(prices.shape, np.inf)
     return float(times.min()), (times + prices[:, None] * bytes_).min(axis=1)
@@ -39,13 +39,13 @@ def least_weighed(curve: CostCurve, hbm_bytes: float, weights: Float, prices: Fl
     float64, shape (m,)
         Seconds.
     """
-    bytes_, phase_s = _points(curve, curve.phase_s, curve.split_phase_s, hbm_bytes)
+    bytes_, phase_s = points_within(curve, curve.phase_s, curve.split_phase_s, hbm_bytes)
     costs = weights @ phase_s + prices[:, None] * bytes_
     cheapest: Float = costs.min(axis=1, initial=np.inf)
     return cheapest
 
 
-def _points(
+def points_within(
     curve: CostCurve, seconds: Float, split_s: Float, hbm_bytes: float
 ) -> tuple[Float, Float]:
     """Bytes, shape (k,), and seconds, shape (rows, k), of all of a curve that fits.

@@ -123,7 +123,7 @@ class TableChoices:
         replica_s, replica_bytes = self._replicas(option)
         longest_s = float(replica_s.max())
         parts, least_s = [], []
-        for shard, times in _distinct(self.instance.shards(self.table, option)):
+        for shard, times in distinct_shards(self.instance.shards(self.table, option)):
             points = {
                 group: curve_points
                 for group in self.serving
@@ -168,7 +168,7 @@ class TableChoices:
         return np.array([c.gpu_s[0] for c in curves]), np.array([c.hbm_bytes[0] for c in curves])
 
 
-def _distinct(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
+def distinct_shards(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
     """Shards that cost different amounts, and how many cost as much, or more.
 
     Column slices of one width are alike. Thin row slices differ only in which of the hottest ranks

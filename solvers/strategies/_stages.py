@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from solvers.bounds.linear_program import lp_bound
+from solvers.bounds.phase_program import phase_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import ShardingOption
@@ -122,6 +123,22 @@ def linear_program(search: Search, share: float) -> Assignment | None:
         bound_s = lifted.step_time_s + search.instance.fixed_s
         search.bound_s = max(search.bound_s, bound_s)
         search.stats["lp_bound_s"] = bound_s
+    return None
+
+
+def single_shards(search: Search, share: float) -> Assignment | None:
+    """Lift the bound by the longest shards of each phase; it places nothing."""
+    if search.best is None:
+        return None
+    bound_s = phase_bound(
+        search.instance,
+        search.lagrangian.price_s_per_byte,
+        time_limit_s=search.clock.part(share).left_s,
+        stop=search.clock.limits.stop,
+    )
+    if bound_s is not None:
+        search.stats["phase_bound_s"] = bound_s
+        search.bound_s = max(search.bound_s, min(bound_s, search.best.step_time_s))
     return None
 
 

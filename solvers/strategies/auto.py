@@ -24,6 +24,7 @@ from solvers.strategies._stages import (
     iterated,
     linear_program,
     neighbourhoods,
+    single_shards,
 )
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
@@ -47,6 +48,8 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
+    single_shards_places : int
+        Tables × GPUs up to which the bound of single shards is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
     large_greedy_share : float
@@ -73,6 +76,7 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
+    single_shards_places: int = 500
     large_greedy_share: float = 0.4
     few_gpus: int = 8
     program_places: int = 1500
@@ -101,12 +105,14 @@ class Auto(StagedStrategy):
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
         greedy_share = p.greedy_share if few else p.large_greedy_share
+        single = places <= p.single_shards_places
         annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("shards", lambda s: single_shards(s, p.linear_program_share), single),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),

@@ -13,7 +13,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.strategies._base import Search, Stage, StagedStrategy
-from solvers.strategies._stages import cost_greedy, integer_program, iterated
+from solvers.strategies._stages import cost_greedy, integer_program, iterated, single_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class IlpParams:
         Share of the time for the local search before CP-SAT, and again after it.
     most_places : int
         Shards × GPUs beyond which a program takes longer to build than a search would gain.
+    bound_share : float
+        Share of the time for the bound of single shards.
+    bound_places : int
+        Tables × GPUs beyond which it is left out.
     polished_ratio : float
         CP-SAT's answer is polished if it is at most so many times as slow as the best plan.
     """
@@ -35,6 +39,8 @@ class IlpParams:
     greedy_share: float = 0.5
     search_share: float = 0.25
     most_places: int = 20_000
+    bound_share: float = 0.1
+    bound_places: int = 500
     polished_ratio: float = 1.01
     iterated: IteratedParams = field(default_factory=IteratedParams)
 
@@ -48,10 +54,11 @@ class Ilp(StagedStrategy):
         self.params = params
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """Greedy, iterated local search, CP-SAT."""
-        p = self.params
+        """Greedy, a closer bound, iterated local search, CP-SAT."""
+        p, places = self.params, instance.tables * instance.gpus
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
+            Stage("shards", lambda s: single_shards(s, p.bound_share), places <= p.bound_places),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated)),
             Stage("exact", self._exact),
         ]
