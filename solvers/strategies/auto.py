@@ -48,8 +48,10 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
+    single_shards_share : float
+        Of the bound of single shards.
     single_shards_places : int
-        Tables × GPUs up to which the bound of single shards is worth its time.
+        Tables × GPUs up to which it is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
     large_greedy_share : float
@@ -76,6 +78,7 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
+    single_shards_share: float = 0.2
     single_shards_places: int = 500
     large_greedy_share: float = 0.4
     few_gpus: int = 8
@@ -112,7 +115,7 @@ class Auto(StagedStrategy):
             Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
-            Stage("shards", lambda s: single_shards(s, p.linear_program_share), single),
+            Stage("shards", lambda s: single_shards(s, p.single_shards_share), single),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),

@@ -39,7 +39,7 @@ class IlpParams:
     greedy_share: float = 0.5
     search_share: float = 0.25
     most_places: int = 20_000
-    bound_share: float = 0.1
+    bound_share: float = 0.2
     bound_places: int = 500
     polished_ratio: float = 1.01
     iterated: IteratedParams = field(default_factory=IteratedParams)
