@@ -37,6 +37,7 @@ from placer.profile.locality import WindowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import key as cache_key
+from solvers.cache.entry import Entry
 from solvers.cache.key import key_of
 
 
@@ -319,6 +320,19 @@ def test_an_altered_plan_with_the_right_hash_is_still_looked_at(cache: PlanCache
         notes: list[str] = []
         assert BASE.solved(cache, notes).plan is not None
         assert words in notes[0]
+
+
+def test_a_plan_with_the_key_and_hash_of_another_search_is_not_taken(cache: PlanCache) -> None:
+    asked = replace(BASE, tier="dram")
+    key, notes = asked.key(), list[str]()
+    assert key is not None
+    cache.save(Entry(key, 60.0, BASE.solved(None)))
+    found = asked.solved(cache, notes)
+    assert "from_cache" not in found.stats
+    assert "not taken from the cache" in notes[0]
+    assert found.plan is not None
+    assert {shard.memory for shard in found.plan.shards} == {"dram"}
+    assert asked.solved(cache).stats["from_cache"]
 
 
 def test_a_folder_in_place_of_a_file_is_left_out(cache: PlanCache) -> None:

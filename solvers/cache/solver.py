@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cost_models import CostModel
+from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
+from placer.plan.plan import Plan
+from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.cache.entry import Entry
 from solvers.cache.folder import PlanCache
@@ -71,8 +74,13 @@ class CachedSolver:
             kept = None
         if kept is not None and kept.holds_for(limits.time_limit_s):
             found = _for(problem, kept.result)
-            self._note(_taken(found, cache))
-            return found
+            assert found.plan is not None, "others are not kept"
+            faults = violations(found.plan) + unmet(found.plan, problem.constraints)
+            if not faults:
+                self._note(_taken(found.plan, cache))
+                return found
+            # Only who writes the hash anew can make such a file.
+            self._note(f"not taken from the cache, as it is of no plan here: {faults[0].message}")
         result = self._solver.solve(problem, cost_model, limits)
         # Who edits the source while it searches has a plan of neither version.
         keep = result.plan is not None and result.termination.limit != "stop"
@@ -100,9 +108,8 @@ def _for(problem: Problem, kept: SolveResult) -> SolveResult:
     return replace(kept, plan=named, stats=kept.stats | {"from_cache": True})
 
 
-def _taken(found: SolveResult, cache: PlanCache) -> str:
-    assert found.plan is not None
+def _taken(plan: Plan, cache: PlanCache) -> str:
     return (
-        f"the plan is that of {found.plan.provenance.created}, from the cache in {cache.folder}; "
+        f"the plan is that of {plan.provenance.created}, from the cache in {cache.folder}; "
         "--no-cache searches anew"
     )
