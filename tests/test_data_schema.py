@@ -162,6 +162,9 @@ def test_a_larger_id_of_a_later_log_is_found_at_once(tmp_path: Path) -> None:
     pq.write_table(pa.table({"user": [1, 99]}), path)
     log = open_log(path, headroom=0.1)
     assert log.tables == {"user": 110}
+    for headroom in (1e9, float(1 << 63), float("inf"), float("nan")):
+        with pytest.raises(DataError, match=r"table 'user' .* headroom"):
+            open_log(path, headroom=headroom)
     pq.write_table(pa.table({"user": [1, 110]}), path)
     with pytest.raises(DataError, match=r"feature 'user' has ids up to 110, but .* rows 0..109"):
         open_log(path, encoding=log.encoding)

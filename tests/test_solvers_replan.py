@@ -178,6 +178,15 @@ def test_small_problems_keep_their_plans(problem: Problem) -> None:
     assert found.chosen.cost_s <= found.old_step_time_s * found.horizon_steps
 
 
+@pytest.mark.parametrize("steps", [-1, 10**400])
+def test_a_horizon_that_no_machine_runs_is_refused(steps: int) -> None:
+    problem = problem_of(zipf_table("t", 10))
+    old = solve(problem, "greedy-size").plan
+    assert old is not None
+    with pytest.raises(ProblemError, match="the horizon must be 0 to"):
+        replan(problem, MODEL, old, LIMITS, horizon_steps=steps)
+
+
 def test_drift_is_weighed_over_the_horizon() -> None:
     problem, old = before("serial")
     now = later(problem)

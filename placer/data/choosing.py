@@ -192,6 +192,11 @@ def _rows(table: str, largest: int, headroom: float) -> int:
             f"table {table!r} has id {largest}, too large for a row number; "
             "map it with id_mapping='hash' or 'vocabulary', or give rows="
         )
+    if not (largest + 1) * (1 + headroom) <= 2 * MAX_INFERRED_ROWS:
+        raise DataError(
+            f"table {table!r} has no more than {largest + 1} rows in the log, and a headroom of "
+            f"{headroom:g} times as many is too much; give less headroom, or rows="
+        )
     return largest + 1 + math.ceil((largest + 1) * headroom)
 
 

@@ -51,6 +51,8 @@ from solvers.search.moves import improve
 HORIZON_STEPS = 100_000
 """Steps that a new plan is trained with, by default."""
 
+_MOST_HORIZON_STEPS = 10**15
+
 KEEP = "keep"
 """Name of the candidate that leaves everything as it is."""
 
@@ -89,7 +91,7 @@ def replan(
     PlanError
         If `old` does not cover a table exactly once, or has a shard that is malformed.
     ProblemError
-        If the horizon is negative.
+        If the horizon is negative, or more than a machine will ever run.
 
     Examples
     --------
@@ -103,8 +105,10 @@ def replan(
     >>> replan(now, Roofline(), old).old_refused
     "the old plan uses gpu:1, which '1xt4' lacks"
     """
-    if horizon_steps < 0:
-        raise ProblemError(f"the horizon must be 0 steps or more, not {horizon_steps}")
+    if not 0 <= horizon_steps <= _MOST_HORIZON_STEPS:
+        raise ProblemError(
+            f"the horizon must be 0 to {_MOST_HORIZON_STEPS:,} steps, not {horizon_steps:,}"
+        )
     check_shards(old)
     limits = limits or Limits()
     search = _Replanning(problem, cost_model, old, limits)
