@@ -24,16 +24,19 @@ LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
 """Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
 
 _CLOSE_ENOUGH = 1e-3
-_CONSTRUCTION_SHARE = 0.3
-"""Of the time; the rest is for improvement."""
 
 
-def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
-    """The best of `TARGETS` and `LONGEST_SHARES`, improved; at least one is constructed."""
+def cost_greedy(
+    search: Search, share: float = 1.0, construction_share: float = 0.3
+) -> Assignment | None:
+    """The best of `TARGETS` and `LONGEST_SHARES`, improved; at least one is constructed.
+
+    Of its share of the time, construction takes a share and improvement the rest.
+    """
     clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
-    for assignment in _constructed(search, clock):
+    for assignment in _constructed(search, clock.part(construction_share)):
         improve(assignment, clock, reshard_tables=False)
         if best is None or assignment.key_s < best.key_s:
             best = assignment
@@ -48,7 +51,6 @@ def cost_greedy(search: Search, share: float = 1.0) -> Assignment | None:
 
 def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
     """First assignments, those that promise most first."""
-    clock = clock.part(_CONSTRUCTION_SHARE)
     made, seen = [], set()
     for options in _choices(search):
         if options not in seen:

@@ -40,6 +40,8 @@ class AutoParams:
     greedy_share, flow_share, annealing_share, program_share, search_share : float
         Of the first plan, flows, annealing, CP-SAT and iterated local search; neighbourhoods
         have the rest.
+    construction_share : float
+        Of the first plan's time, for looking at ways to shard; the rest improves the best of them.
     others_share : float
         Of `beam`, and of `dp`.
     linear_program_share : float
@@ -54,8 +56,6 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
-    large_greedy_share : float
-        Of the first plan beyond them: annealing begins sooner.
     few_gpus : int
         GPUs up to which annealing leaves the best plan behind at times; beyond, it looks around it.
     exact_share : float
@@ -66,7 +66,8 @@ class AutoParams:
         Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
     """
 
-    greedy_share: float = 0.6
+    greedy_share: float = 0.4
+    construction_share: float = 0.6
     flow_share: float = 0.15
     others_share: float = 0.1
     linear_program_share: float = 0.1
@@ -80,7 +81,6 @@ class AutoParams:
     few_places: int = 2000
     single_shards_share: float = 0.2
     single_shards_places: int = 500
-    large_greedy_share: float = 0.4
     few_gpus: int = 8
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
@@ -107,12 +107,11 @@ class Auto(StagedStrategy):
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
-        greedy_share = p.greedy_share if few else p.large_greedy_share
         single = places <= p.single_shards_places
         annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
-            Stage("greedy", lambda s: cost_greedy(s, greedy_share)),
+            Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("shards", lambda s: single_shards(s, p.single_shards_share), single),

@@ -78,7 +78,7 @@ class AnnealingParams:
 
 
 AROUND = AnnealingParams(
-    temperatures=(0.01, 0.001, 0.0003), resharded_below=0.1, swapped_below=0.73, most_items=1000
+    temperatures=(0.001, 0.0003, 0.01), resharded_below=0.1, swapped_below=0.73, most_items=1000
 )
 """For many GPUs: a hot run leaves a good assignment of theirs for ever."""
 
