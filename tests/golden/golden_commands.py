@@ -395,21 +395,20 @@ def cases() -> dict[str, Case]:
         found[name] = kind(arguments, **options)
 
     as_json, as_csv = ("--format", "json"), ("--format", "csv")
-    report = ("--report", "json")
     # Profiles.
-    log = ("profile", "monday.tsv", "-o", "out", "--dim", "8", *report)
+    log = ("profile", "monday.tsv", "-o", "out", "--dim", "8", *as_json)
     add("profile", *log)
-    add("profile csv", "profile", "items.parquet", *ITEMS, "-o", "out", "--report", "csv")
+    add("profile csv", "profile", "items.parquet", *ITEMS, "-o", "out", *as_csv)
     add("profile hashed", *log, "--id-mapping", "hash", "--rows", "300", "--dtype", "float16")
     add("profile rare", *log, "--id-mapping", "vocabulary", "--min-count", "3",
         "--optimizer", "adam")  # fmt: skip
     add("profile sampled", *log, "--sample", "0.7", "--seed", "1")
-    add("profile of two logs", "profile", "monday.tsv", "tuesday.tsv", "-o", "out", *report)
-    add("profile of parquet", "profile", "items.parquet", *ITEMS, "-o", "out", *report)
+    add("profile of two logs", "profile", "monday.tsv", "tuesday.tsv", "-o", "out", *as_json)
+    add("profile of parquet", "profile", "items.parquet", *ITEMS, "-o", "out", *as_json)
     add("profile of parquet hashed", "profile", "items.parquet", *ITEMS, "-o", "out",
-        "--id-mapping", "hash", "--rows", "64", *report)  # fmt: skip
-    add("profile of counts", "profile", "counts.parquet", "--format", "counts", "--samples",
-        "100000", "-o", "out", *report)  # fmt: skip
+        "--id-mapping", "hash", "--rows", "64", *as_json)  # fmt: skip
+    add("profile of counts", "profile", "counts.parquet", "--log-format", "counts", "--samples",
+        "100000", "-o", "out", *as_json)  # fmt: skip
     add("merge", "merge", "hashed", "hashed-monday", "-o", "out", *as_json)
     # Workloads and machines.
     add("workloads", "workloads", *as_json)
@@ -557,7 +556,9 @@ def failing() -> dict[str, tuple[str, ...]]:
         "no arguments": ("plan",),
         "no log": ("profile", "nowhere.tsv", "-o", "failed"),
         "an empty log": ("profile", "empty.tsv", "-o", "failed"),
-        "counts without samples": ("profile", "counts.parquet", "--format", "counts", "-o", "x"),
+        "counts without samples": (
+            "profile", "counts.parquet", "--log-format", "counts", "-o", "x",
+        ),
         "a hash without rows": ("profile", "monday.tsv", "--id-mapping", "hash", "-o", "failed"),
         "an unknown column": ("profile", "items.parquet", "--label", "sold", "-o", "failed"),
         "an unknown workload": ("workloads", "nothing"),
@@ -1074,7 +1075,7 @@ def storage() -> dict[str, Callable[[], dict[str, Any]]]:
         "sample": (*log, "--sample", "0.7", "--seed", "1"),
         "parquet": items,
         "parquet hashed": (*items, "--id-mapping", "hash", "--rows", "64"),
-        "counts": ("profile", "counts.parquet", "--format", "counts", "--samples", "100000"),
+        "counts": ("profile", "counts.parquet", "--log-format", "counts", "--samples", "100000"),
     }.items():
         found[f"a profile, {name}"] = functools.partial(profile_folder, *arguments)
     for arguments in (("8xh100", "--hbm", "8GiB"), ("2x4xa100-80", "--dram", "64GiB"),
