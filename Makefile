@@ -8,7 +8,7 @@ ENGINES := $(VENV)/.engines
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks bench bench-gpu clean
+.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks lowest bench bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -76,6 +76,10 @@ fuzz: setup
 # Two ranks, one of which is killed, stopped or ends at each phase of a step and of a checkpoint.
 lost-ranks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tests/ranks/lost_ranks_run.py
+
+# Planning with the lowest versions that pyproject.toml allows; it needs an index of packages.
+lowest:
+	$(PYTHON) tests/lowest_run.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -336,7 +336,7 @@ class ExactProgram:
         placed = {(p.shard, p.gpu): p.hot_rows for p in warm.placements()}
         for point in self.points:
             hot = placed.get((point.shard, point.gpu))
-            self.model.add_hint(point.chosen, hot == int(point.costs[-1]))
+            self.model.add_hint(point.chosen, int(hot == int(point.costs[-1])))
 
     def run(self, limits: Limits, time_limit_s: float) -> ExactAnswer:
         """Solve, and read the assignment and what is proven back."""

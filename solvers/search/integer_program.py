@@ -265,9 +265,9 @@ class Program:
         options = {(shard.table, shard.option) for shard, _ in used}
         options |= {(shard.table, shard.option) for shard in warm.replicas}
         for place, variable in self.on.items():
-            self.model.add_hint(variable, place in used)
+            self.model.add_hint(variable, int(place in used))
         for choice, variable in self.option.items():
-            self.model.add_hint(variable, choice in options)
+            self.model.add_hint(variable, int(choice in options))
 
     def run(self, limits: Limits, time_limit_s: float) -> Answer:
         """Solve, and read the assignment and the bound of the true problem back.

@@ -56,6 +56,8 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
+    large_annealing_share : float
+        Of annealing beyond them, as little that comes after it gains there.
     few_gpus : int
         GPUs up to which annealing leaves the best plan behind at times; beyond, it looks around it.
     exact_share : float
@@ -71,7 +73,7 @@ class AutoParams:
     flow_share: float = 0.15
     others_share: float = 0.1
     linear_program_share: float = 0.1
-    annealing_share: float = 0.7
+    annealing_share: float = 0.5
     exact_share: float = 0.5
     exact_places: int = 4000
     program_share: float = 0.5
@@ -79,6 +81,7 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
+    large_annealing_share: float = 0.7
     single_shards_share: float = 0.2
     single_shards_places: int = 500
     few_gpus: int = 8
@@ -109,13 +112,14 @@ class Auto(StagedStrategy):
         small, few = places <= p.linear_program_places, places <= p.few_places
         single = places <= p.single_shards_places
         annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
+        annealing_share = p.annealing_share if few else p.large_annealing_share
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("shards", lambda s: single_shards(s, p.single_shards_share), single),
-            Stage("annealed", lambda s: annealing(s, p.annealing_share, annealed)),
+            Stage("annealed", lambda s: annealing(s, annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
