@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 
 from solvers.bounds.linear_program import lp_bound
-from solvers.bounds.phase_program import phase_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import ShardingOption
 from solvers.search.annealing import AnnealingParams, anneal
+from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
 from solvers.search.integer_program import Program
@@ -128,20 +128,22 @@ def linear_program(search: Search, share: float) -> Assignment | None:
     return None
 
 
-def single_shards(search: Search, share: float) -> Assignment | None:
-    """Lift the bound by the longest shards of each phase; it places nothing."""
+def branching(search: Search, share: float, params: BranchingParams) -> Assignment | None:
+    """Branch and bound: a better plan, and a closer bound; None where it does not apply."""
     if search.best is None:
         return None
-    bound_s = phase_bound(
-        search.instance,
+    found = branch_and_bound(
+        search.best,
         search.lagrangian.price_s_per_byte,
-        time_limit_s=search.clock.part(share).left_s,
-        stop=search.clock.limits.stop,
+        clock=search.clock.part(share),
+        gap=search.clock.limits.gap,
+        params=params,
     )
-    if bound_s is not None:
-        search.stats["phase_bound_s"] = bound_s
-        search.bound_s = max(search.bound_s, min(bound_s, search.best.step_time_s))
-    return None
+    if found is None:
+        return None
+    search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
+    search.bound_s = max(search.bound_s, min(found.bound_s, found.best.step_time_s))
+    return found.best
 
 
 def another(search: Search, share: float, strategy: Strategy) -> Assignment | None:

@@ -11,6 +11,7 @@ from solvers.model.instance import Instance
 from solvers.model.uniform_splits import common_shares, fixed_shares
 from solvers.result import Limits
 from solvers.search.annealing import AROUND, AnnealingParams, prepare
+from solvers.search.branching import BranchingParams
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
@@ -18,13 +19,13 @@ from solvers.strategies._base import Search, Stage, StagedStrategy
 from solvers.strategies._stages import (
     annealing,
     another,
+    branching,
     cost_greedy,
     exact_program,
     integer_program,
     iterated,
     linear_program,
     neighbourhoods,
-    single_shards,
 )
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
@@ -50,9 +51,9 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
-    single_shards_share : float
-        Of the bound of single shards.
-    single_shards_places : int
+    branching_share : float
+        Of branch and bound.
+    branching_places : int
         Tables × GPUs up to which it is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
@@ -82,14 +83,15 @@ class AutoParams:
     linear_program_places: int = 20_000
     few_places: int = 2000
     large_annealing_share: float = 0.7
-    single_shards_share: float = 0.2
-    single_shards_places: int = 500
+    branching_share: float = 0.6
+    branching_places: int = 500
     few_gpus: int = 8
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
     annealing_around: AnnealingParams = AROUND
     iterated: IteratedParams = field(default_factory=IteratedParams)
+    branching: BranchingParams = field(default_factory=BranchingParams)
     neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
 
 
@@ -106,11 +108,11 @@ class Auto(StagedStrategy):
         prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """First plans, a closer bound, small problems exactly, annealing, proof, long searches."""
+        """First plans, a closer bound, small problems exactly, branching, annealing, searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
-        single = places <= p.single_shards_places
+        branched = places <= p.branching_places
         annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
         annealing_share = p.annealing_share if few else p.large_annealing_share
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
@@ -118,7 +120,7 @@ class Auto(StagedStrategy):
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
-            Stage("shards", lambda s: single_shards(s, p.single_shards_share), single),
+            Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("annealed", lambda s: annealing(s, annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),

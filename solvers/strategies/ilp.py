@@ -1,47 +1,63 @@
-"""The cost-optimal placement by integer programming, with a proven bound.
+"""The integer program, with a proven bound.
 
-RecShard's decision (doi:10.1145/3503222.3507777, section 4), the GPU that owns a table and
-where it is split into hot and cold rows, extended by its sharding option. The cost greedy's plan
-starts an iterated local search; what that leaves open goes to CP-SAT
-(`solvers.search.integer_program`); the search then polishes CP-SAT's answer. The bound is the
-larger of the Lagrangian one and CP-SAT's.
+Splits, replicas, sharding options and the GPU that serves each shard are its decisions. It extends
+RecShard's program (doi:10.1145/3503222.3507777, section 4), which has the GPU that owns a table and
+where the table is split into hot and cold rows. The cost greedy's plan comes first, and three ways
+to solve the program follow:
+
+* CP-SAT with all points of the curves, where the problem is small
+  (`solvers.search.exact_program`);
+* branch and bound over linear relaxations, where GPUs cost the same (`solvers.search.branching`);
+* CP-SAT over prices of HBM elsewhere (`solvers.search.integer_program`).
+
+Local search polishes what they find. docs/solvers.md has the equations.
 """
 
 from dataclasses import dataclass, field
 
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
+from solvers.search.branching import BranchingParams
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.strategies._base import Search, Stage, StagedStrategy
-from solvers.strategies._stages import cost_greedy, integer_program, iterated, single_shards
+from solvers.strategies._stages import (
+    branching,
+    cost_greedy,
+    exact_program,
+    integer_program,
+    iterated,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class IlpParams:
-    """Knobs of `Ilp`.
+    """Knobs of `Ilp`. Shares are of the time that is left when a stage begins.
 
     Attributes
     ----------
     greedy_share : float
-        Share of the time that the first plan may take, where problems are huge.
+        Of the first plan, where problems are huge.
+    exact_share, exact_places : float, int
+        Of CP-SAT with all points of curves, and the shards × GPUs × points up to which it is tried.
+    branching_share, branching_places : float, int
+        Of branch and bound, and the tables × GPUs up to which it is worth its time.
     search_share : float
-        Share of the time for the local search before CP-SAT, and again after it.
+        Of local search before CP-SAT, and again after it.
     most_places : int
         Shards × GPUs beyond which a program takes longer to build than a search would gain.
-    bound_share : float
-        Share of the time for the bound of single shards.
-    bound_places : int
-        Tables × GPUs beyond which it is left out.
     polished_ratio : float
         CP-SAT's answer is polished if it is at most so many times as slow as the best plan.
     """
 
     greedy_share: float = 0.5
+    exact_share: float = 0.5
+    exact_places: int = 4000
+    branching_share: float = 0.9
+    branching_places: int = 500
     search_share: float = 0.25
     most_places: int = 20_000
-    bound_share: float = 0.2
-    bound_places: int = 500
     polished_ratio: float = 1.01
+    branching: BranchingParams = field(default_factory=BranchingParams)
     iterated: IteratedParams = field(default_factory=IteratedParams)
 
 
@@ -54,16 +70,18 @@ class Ilp(StagedStrategy):
         self.params = params
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """Greedy, a closer bound, iterated local search, CP-SAT."""
-        p, places = self.params, instance.tables * instance.gpus
+        """Greedy, the program in three ways, iterated local search."""
+        p, plain = self.params, not instance.cost_model.uniform_splits
+        branched = instance.tables * instance.gpus <= p.branching_places
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
-            Stage("shards", lambda s: single_shards(s, p.bound_share), places <= p.bound_places),
+            Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated)),
-            Stage("exact", self._exact),
+            Stage("program", self._program),
         ]
 
-    def _exact(self, search: Search) -> Assignment | None:
+    def _program(self, search: Search) -> Assignment | None:
         """CP-SAT's answer, polished; without one, for want of time or memory, the best plan."""
         p, best = self.params, search.best
         assignment = integer_program(search, 1 - p.search_share, p.most_places)

@@ -1,0 +1,34 @@
+"""Branch and bound over the integer program of placement, where GPUs cost the same.
+
+With z[t,o] ∈ {0,1} for table t in sharding option o, x[p,k,g] ∈ {0,1} for shard p on GPU g with the
+hot rows of point k of its curve, and a[e,g] ∈ {0,1} for a GPU with arena e::
+
+    minimise T
+    Σ_f of a chain T[f] + fixed ≤ T                                             for each chain
+    Σ_o z[t,o] = 1                                                              for each table t
+    Σ_k,g x[p,k,g] = z[t,o]                                         for each shard p of t in o
+    Σ_p,k of t and e x[p,k,g] + Σ_o that replicate rows in e z[t,o] ≤ a[e,g]    for each t, e, g
+    Σ_p,k bytes(p,k)·x[p,k,g] + Σ_t,o r_bytes(t,o)·z[t,o] ≤ HBM[g]              for each g
+    Σ_p,k s(p,k,f)·x[p,k,g] + Σ_t,o r(t,o,f)·z[t,o] + launch[f]·Σ_e a[e,g] ≤ T[f]    for each g, f
+
+s are seconds of a shard, r of the rows that an option replicates on every GPU.
+
+Solved as it stands, with GPUs alike, it proves nothing: its linear relaxation spreads every
+shard over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that serve
+the same are one group, whose rows are the sums of its GPUs' (aggregation over symmetric machines).
+One group of all GPUs is the first relaxation. A branch decides how a table is cut and which groups
+serve its shards, the heaviest table first, and that divides groups. When each GPU is a group of its
+own, the program is the one above. Every relaxation also has the row
+
+    s(p,k,f)·x[p,k] + Σ_t,o r(t,o,f)·z[t,o] + launch[f] ≤ T[f]      for each shard p, and f
+
+as a phase is no shorter than its longest shard. Relaxations are solved by GLOP, OR-Tools' simplex;
+a placement is made of many of them, and improved by local search.
+
+What is left out only makes steps longer: memory of hosts, lanes that phases share, constraints on
+which GPUs serve a table. So bounds hold for them too.
+"""
+
+from solvers.search.branching.tree import BranchingParams, branch_and_bound
+
+__all__ = ["BranchingParams", "branch_and_bound"]

@@ -1,0 +1,180 @@
+"""The integer program's data as arrays: sharding options, their shards, and points of curves."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.bounds.least_cost import points_within
+from solvers.bounds.linear_program_tables import distinct_shards
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, PHASES, Float
+
+Int = npt.NDArray[np.int64]
+
+Widths = tuple[tuple[int, int], ...]
+"""Widths of a table's shards, each with how many shards have it."""
+
+UNITS = 1000.0
+"""The step time of the plan at hand, in units of the formulation."""
+
+_LONG_SHARE = 0.1
+"""Shards that take at least so much of a step may be what a phase waits for by themselves."""
+
+_PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
+"""Prices of HBM, times one to begin with, whose cheapest points begin the linear programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a table is cut, whatever it replicates: row slices, and the widths of its shards."""
+
+    row_slices: int
+    widths: Widths
+
+
+WHERE_REPLICATED = Layout(0, ())
+"""A table that is on every GPU as a whole."""
+
+
+class Formulation:
+    """Options, parts and points of a problem whose GPUs cost the same.
+
+    A part stands for the shards of an option that cost the same. Seconds are in units of
+    `unit_s`, and bytes in units of the largest GPU's HBM, so that programs are of numbers near 1.
+
+    Parameters
+    ----------
+    instance : Instance
+    upper_s : float
+        The step time of a plan.
+    price_s_per_byte : float
+        A price of HBM, in GPU seconds.
+
+    Attributes
+    ----------
+    options : list of ShardingOption
+        Of all tables.
+    table_of : int64, shape (options,)
+    layouts : list of Layout
+        Of the options.
+    replicas : float64, shape (options, 1 + phases)
+        Bytes and seconds that an option takes of every GPU.
+    replica_arena : int64, shape (options,)
+        Of an option's replicas; -1 without any.
+    option_of, times, width_of, arena_of, number_of : arrays, shape (parts,)
+        Option, how many shards it stands for, their columns, their arena, and its number among
+        the option's parts.
+    points : float64, shape (1 + phases, points)
+        Bytes and seconds of a part's shard, part by part.
+    is_long : bool, shape (parts,)
+        Whether a part's shard is long enough for a phase to wait for it.
+    starts, sizes : int64, shape (parts,)
+        First point and number of points of each part.
+    chosen : bool, shape (points,)
+        Points that are in linear programs already.
+    """
+
+    def __init__(self, instance: Instance, upper_s: float, price_s_per_byte: float) -> None:
+        self.instance, self.unit_s = instance, upper_s / UNITS
+        unit_s = self.unit_s
+        self.phases = len(instance.objective.schedule.phases)
+        self.unit_bytes = max(1.0, float(instance.hbm_bytes.max()))
+        self.launches = np.min(instance.launches_s, axis=0) / unit_s
+        self.fixed = instance.objective.fixed / unit_s
+        self.members = instance.objective.members
+        self.hbm = np.unique(instance.hbm_bytes / self.unit_bytes)
+        self.gpus_of_hbm = Counter((instance.hbm_bytes / self.unit_bytes).tolist())
+        self.options: list[ShardingOption] = []
+        self.layouts: list[Layout] = []
+        tables: list[int] = []
+        replicas: list[Float] = []
+        replica_arenas: list[int] = []
+        parts: list[tuple[int, int, int, int, int]] = []
+        points: list[Float] = []
+        self._arenas: dict[object, int] = {}
+        for table in range(instance.tables):
+            for option in instance.options_of(table):
+                mine = self._parts(table, option)
+                if not all(each.size for _, _, each in mine):
+                    continue
+                for number, (shard, times, each) in enumerate(mine):
+                    arena = instance.arena_of(shard)
+                    row = len(tables), times, arena[2], self._arena(arena), number
+                    parts.append(row)
+                    points.append(each)
+                replica = instance.replica(table, option)
+                replicas.append(self._replica(replica))
+                arena_of_replica = (
+                    -1 if replica is None else self._arena(instance.arena_of(replica))
+                )
+                replica_arenas.append(arena_of_replica)
+                tables.append(table)
+                self.options.append(option)
+                self.layouts.append(_layout(instance, table, option))
+        self.table_of: Int = np.array(tables, dtype=np.int64)
+        self.replicas = np.array(replicas).reshape(len(tables), 1 + self.phases)
+        self.replica_arena: Int = np.array(replica_arenas, dtype=np.int64)
+        columns = np.array(parts, dtype=np.int64).reshape(len(parts), 5).T
+        self.option_of, self.width_of, self.arena_of, self.number_of = columns[[0, 2, 3, 4]]
+        self.times = columns[1].astype(np.float64)
+        self.part_table: Int = self.table_of[self.option_of]
+        self.arenas = len(self._arenas)
+        self.sizes = np.array([each.shape[1] for each in points], dtype=np.int64)
+        self.starts = np.cumsum(self.sizes) - self.sizes
+        self.part_of_point = np.repeat(np.arange(self.sizes.size), self.sizes)
+        self.points = np.hstack(points) if points else np.zeros((1 + self.phases, 0))
+        self.points[0] /= self.unit_bytes
+        self.points[1:] /= unit_s
+        self.chosen = np.zeros(self.points.shape[1], dtype=bool)
+        price = price_s_per_byte * self.unit_bytes / unit_s
+        time = instance.objective.weights @ self.points[1:]
+        least = np.minimum.reduceat(time, self.starts) if points else np.zeros(0)
+        self.is_long = least * unit_s >= _LONG_SHARE * upper_s
+        for factor in _PRICE_FACTORS if points else ():
+            self.choose(time + factor * price * self.points[0])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every table has an option that one GPU has room for."""
+        return bool(np.unique(self.table_of).size == self.instance.tables)
+
+    def choose(self, costs: Float) -> Float:
+        """The least cost of each part, shape (parts,); its point joins linear programs.
+
+        Parameters
+        ----------
+        costs : float64, shape (points,)
+        """
+        least: Float = np.minimum.reduceat(costs, self.starts)
+        at = np.flatnonzero(costs == np.repeat(least, self.sizes))
+        self.chosen[at[np.unique(self.part_of_point[at], return_index=True)[1]]] = True
+        return least
+
+    def _arena(self, arena: object) -> int:
+        return self._arenas.setdefault(arena, len(self._arenas))
+
+    def _replica(self, replica: TableShard | None) -> Float:
+        if replica is None:
+            return np.zeros(1 + self.phases)
+        costs = self.instance.priced_costs(replica, 0)[:, 0]
+        return np.append(costs[BYTES] / self.unit_bytes, costs[PHASES] / self.unit_s)
+
+    def _parts(self, table: int, option: ShardingOption) -> list[tuple[TableShard, int, Float]]:
+        """Of shards that cost the same: one of them, how many, and points, (1 + phases, m)."""
+        parts = []
+        for shard, times in distinct_shards(self.instance.shards(table, option)):
+            curve = self.instance.curve(shard, 0)
+            found = points_within(curve, curve.phase_s, curve.split_phase_s, self.unit_bytes)
+            points = np.vstack(found)
+            parts.append((shard, times, points[:, np.isfinite(points).all(axis=0)]))
+        return parts
+
+
+def _layout(instance: Instance, table: int, option: ShardingOption) -> Layout:
+    shards = instance.shards(table, option)
+    if not shards:
+        return WHERE_REPLICATED
+    widths = Counter(instance.arena_of(shard)[2] for shard in shards)
+    return Layout(option.row_slices, tuple(sorted(widths.items())))

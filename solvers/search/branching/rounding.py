@@ -1,0 +1,55 @@
+"""A placement near a node's relaxation."""
+
+import numpy as np
+
+from solvers.model.assignment import Assignment
+from solvers.model.instance import TableShard
+from solvers.search.branching.formulation import Formulation
+from solvers.search.branching.nodes import Node
+from solvers.search.branching.program import Relaxed
+
+
+def rounded(formulation: Formulation, node: Node, relaxation: Relaxed) -> Assignment | None:
+    """Each table in the option that it mostly takes, its shards in groups that mostly serve them.
+
+    Within a group, the GPU that has the fewest shards serves the next one. None if it does not fit,
+    or not within the constraints.
+    """
+    f, instance = formulation, formulation.instance
+    gpus = _gpus_of_groups(formulation, node)
+    left, shards_on = relaxation.served.copy(), np.zeros(instance.gpus)
+    pairs: list[tuple[TableShard, int]] = []
+    replicas: list[TableShard] = []
+    for table in range(instance.tables):
+        at = np.flatnonzero(f.table_of[node.options] == table)
+        number = int(node.options[at[relaxation.chosen[at].argmax()]])
+        option, used = f.options[number], set[int]()
+        replica = instance.replica(table, option)
+        if replica is not None:
+            replicas.append(replica)
+        parts = np.flatnonzero(f.option_of == number)
+        for shard in instance.shards(table, option):
+            if shard.home_gpu is not None:
+                pairs.append((shard, shard.home_gpu))
+                continue
+            mine = parts[f.width_of[parts] == instance.arena_of(shard)[2]]
+            wanted = np.argsort(-left[mine].sum(axis=0), kind="stable").tolist()
+            group = next((g for g in wanted if set(gpus[g]) - used), None)
+            if group is None:
+                return None
+            gpu = min(set(gpus[group]) - used, key=lambda gpu: (shards_on[gpu], gpu))
+            left[mine, group] -= 1 / mine.size
+            shards_on[gpu] += 1
+            used.add(gpu)
+            pairs.append((shard, gpu))
+    for shard, gpu in pairs:
+        if instance.in_group(shard.table) or not instance.may_serve(shard, gpu):
+            return None
+    return Assignment.of(instance, pairs, replicas)
+
+
+def _gpus_of_groups(formulation: Formulation, node: Node) -> list[list[int]]:
+    """Which GPUs stand for a node's groups."""
+    hbm = formulation.instance.hbm_bytes / formulation.unit_bytes
+    free = {each: np.flatnonzero(hbm == each).tolist() for each in formulation.gpus_of_hbm}
+    return [[free[group.hbm].pop(0) for _ in range(group.gpus)] for group in node.groups]

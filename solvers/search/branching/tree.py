@@ -1,0 +1,294 @@
+"""Branch and bound over how tables are cut and served, the heaviest first; see the package."""
+
+import heapq
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.search.branching.formulation import Formulation, Layout
+from solvers.search.branching.nodes import Group, Node, divided, first_groups
+from solvers.search.branching.program import Relaxed, relaxed
+from solvers.search.branching.rounding import rounded
+from solvers.search.moves import improve
+
+_Cut = tuple[Layout, list[tuple[Group, ...]], Node]
+"""A layout of a table, the ways to serve its shards, and the node with this layout."""
+
+_NEARLY = 1 - 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class BranchingParams:
+    """Knobs of `branch_and_bound`.
+
+    Attributes
+    ----------
+    most_points : int
+        Points of all curves, a number for each phase, beyond which nothing is tried.
+    root_rounds, node_rounds : int
+        Programs of the whole problem, and of any other part of the search space.
+    gap_factor : float
+        Each search is for plans so much nearer to the bound than the last one's.
+    placements : int
+        Ways to serve a table's shards beyond which they are left open.
+    rounded_share : float
+        Share of the time for making placements of relaxations.
+    programs : int
+        Programs of a search that is limited by steps.
+    """
+
+    most_points: int = 2_000_000
+    root_rounds: int = 12
+    node_rounds: int = 2
+    gap_factor: float = 0.7
+    placements: int = 100
+    rounded_share: float = 0.3
+    programs: int = 60
+
+
+class BranchAndBound:
+    """A search that proves, and finds, plans: see `branch_and_bound`.
+
+    Attributes
+    ----------
+    best : Assignment
+    bound_s : float
+        No plan's step is shorter.
+    programs : int
+        Linear programs that were solved.
+    """
+
+    def __init__(
+        self, best: Assignment, price_s_per_byte: float, clock: Clock, params: BranchingParams
+    ) -> None:
+        self.best, self.clock, self.params = best, clock, params
+        self.formulation = Formulation(best.instance, best.step_time_s, price_s_per_byte)
+        self.unit_s = self.formulation.unit_s
+        self.bound_s = 0.0
+        self.programs = 0
+        self._rounded_s = 0.0
+        self._begin_s = clock.left_s
+        self._order = self._heaviest_first()
+        self._map: Callable[[Callable[[Node], Relaxed], Sequence[Node]], Iterable[Relaxed]] = map
+
+    @property
+    def limit(self) -> float:
+        """The best plan's step time in units."""
+        return self.best.step_time_s / self.unit_s
+
+    @property
+    def spent(self) -> bool:
+        """Whether to stop now."""
+        return self.clock.spent or (self.clock.repeats and self.programs >= self.params.programs)
+
+    def run(self, gap: float) -> None:
+        """`search` with as many threads as there are cores; with one where steps are limited.
+
+        As points of curves join programs when they are found, the order of programs matters.
+        """
+        threads = self.clock.limits.threads or os.cpu_count() or 1
+        if self.clock.repeats or threads == 1:
+            self.search(gap)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            self._map = pool.map
+            self.search(gap)
+
+    def search(self, gap: float) -> None:
+        """Search for plans ever nearer to the bound, until none is left that is better by `gap`.
+
+        Each search looks for plans that are faster than the best by some share. It leaves out
+        what cannot be in these, so that the first ones take little time.
+        """
+        f, p = self.formulation, self.params
+        options = np.arange(len(f.options))
+        root = Node(0.0, 0, 0, first_groups(f), {}, options)
+        found = self._relaxed(root, self.limit, p.root_rounds)
+        if not found.is_solved:
+            return
+        self._prove(found.bound)
+        gap *= _NEARLY  # So that it is met in spite of rounding.
+        wanted, may_gain = math.inf, True
+        while not self.spent and wanted > gap and may_gain and self.bound_s:
+            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * p.gap_factor)
+            may_gain = self._search(root, wanted)
+
+    def _prove(self, bound: float) -> None:
+        self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
+
+    def _search(self, root: Node, gap: float) -> bool:
+        """Look at every plan that can be faster than the best by a share.
+
+        False where all is decided, and yet plans are left of which not more is known.
+        """
+        heap, numbers, decided = self._kept([root], gap), 1, math.inf
+        while heap and not self.spent and heap[0].bound < self.limit / (1 + gap):
+            node = heapq.heappop(heap)
+            children = self._children(node, gap)
+            if children is None:
+                decided = min(decided, node.bound)
+                continue
+            for child in children:
+                numbers += 1
+                heapq.heappush(heap, replace(child, number=numbers))
+        left = min((node.bound for node in heap), default=math.inf)
+        self._prove(min(left, decided, self.limit / (1 + gap)))
+        return decided >= min(left, self.limit / (1 + gap))
+
+    def _children(self, node: Node, gap: float) -> list[Node] | None:
+        """Parts of a node that hold all its plans of interest; None of a last one."""
+        f = self.formulation
+        if node.depth > -len(self._order):
+            return self._layouts(node, self._order[-node.depth], gap)
+        tables, counts = np.unique(f.table_of[node.options], return_counts=True)
+        several = set(tables[counts > 1].tolist())
+        table = next((table for table in self._order if table in several), None)
+        if table is None:
+            return None
+        of_table = f.table_of[node.options] == table
+        others = node.options[~of_table]
+        below = replace(node, depth=node.depth - 1)
+        return self._kept(
+            [
+                replace(below, options=np.sort(np.append(others, number)))
+                for number in node.options[of_table].tolist()
+            ],
+            gap,
+        )
+
+    def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
+        """A node with each layout of a table, and each way to serve its shards."""
+        f, most = self.formulation, self.params.placements
+        of_layout: dict[Layout, list[int]] = defaultdict(list)
+        of_table = f.table_of[node.options] == table
+        for number in node.options[of_table].tolist():
+            of_layout[f.layouts[number]].append(number)
+        below = replace(node, depth=node.depth - 1)
+        one_way: list[_Cut] = []
+        several: list[_Cut] = []
+        for layout, mine in of_layout.items():
+            options = np.sort(np.append(node.options[~of_table], mine))
+            ways = list(islice(divided(node.groups, table, layout), most + 1))
+            if ways:
+                known = one_way if len(ways) == 1 else several
+                known.append((layout, ways, replace(below, options=options)))
+        # Most layouts are out of the question, however they are served.
+        kept = list(self._examined([cut for _, _, cut in several], gap))
+        left = [(*each[:2], cut) for each, cut in zip(several, kept, strict=True) if cut]
+        undecided = [cut for _, ways, cut in left if len(ways) > most]
+        served = [
+            replace(cut, groups=groups, layouts={**node.layouts, table: layout})
+            for layout, ways, cut in one_way + [each for each in left if len(each[1]) <= most]
+            for groups in ways
+        ]
+        return undecided + self._kept(served, gap)
+
+    def _kept(self, nodes: Sequence[Node], gap: float) -> list[Node]:
+        """Nodes with their bounds and the options that are left, those that may be of use."""
+        return [node for node in self._examined(nodes, gap) if node is not None]
+
+    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Node | None]:
+        """For each node, itself with its bound and the options that are left, or None."""
+        target, tables = self.limit / (1 + gap), self.formulation.instance.tables
+        rounds = self.params.node_rounds
+        examined = self._map(lambda node: self._relaxed(node, target, rounds), nodes)
+        for node, found in zip(nodes, examined, strict=True):
+            if not found.is_solved:
+                yield node
+                continue
+            if found.bound >= target:
+                yield None
+                continue
+            self._round(node, found)
+            left = np.unique(self.formulation.table_of[found.options]).size
+            bound = max(node.bound, found.bound)
+            yield replace(node, bound=bound, options=found.options) if left == tables else None
+
+    def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
+        if self.spent:
+            return Relaxed.unknown(node)
+        self.programs += 1
+        left_s = math.inf if self.clock.repeats else self.clock.left_s
+        return relaxed(self.formulation, node, most, min(left_s, 3600.0), rounds)
+
+    def _round(self, node: Node, found: Relaxed) -> None:
+        """Make a placement of a relaxation, and keep it if it is the best."""
+        left_s = self.clock.left_s
+        spent_s = self._begin_s - left_s
+        if not self.clock.repeats and self._rounded_s > self.params.rounded_share * spent_s:
+            return
+        assignment = rounded(self.formulation, node, found)
+        if assignment is not None:
+            improve(assignment, self.clock, reshard_tables=False)
+            if assignment.step_time_s < self.best.step_time_s * 1.02:
+                improve(assignment, self.clock)
+            if assignment.step_time_s < self.best.step_time_s:
+                self.best = assignment
+        self._rounded_s += left_s - self.clock.left_s
+
+    def _heaviest_first(self) -> list[int]:
+        """Tables by the time of all their shards, whole, in HBM or out of it."""
+        f = self.formulation
+        if not f.is_complete:
+            return []
+        time = np.minimum.reduceat(f.instance.objective.weights @ f.points[1:], f.starts)
+        of_option = np.zeros(len(f.options))
+        np.add.at(of_option, f.option_of, time * f.times)
+        heavy = np.zeros(f.instance.tables)
+        np.maximum.at(heavy, f.table_of, of_option)
+        return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
+
+
+def branch_and_bound(
+    best: Assignment,
+    price_s_per_byte: float,
+    *,
+    clock: Clock,
+    gap: float = 0.0,
+    params: BranchingParams = BranchingParams(),
+) -> BranchAndBound | None:
+    """Look for plans that are better than one, and prove how much better any can be.
+
+    None where it does not apply: to GPUs that cost different amounts, to one GPU alone, and to
+    problems that are too large. It stops when no plan is left that is faster by a share of `gap`.
+
+    Parameters
+    ----------
+    price_s_per_byte : float
+        A price of HBM to begin with, in GPU seconds.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> from solvers.bounds.lagrangian import lagrangian_bound
+    >>> from solvers.model.instance import Instance
+    >>> from solvers.result import Limits
+    >>> from solvers.search.construction import construct
+    >>> machine = Topology.parse("2xh100", hbm="1GiB")
+    >>> instance = Instance(Problem(named_workload("random-2"), machine, 64), Roofline())
+    >>> bound = lagrangian_bound(instance)
+    >>> first = construct(instance, bound, bound.step_time_s)
+    >>> clock = Clock.start(Limits(time_limit_s=60))
+    >>> search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, gap=0.01)
+    >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
+    True
+    """
+    instance = best.instance
+    if len(instance.kinds) > 1 or instance.gpus == 1 or best.step_time_s <= 0:
+        return None
+    search = BranchAndBound(best, price_s_per_byte, clock, params)
+    f = search.formulation
+    if not f.is_complete or not 0 < f.points.shape[1] <= params.most_points:
+        return None
+    search.run(gap)
+    return search
