@@ -51,7 +51,7 @@ class BranchingParams:
     gap_factor: float = 0.7
     placements: int = 100
     rounded_share: float = 0.3
-    programs: int = 60
+    programs: int = 25
 
 
 class BranchAndBound:
