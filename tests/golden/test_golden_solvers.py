@@ -7,6 +7,9 @@ from golden_store import assert_same, recorded
 
 from solvers import SOLVERS
 
+BRANCHING = {"auto", "ilp"}
+"""Of vertices that are as good, a simplex takes one or another by the last bits of a processor."""
+
 
 def test_every_solver_is_recorded() -> None:
     assert {solver for _, solver in SOLVER_RUNS} == set(SOLVERS)
@@ -15,4 +18,10 @@ def test_every_solver_is_recorded() -> None:
 
 @pytest.mark.parametrize(("case", "solver"), covering(SOLVER_RUNS))
 def test_plans_are_as_recorded(case: str, solver: str) -> None:
-    assert_same(solved(case, solver), recorded("solvers")[case][solver], f"{case}.{solver}")
+    actual, expected = solved(case, solver), recorded("solvers")[case][solver]
+    if solver not in BRANCHING or expected["plan"] is None:
+        assert_same(actual, expected, f"{case}.{solver}")
+        return
+    assert actual["step_time_s"] <= expected["step_time_s"] * 1.02
+    assert actual["bound_s"] >= expected["bound_s"] * 0.95
+    assert actual["bound_s"] <= expected["step_time_s"] * (1 + 1e-9)
