@@ -7,6 +7,7 @@ against rounding in the same way). The points that are cheapest at these prices 
 program (Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101).
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -368,8 +369,9 @@ def relaxed(
 ) -> Relaxed:
     """A node's relaxation, after so many programs at most, each with more points."""
     best: Relaxed | None = None
+    deadline = time.monotonic() + time_limit_s
     for _ in range(rounds):
-        found = GroupProgram(formulation, node, most).solve(time_limit_s)
+        found = GroupProgram(formulation, node, most).solve(deadline - time.monotonic())
         if not found.is_solved:
             return best or found
         if best is None or found.bound >= best.bound:
