@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.data.keys import bags_from_arrow, can_be_ids, fnv1a, is_text
+from placer.data.keys import bags_from_arrow, can_be_ids, is_text
+from placer.data.text_keys import fnv1a
 from placer.errors import DataError
 
 
 def reference_key(value: object) -> int:
     """The documented rule, one value at a time."""
-    if value is None or value == "":
+    if value is None or value in ("", b""):
         return 0
     if isinstance(value, int):
         return value % 2**64
-    text = str(value)
-    if len(text) == 8 and set(text) <= set("0123456789abcdef"):
+    text = value if isinstance(value, bytes) else str(value).encode()
+    if len(text) == 8 and set(text) <= set(b"0123456789abcdef"):
         return int(text, 16)
     result = 0xCBF29CE484222325
-    for byte in text.encode():
+    for byte in text:
         result = (result ^ byte) * 0x100000001B3 % 2**64
     return result
 
@@ -41,6 +42,27 @@ def test_texts_follow_the_rule(values: list[str | None], cut: int) -> None:
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         assert keys_of(pa.array(values, kind)[cut:])[0] == expected
     assert keys_of(pa.array(values, pa.string()).dictionary_encode()[cut:])[0] == expected
+
+
+NEARLY_HEX = st.lists(st.sampled_from(b"09af/:`g@AFO\x00\xff"), min_size=8, max_size=8).map(bytes)
+LENGTHS = st.sampled_from([0, 1, 7, 8, 9, 15, 16, 17, 33, 100])
+BYTES = st.lists(
+    st.none() | NEARLY_HEX | LENGTHS.flatmap(lambda n: st.binary(min_size=n, max_size=n)),
+    max_size=12,
+)
+
+
+@given(BYTES, st.integers(0, 3))
+def test_texts_of_all_lengths_beside_each_other(values: list[bytes | None], cut: int) -> None:
+    expected = [reference_key(value) for value in values[cut:]]
+    for kind in (pa.binary(), pa.large_binary()):
+        assert keys_of(pa.array(values, kind)[cut:])[0] == expected
+
+
+@pytest.mark.parametrize("length", [1, 8, 20, 8192])
+def test_texts_of_equal_length(length: int) -> None:
+    values = [f"{number:0{length}d}" for number in (0, 7, 3, 7)]
+    assert keys_of(pa.array(values))[0] == [reference_key(value) for value in values]
 
 
 @given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), min_size=1))

@@ -16,7 +16,8 @@ from cost_models import Roofline
 from placer import Feature, Plan, Problem, Shard, Table, Topology
 from placer.data import open_log
 from placer.data.formats.parquet import ParquetSource
-from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
+from placer.data.keys import bags_from_arrow
+from placer.data.text_keys import MOST_TEXT_BYTES
 from placer.errors import (
     DataError,
     PlacerError,

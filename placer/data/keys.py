@@ -19,20 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from placer.data.text_keys import Bytes, Keys, Offsets, text_keys
 from placer.errors import DataError
 
-Keys = npt.NDArray[np.uint64]
-Offsets = npt.NDArray[np.int64]
 Missing = Literal["zero", "empty"]
 
-_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
-_FNV_PRIME = np.uint64(0x100000001B3)
-
-MOST_TEXT_BYTES = 8192
-"""Longest text that is an id: their hashes are made byte by byte."""
-
-_LOW, _LETTERS, _ONES = (np.uint64(byte * 0x0101010101010101) for byte in (0x0F, 0x40, 0x01))
-"""Of each of eight bytes: the lower half, the bit that letters have, and the lowest bit."""
+_SHORT_BYTES = 16
+"""Mean length up to which texts are hashed in less time than Arrow looks them up in."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -91,27 +84,6 @@ def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | 
     return keys[present], _cumulative(present)
 
 
-def fnv1a(data: npt.NDArray[np.uint8], starts: Offsets, lengths: Offsets) -> Keys:
-    """64-bit FNV-1a hashes of the texts ``data[starts[i]:starts[i] + lengths[i]]``."""
-    longest = int(lengths.max(initial=0))
-    if longest > MOST_TEXT_BYTES:
-        raise DataError(
-            f"an id is a text of {longest} bytes, and at most {MOST_TEXT_BYTES} are read"
-        )
-    # Longest first, so that the texts that still have a j-th byte are always a prefix.
-    order = np.argsort(-lengths, kind="stable")
-    places, descending = starts[order], -lengths[order]
-    hashes = np.full(order.size, _FNV_OFFSET, dtype=np.uint64)
-    for active in np.searchsorted(descending, -np.arange(longest), side="left").tolist():
-        having = hashes[:active]
-        having ^= data[places[:active]]
-        having *= _FNV_PRIME
-        places += 1
-    result = np.empty_like(hashes)
-    result[order] = hashes
-    return result
-
-
 def _cumulative(lengths: npt.NDArray[Any]) -> Offsets:
     offsets = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -155,42 +127,16 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 def _text_keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
     data, starts, lengths = _text_buffers(array)
     present = lengths > 0
-    is_eight = lengths == 8
-    if 2 * np.count_nonzero(is_eight) <= np.count_nonzero(present):
-        return _keys_by_text(array), present
-    # Most may be numbers, which are read in less time than a text is looked up.
-    keys = np.zeros(lengths.size, dtype=np.uint64)
-    others = present & ~is_eight
-    if is_eight.all():
-        keys, spelled = _hex_keys(data, starts)
-        others = ~spelled
-    else:
-        eight = np.flatnonzero(is_eight)
-        keys[eight], spelled = _hex_keys(data, starts[eight])
-        others[eight[~spelled]] = True
-    if others.any():
-        keys[others] = _keys_by_text(array if others.all() else array.filter(pa.array(others)))
-    return keys, present
-
-
-def _keys_by_text(array: pa.Array) -> Keys:
-    """Keys of texts, each distinct one's made once: categories repeat more than they differ."""
+    if data.size <= _SHORT_BYTES * lengths.size:
+        return text_keys(data, starts, lengths), present
+    # Categories repeat more than they differ: of long texts, each distinct one's is made once.
     encoded = array.dictionary_encode()
-    data, starts, lengths = _text_buffers(encoded.dictionary)
-    keys = np.zeros(lengths.size + 1, dtype=np.uint64)  # The last is of missing ones.
-    others = lengths > 0
-    eight = np.flatnonzero(lengths == 8)
-    if eight.size:
-        keys[eight], spelled = _hex_keys(data, starts[eight])
-        others[eight[spelled]] = False
-    hashed = np.flatnonzero(others)
-    keys[hashed] = fnv1a(data, starts[hashed], lengths[hashed])
-    index = encoded.indices.fill_null(lengths.size)
-    result: Keys = keys[index.to_numpy(zero_copy_only=False)]
-    return result
+    keys = np.append(text_keys(*_text_buffers(encoded.dictionary)), np.uint64(0))
+    index = encoded.indices.fill_null(keys.size - 1)
+    return keys[index.to_numpy(zero_copy_only=False)], present
 
 
-def _text_buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets, Offsets]:
+def _text_buffers(array: pa.Array) -> tuple[Bytes, Offsets, Offsets]:
     """Bytes, starts and lengths of an array of large binaries; a null has length 0."""
     _, offset_buffer, data_buffer = array.buffers()
     if not len(array):
@@ -199,35 +145,11 @@ def _text_buffers(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets, Offs
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[
         array.offset : array.offset + len(array) + 1
     ]
-    size = int(offsets[-1])
-    data = np.frombuffer(data_buffer, dtype=np.uint8)[:size] if size else np.zeros(0, np.uint8)
-    lengths = np.diff(offsets)
+    first, end = int(offsets[0]), int(offsets[-1])
+    data: Bytes = np.zeros(0, dtype=np.uint8)
+    if end > first:
+        data = np.frombuffer(data_buffer, dtype=np.uint8)[first:end]
+    lengths: Offsets = np.diff(offsets)
     if array.null_count:
         lengths[~_valid(array)] = 0
-    return data, offsets[:-1], lengths
-
-
-def _hex_keys(data: npt.NDArray[np.uint8], starts: Offsets) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Values of texts of eight characters, and which of them are hexadecimal.
-
-    The eight bytes of a text are one integer, on whose bytes the operations work at once: a
-    digit is 0x30 to 0x39, a letter 0x61 to 0x66.
-    """
-    first, last = int(starts[0]), int(starts[-1]) + 8
-    if last - first == 8 * starts.size:
-        characters = data[first:last]
-    else:
-        characters = data[starts[:, None] + np.arange(8)].reshape(-1)
-    text = np.ascontiguousarray(characters).view(">u8").astype(np.uint64)
-    letter = (text & _LETTERS) >> np.uint64(6)
-    low = text & _LOW
-    # The upper half of a byte is 3, or 6 for letters; the lower at most 9, or 1 to 6.
-    wrong = (text ^ (_ONES * np.uint64(0x30) + letter * np.uint64(0x30))) & ~_LOW
-    wrong |= (low + _ONES * np.uint64(6) + letter * np.uint64(3)) & (_ONES << np.uint64(4))
-    wrong |= letter & ~((low + _LOW) >> np.uint64(4))
-    spelled = wrong == 0
-    values = low + letter * np.uint64(9)
-    for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0xFFFFFFFF)):
-        values = (values | (values >> np.uint64(shift))) & np.uint64(mask)
-    values[~spelled] = 0
-    return values, spelled
+    return data, offsets[:-1] - first, lengths

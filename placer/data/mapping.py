@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.keys import Keys
 from placer.data.names import MappingKind
+from placer.data.text_keys import Keys
 from placer.errors import DataError
 
 Rows = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.files.stores import shown
-from placer.data.keys import Keys, Offsets
+from placer.data.text_keys import Keys, Offsets
 
 # Called with the samples that are done and those that there are, None if unknown.
 Progress = Callable[[int, int | None], None]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.keys import Keys
 from placer.data.mapping import Vocabulary
 from placer.data.source import Progress, RawBatch, Source, samples_of
+from placer.data.text_keys import Keys
 
 _Int = npt.NDArray[np.int64]
 _CHUNK_SAMPLES = 16384

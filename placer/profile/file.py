@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
-from placer.data.keys import Keys
+from placer.data.text_keys import Keys
 from placer.errors import PlacerError, ProfileError
 from placer.files import (
     StrPath,

@@ -6,13 +6,15 @@ import lzma
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
 from placer.errors import DataError
+
+T = TypeVar("T")
 
 _OPENERS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
@@ -78,7 +80,7 @@ def open_unpacked(file: str) -> IO[bytes]:
     return stream  # type: ignore[no-any-return]
 
 
-def guarded(read: Callable[[], bytes], file: str) -> bytes:
+def guarded(read: Callable[[], T], file: str) -> T:
     """What `read` gives; a DataError that names the file if it cannot be read."""
     try:
         return read()

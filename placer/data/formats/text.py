@@ -18,7 +18,6 @@ MOST_LINE_BYTES = 16 << 20
 BLOCK_BYTES = 2 << 20
 HEAD_BYTES = 1 << 20
 """How much of a log's first file is looked at to tell what its columns are."""
-_NEWLINES = np.uint16(0x0A0A)
 _NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
 
 
@@ -77,8 +76,13 @@ class TextCursor:
         self._file: str = ""
         self._stream: IO[bytes] | None = None
         self._header: bytes | None = None
-        self._rest = b""
-        self._block = b""
+        # What was read: the block's records, then what follows them. The next block is read into
+        # the same memory: pages that a process is given anew cost as much as reading them.
+        self._buffer = bytearray()
+        self._end = self._size = 0
+        # Of each of its bytes, whether it is a newline, and whether it follows one, too.
+        self._newline_flags = np.empty((2, 0), dtype=np.bool_)
+        self._may_be_blank = False
         # The block's records, their ends, newline included, where these are known already, and
         # how many records are behind us.
         self._records = 0
@@ -122,8 +126,8 @@ class TextCursor:
         """What of the block is not behind us."""
         lines, first = None, self._lines_before + self._record + 1
         block, count = self._block, self._records - self._record
-        if not self._record and self._newlines is None and not _may_be_blank(block):
-            return Block(self._file, self._header, memoryview(block), count, first, None)
+        if not self._record and self._newlines is None and not self._may_be_blank:
+            return Block(self._file, self._header, block, count, first, None)
         start = int(self._ends[self._record - 1]) if self._record else 0
         ends = self._ends[self._record :]
         if self._newlines is not None:
@@ -136,7 +140,12 @@ class TextCursor:
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
             raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
-        return Block(self._file, self._header, memoryview(block)[start:], count, first, lines)
+        return Block(self._file, self._header, block[start:], count, first, lines)
+
+    @property
+    def _block(self) -> memoryview:
+        """The block's records."""
+        return memoryview(self._buffer)[: self._end]
 
     @property
     def _ends(self) -> npt.NDArray[np.int64]:
@@ -153,8 +162,8 @@ class TextCursor:
                     return False
                 self._file = self._files.pop(0)
                 self._stream = open_unpacked(self._file)
-                self._rest, self._lines_before, self._header = b"", 0, None
-                self._block, self._records, self._record = b"", 0, 0
+                self._lines_before, self._header = 0, None
+                self._end = self._size = self._records = self._record = 0
                 self._known_ends = self._newlines = None
             self._read_block(self._stream)
         return True
@@ -162,31 +171,34 @@ class TextCursor:
     def _read_block(self, stream: IO[bytes]) -> None:
         before = self._records if self._newlines is None else self._newlines.size
         self._lines_before += before
-        block, at_end = self._rest, False
+        rest = self._size - self._end
+        self._buffer[:rest] = self._buffer[self._end : self._size]
+        self._size, at_end = rest, False
         while True:
-            data = guarded(lambda: stream.read(BLOCK_BYTES), self._file)
-            at_end = not data
-            if at_end and block and not block.endswith(b"\n"):
-                data = b"\n"  # The last line of a file may lack its newline.
-            block += data
-            if at_end or b"\n" in data:
-                end, records = block.rfind(b"\n") + 1, block.count(b"\n")
+            read = self._read_more(stream)
+            at_end = not read
+            if at_end and self._size and self._buffer[self._size - 1] != _NEWLINE:
+                # The last line of a file may lack its newline.
+                self._buffer[self._size], read = _NEWLINE, 1
+            self._size += read
+            block, size = self._buffer, self._size
+            if at_end or block.find(b"\n", size - read, size) >= 0:
+                end, records = self._find_newlines()
                 ends, newlines = None, None
-                if self._quotes and _QUOTE in block:
-                    ends, newlines = record_ends(block, quotes=True)
+                if self._quotes and block.find(b'"', 0, size) >= 0:
+                    ends, newlines = record_ends(memoryview(block)[:size], quotes=True)
                     end, records = int(ends[-1]) if ends.size else 0, ends.size
                 if records or at_end:
                     break
-            if len(block) > MOST_LINE_BYTES:
-                raise self._too_long(block)
-        self._rest = block[end:]
-        if at_end and self._rest:
-            raise self._too_long(self._rest, block.count(b"\n", 0, end))
-        self._block, self._record, self._parsed = block[:end], 0, None
+            if size > MOST_LINE_BYTES:
+                raise self._too_long(0)
+        if at_end and end < size:
+            raise self._too_long(end)
+        self._end, self._record, self._parsed = end, 0, None
         self._records, self._known_ends = records, ends
         self._newlines = None if newlines is None else newlines[newlines < end]
         if self._has_header and self._header is None and records:
-            self._header, self._record = block[: int(self._ends[0])], 1
+            self._header, self._record = bytes(self._block[: int(self._ends[0])]), 1
         if self._record < records:
             self._found_any = True
         if not records:
@@ -194,9 +206,31 @@ class TextCursor:
             if self._is_only and not self._found_any:
                 raise DataError(f"{shown(self._file)} is empty; a log needs at least one sample")
 
-    def _too_long(self, unended: bytes, lines_above: int = 0) -> DataError:
-        line = self._lines_before + lines_above + 1
-        if self._quotes and _QUOTE in unended:
+    def _read_more(self, stream: IO[bytes]) -> int:
+        """Read behind what there is; how many bytes, 0 at the file's end."""
+        start = self._size
+        if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
+            room = bytearray(2 * start + BLOCK_BYTES + 1)
+            room[:start] = memoryview(self._buffer)[:start]
+            self._buffer = room
+            self._newline_flags = np.empty((2, len(room)), dtype=np.bool_)
+        free = memoryview(self._buffer)[start : start + BLOCK_BYTES]
+        return guarded(lambda: int(stream.readinto(free)), self._file)  # type: ignore[attr-defined]
+
+    def _find_newlines(self) -> tuple[int, int]:
+        """Where the last line ends, and how many lines there are; notes if one may be blank."""
+        text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._size)
+        found, doubled = self._newline_flags[:, : self._size]
+        np.equal(text, _NEWLINE, out=found)
+        np.logical_and(found[1:], found[:-1], out=doubled[1:])
+        self._may_be_blank = bool(found[:1].any() or doubled[1:].any())
+        lines = int(np.count_nonzero(found))
+        return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
+
+    def _too_long(self, start: int) -> DataError:
+        """What to say of a line that does not end, which begins at a place in the buffer."""
+        line = self._lines_before + self._buffer.count(b"\n", 0, start) + 1
+        if self._quotes and self._buffer.find(b'"', start, self._size) >= 0:
             return DataError(
                 f"{shown(self._file)}, line {line} opens a quote that nothing closes; close it, "
                 "or say that quotes are plain characters (--no-quotes)"
@@ -208,7 +242,7 @@ class TextCursor:
 
 
 def record_ends(
-    block: bytes, quotes: bool
+    block: bytes | memoryview, quotes: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Where records end, newline included, and the newlines where some record has several.
 
@@ -219,26 +253,13 @@ def record_ends(
     """
     text = np.frombuffer(block, dtype=np.uint8)
     newlines = np.flatnonzero(text == _NEWLINE)
-    if not quotes or _QUOTE not in block:
+    if not quotes:
         return newlines + 1, None
     # A newline ends a record unless a quote is open: a quote within quotes is written twice.
     opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1
     if not opened.any():
         return newlines + 1, None
     return newlines[~opened] + 1, newlines
-
-
-def _may_be_blank(block: bytes) -> bool:
-    """Whether a line may have nothing but its newline.
-
-    >>> _may_be_blank(b"1\\n2\\n"), _may_be_blank(b"1\\n\\n"), _may_be_blank(b"12\\n\\n3\\n")
-    (False, True, True)
-    """
-    if block.startswith(b"\n"):
-        return True
-    # Pairs of bytes at even and at odd places: a third of the time of a search for b"\n\n".
-    pairs = (np.frombuffer(block, np.uint16, (len(block) - start) // 2, start) for start in (0, 1))
-    return any(bool((pair == _NEWLINES).any()) for pair in pairs)
 
 
 def head_lines(file: str) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from placer.data.keys import Keys
+from placer.data.text_keys import Keys
 from placer.data.vocabulary import DistinctKeys
 from placer.profile.count import DenseCounts
 from placer.profile.parts.counts import batches

@@ -1,0 +1,174 @@
+"""Keys of texts, from the bytes of many texts at once; the rule is in `placer.data.keys`.
+
+Eight bytes of a text are a word, the first byte the lowest; operations work on a word of each text.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import DataError
+
+Keys = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+MOST_TEXT_BYTES = 8192
+"""Longest text that is an id: their hashes are made byte by byte."""
+
+_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+_FNV_INVERSE = np.uint64(pow(0x100000001B3, -1, 1 << 64))
+
+_WORD = 8
+_WORD_BITS = np.uint64(64)
+_BYTE, _BYTE_BITS = np.uint64(0xFF), np.uint64(8)
+_FIRST_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], dtype=np.uint64)
+"""Which bits of a word are its first n bytes."""
+
+_ONES = np.uint64(0x0101010101010101)
+"""The lowest bit of each of eight bytes."""
+
+
+def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
+    """Keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
+
+    Raises
+    ------
+    DataError
+        If a text is longer than `MOST_TEXT_BYTES`.
+
+    Examples
+    --------
+    >>> data = np.frombuffer(b"0000002asite-7", dtype=np.uint8)
+    >>> keys = text_keys(data, np.array([0, 8, 14]), np.array([8, 6, 0]))
+    >>> [hex(key) for key in keys]
+    ['0x2a', '0x2f80650177ed612a', '0x0']
+    """
+    words = _words(data)
+    eight = np.flatnonzero(lengths == _WORD)
+    if eight.size == lengths.size:
+        keys, spelled = _hex_keys(words, starts)
+        hashed = np.flatnonzero(~spelled)
+    else:
+        keys = np.zeros(lengths.size, dtype=np.uint64)
+        others = lengths > 0
+        if eight.size:
+            keys[eight], spelled = _hex_keys(words, starts[eight])
+            others[eight[spelled]] = False
+        hashed = np.flatnonzero(others)
+    if hashed.size == lengths.size:
+        return _hashes(words, starts, lengths)
+    if hashed.size:
+        keys[hashed] = _hashes(words, starts[hashed], lengths[hashed])
+    return keys
+
+
+def fnv1a(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
+    """64-bit FNV-1a hashes of the texts ``data[starts[i]:starts[i] + lengths[i]]``."""
+    return _hashes(_words(data), starts, lengths)
+
+
+def _hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    longest = int(lengths.max(initial=0))
+    if longest > MOST_TEXT_BYTES:
+        raise DataError(
+            f"an id is a text of {longest} bytes, and at most {MOST_TEXT_BYTES} are read"
+        )
+    if not longest:
+        return np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    if longest * lengths.size <= 2 * int(lengths.sum()) + _WORD * lengths.size:
+        return _similar_hashes(words, starts, lengths)
+    # Up to 8 bytes, 16, 32 and so on by themselves, so that short texts wait for no long ones.
+    hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    shorter, most = 0, _WORD
+    while shorter < longest:
+        group = np.flatnonzero((lengths > shorter) & (lengths <= most))
+        if group.size:
+            hashes[group] = _similar_hashes(words, starts[group], lengths[group])
+        shorter, most = most, 2 * most
+    return hashes
+
+
+def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """Hashes of texts, each in as many steps as the longest has bytes.
+
+    A step beyond a text's end takes a byte 0 in, which is a multiplication by the prime alone; as
+    the prime is odd, its inverse modulo 2^64 undoes it.
+    """
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    byte = np.empty_like(hashes)
+    for first, word in zip(range(0, longest, _WORD), _words_of(words, starts), strict=False):
+        if shortest < first + _WORD:
+            word &= _FIRST_BYTES.take(lengths - first, mode="clip")
+        for _ in range(min(_WORD, longest - first)):
+            np.bitwise_and(word, _BYTE, out=byte)
+            hashes ^= byte
+            hashes *= _FNV_PRIME
+            word >>= _BYTE_BITS
+    if shortest < longest:
+        undone = np.full(longest - shortest + 1, _FNV_INVERSE)
+        undone[0] = 1
+        hashes *= np.multiply.accumulate(undone).take(longest - lengths)
+    return hashes
+
+
+def _hex_keys(words: Keys, starts: Offsets) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Values of texts of eight characters, and which of them are hexadecimal.
+
+    A digit is 0x30 to 0x39, a letter 0x61 to 0x66: its value is its lower half, and 9 more if it
+    has the bit of letters. The text is hexadecimal if its values, all below 16, are written so.
+    """
+    if starts.size and int(starts[-1]) == _WORD * (starts.size - 1):
+        text = words[: starts.size]  # One text after another, none between.
+    else:
+        text = next(_words_of(words, starts))
+    values = text >> np.uint64(6)
+    values &= _ONES
+    values *= np.uint64(9)
+    other = text & (_ONES * np.uint64(0x0F))
+    values += other
+    np.add(values, _ONES * np.uint64(6), out=other)
+    other >>= np.uint64(4)
+    other &= _ONES
+    other *= np.uint64(0x61 - 0x30 - 10)
+    other += _ONES * np.uint64(0x30)
+    other += values
+    other ^= text
+    other |= values & (_ONES * np.uint64(0x10))
+    spelled = other == 0
+    # Of two neighbours the first is the higher digit, and the lower byte.
+    values *= np.uint64(1 + (1 << 12))
+    values >>= np.uint64(8)
+    values &= np.uint64(0x00FF00FF00FF00FF)
+    values *= np.uint64(1 + (1 << 24))
+    values >>= np.uint64(16)
+    values &= np.uint64(0x0000FFFF0000FFFF)
+    values *= np.uint64(1 + (1 << 48))
+    values >>= np.uint64(32)
+    if not spelled.all():
+        values[~spelled] = 0
+    return values, spelled
+
+
+def _words(data: Bytes) -> Keys:
+    """A copy as words, with a further one beyond the last byte."""
+    words = np.zeros(data.size // _WORD + 2, dtype=np.uint64)
+    words.view(np.uint8)[: data.size] = data
+    return words if words.dtype.byteorder != ">" else words.byteswap()
+
+
+def _words_of(words: Keys, starts: Offsets) -> Iterator[Keys]:
+    """The first eight bytes of each text, the next eight, and so on; beyond the data they are 0."""
+    place = starts >> 3
+    below = (starts.view(np.uint64) & np.uint64(_WORD - 1)) << np.uint64(3)
+    above = _WORD_BITS - below
+    following = words.take(place, mode="clip")
+    while True:
+        word = np.right_shift(following, below, out=following)
+        place += 1
+        following = words.take(place, mode="clip")
+        word |= following << above
+        yield word
