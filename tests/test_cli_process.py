@@ -198,6 +198,7 @@ def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> Non
     )  # fmt: skip
     # Opening a pipe waits for its reader, so that the command is at its log from here on.
     with fifo.open("w"):
+        time.sleep(0.5)  # A signal just before it waits for bytes would be seen after the wait.
         process.send_signal(signal.SIGINT)
         output, notes = process.communicate(timeout=60)
     assert process.returncode == 1

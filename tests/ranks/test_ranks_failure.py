@@ -38,7 +38,7 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
                 return
             torch.autograd.backward([output.sum() for output in outputs.values()])
         except BackendError as error:
-            (Path(folder) / "said").write_text(f"step {step}: {error}")
+            (Path(folder) / f"said by {rank}").write_text(f"step {step}: {error}")
             return
 
 
@@ -52,7 +52,7 @@ def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
         try:
             ranks[0].join(60)
             assert not ranks[0].is_alive()
-            said = (Path(folder) / "said").read_text()
+            said = (Path(folder) / "said by 0").read_text()
         finally:
             for process in ranks:
                 process.kill()
