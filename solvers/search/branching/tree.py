@@ -35,6 +35,8 @@ class BranchingParams:
         Points of all curves, a number for each phase, beyond which nothing is tried.
     root_rounds, node_rounds : int
         Programs of the whole problem, and of any other part of the search space.
+    most_gap : float
+        A gap beyond which the plan waits for what the program leaves out, such as a host.
     gap_factor : float
         Each search is for plans so much nearer to the bound than the last one's.
     placements : int
@@ -48,6 +50,7 @@ class BranchingParams:
     most_points: int = 2_000_000
     root_rounds: int = 12
     node_rounds: int = 2
+    most_gap: float = 2.0
     gap_factor: float = 0.7
     placements: int = 100
     rounded_share: float = 0.3
@@ -115,6 +118,8 @@ class BranchAndBound:
         if not found.is_solved:
             return
         self._prove(found.bound)
+        if self.best.step_time_s > self.bound_s * (1 + p.most_gap):
+            return
         gap *= _NEARLY  # So that it is met in spite of rounding.
         wanted, may_gain = math.inf, True
         while not self.spent and wanted > gap and may_gain and self.bound_s:
