@@ -105,10 +105,10 @@ def new_folder(path: StrPath) -> Iterator[Path]:
     PlacerError
         If there is something at `path` already, or it cannot be written, as on a full disk.
     """
-    folder = HiddenFolder(Path(path))
-    target = folder.target
+    target = Path(path)  # "" is the folder where we are, which has no name.
     if target.exists() or target.is_symlink():
         raise PlacerError(f"{target} exists already; give another name, or remove it")
+    folder = HiddenFolder(target)
     try:
         folder.begin()
         yield folder.partial

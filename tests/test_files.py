@@ -151,6 +151,12 @@ def test_a_folder_that_another_writes_is_left_alone(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["shards"]
 
 
+@pytest.mark.parametrize("path", ["", "."])
+def test_the_folder_where_we_are_is_no_new_one(path: str) -> None:
+    with pytest.raises(PlacerError, match="exists already"), new_folder(path):
+        raise AssertionError("it is not begun")
+
+
 def test_a_folder_is_replaced_in_one_step(tmp_path: Path) -> None:
     for text in ("old", "new"):
         hidden = HiddenFolder(tmp_path / "step")

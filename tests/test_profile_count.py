@@ -141,6 +141,11 @@ def test_a_sample_equals_counting_the_blocks_that_it_kept(tmp_path: Path) -> Non
         assert two.encoding is None
 
 
+def test_counts_that_are_larger_than_memory_are_refused() -> None:
+    with pytest.raises(DataError, match=r"counts of 1,152,921,504,606,846,976 rows take .* bytes"):
+        DenseCounts(1 << 60)
+
+
 def test_counts_widen_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = DenseCounts(3)
     limit = np.iinfo(np.uint32).max

@@ -146,9 +146,14 @@ class DenseCounts:
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.values: npt.NDArray[np.uint32] | npt.NDArray[np.uint64] = np.zeros(
-            rows, dtype=np.uint32
-        )
+        self.values: npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+        try:
+            self.values = np.zeros(rows, dtype=np.uint32)
+        except MemoryError as error:
+            raise DataError(
+                f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; "
+                "give fewer rows"
+            ) from error
         # Lookups that can be added before any count could exceed 32 bits.
         self._headroom = np.iinfo(np.uint32).max
 
