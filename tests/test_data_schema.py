@@ -1,6 +1,9 @@
 """Schemas: what columns were taken for, written to a file, and read with the log again."""
 
+import os
+import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,29 @@ def test_standard_input_and_stores_of_fsspec(log: Path, monkeypatch: pytest.Monk
         (one,), (two,) = expected.chunks(), other.chunks()
         np.testing.assert_array_equal(one.features["user"].ids, two.features["user"].ids)
     assert stored.identity() == expected.identity()
+
+
+def test_devices_and_pipes_larger_than_the_disk_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for device in ("/dev/zero", "/dev/urandom"):
+        with pytest.raises(DataError, match="is a device, not a log"):
+            open_log(device)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # A limit of a file's size stands for a full disk: both end a write with an error.
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    reads, writes = os.pipe()
+    os.write(writes, b"\0" * 4000)
+    os.close(writes)
+    with os.fdopen(reads, "rb") as stream:
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+        try:
+            with pytest.raises(DataError, match=r"cannot copy stdin, .* set TMPDIR"):
+                open_log("-")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_larger_id_of_a_later_log_is_found_at_once(tmp_path: Path) -> None:

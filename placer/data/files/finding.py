@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from stat import S_ISCHR, S_ISFIFO
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote, unquote, urlsplit
 
 from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
 from placer.errors import DataError
+from placer.units import format_bytes
 
 STANDARD_INPUT = "-"
 _MAGIC = re.compile(r"[*?\[]")
@@ -160,14 +161,31 @@ def _regex(pattern: str) -> str:
     )
 
 
-_copies: list[Any] = []
+def _is_endless(stream: IO[bytes]) -> bool:
+    """Whether it is a device other than a terminal or the one without content."""
+    try:
+        device = os.fstat(stream.fileno())
+    except OSError:  # Not a file at all, but bytes in memory.
+        return False
+    is_empty = os.path.samestat(device, Path(os.devnull).stat())
+    return S_ISCHR(device.st_mode) and not (stream.isatty() or is_empty)
 
 
 def _copied(stream: IO[bytes], name: str) -> str:
     """A temporary file, deleted when the process ends, with all that a pipe holds."""
+    if _is_endless(stream):
+        raise DataError(f"{shown(name)} is a device, not a log; name a file, a folder or a pipe")
     folder = tempfile.mkdtemp(prefix="placer-")
-    _copies.append(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with Path(folder, name).open("wb") as file:
-        shutil.copyfileobj(stream, file, 1 << 20)
-    return str(Path(folder, name))
+    copy = Path(folder, name)
+    try:
+        with copy.open("wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+    except OSError as error:
+        read = copy.stat().st_size if copy.exists() else 0
+        shutil.rmtree(folder, ignore_errors=True)
+        raise DataError(
+            f"cannot copy {shown(name)}, a pipe, into {folder} ({first_line(error)} after"
+            f" {format_bytes(read)}); write it into a file first, or set TMPDIR to a larger disk"
+        ) from error
+    return str(copy)

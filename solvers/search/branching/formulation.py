@@ -72,8 +72,8 @@ class Formulation:
         Whether a part's shard is long enough for a phase to wait for it.
     starts, sizes : int64, shape (parts,)
         First point and number of points of each part.
-    chosen : bool, shape (points,)
-        Points that are in linear programs already.
+    first_points : int64
+        Points that the first linear program begins with: the cheapest at some prices of HBM.
     """
 
     def __init__(self, instance: Instance, upper_s: float, price_s_per_byte: float) -> None:
@@ -127,30 +127,18 @@ class Formulation:
         self.points = np.hstack(points) if points else np.zeros((1 + self.phases, 0))
         self.points[0] /= self.unit_bytes
         self.points[1:] /= unit_s
-        self.chosen = np.zeros(self.points.shape[1], dtype=bool)
         price = price_s_per_byte * self.unit_bytes / unit_s
         time = instance.objective.weights @ self.points[1:]
         least = np.minimum.reduceat(time, self.starts) if points else np.zeros(0)
         self.is_long = least * unit_s >= _LONG_SHARE * upper_s
-        for factor in _PRICE_FACTORS if points else ():
-            self.choose(time + factor * price * self.points[0])
+        costs = [time + factor * price * self.points[0] for factor in _PRICE_FACTORS]
+        cheapest = [least_of_each(each, self.starts, self.sizes)[1] for each in costs if points]
+        self.first_points: Int = np.unique(cheapest)
 
     @property
     def is_complete(self) -> bool:
         """Whether every table has an option that one GPU has room for."""
         return bool(np.unique(self.table_of).size == self.instance.tables)
-
-    def choose(self, costs: Float) -> Float:
-        """The least cost of each part, shape (parts,); its point joins linear programs.
-
-        Parameters
-        ----------
-        costs : float64, shape (points,)
-        """
-        least: Float = np.minimum.reduceat(costs, self.starts)
-        at = np.flatnonzero(costs == np.repeat(least, self.sizes))
-        self.chosen[at[np.unique(self.part_of_point[at], return_index=True)[1]]] = True
-        return least
 
     def _arena(self, arena: object) -> int:
         return self._arenas.setdefault(arena, len(self._arenas))
@@ -170,6 +158,25 @@ class Formulation:
             points = np.vstack(found)
             parts.append((shard, times, points[:, np.isfinite(points).all(axis=0)]))
         return parts
+
+
+def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
+    """The least of the costs of each part, and the first point that has it, shapes (parts,).
+
+    Parameters
+    ----------
+    costs : float64, shape (points,)
+        Part by part.
+    starts, sizes : int64, shape (parts,)
+
+    Examples
+    --------
+    >>> least_of_each(np.array([3.0, 2.0, 2.0, 5.0]), np.array([0, 3]), np.array([3, 1]))
+    (array([2., 5.]), array([1, 3]))
+    """
+    least: Float = np.minimum.reduceat(costs, starts)
+    at = np.flatnonzero(costs == np.repeat(least, sizes))
+    return least, at[np.searchsorted(at, starts)]
 
 
 def _layout(instance: Instance, table: int, option: ShardingOption) -> Layout:

@@ -5,9 +5,16 @@ group: which of them a further shard goes to makes no difference, so that it is 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import Formulation, Int, Layout
+
+_ENOUGH = 1e-4
+"""A program whose value is so near its bound needs no more options and points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,10 @@ class Node:
         Step time in units of the formulation.
     depth : int
         Negative, so that of equal bounds the deepest comes first.
+    extra : float64, shape (options of the node,)
+        What an option costs beyond its table's cheapest at the prices of the last program.
+    points : int64
+        Points of curves that the node's first program has.
     """
 
     bound: float
@@ -46,6 +57,58 @@ class Node:
     groups: tuple[Group, ...] = field(compare=False)
     layouts: dict[int, Layout] = field(compare=False)
     options: Int = field(compare=False)
+    extra: Float = field(compare=False)
+    points: Int = field(compare=False)
+
+    def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
+        """The node with some of its options only, one level below."""
+        options, extra = self.options[kept], self.extra[kept]
+        return replace(self, depth=self.depth - 1, options=options, extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """A node's relaxation.
+
+    Attributes
+    ----------
+    bound : float
+        No placement of the node is faster; or none is as fast as the limit, where it is above that.
+    value : float
+        Of the program, which has not all points: the bound or above it.
+    options : int64
+        Options that a placement as fast as the limit can use.
+    extra : float64
+        What each of them costs beyond its table's cheapest, at the prices of the bound.
+    points : int64
+        Points that are cheapest, or nearly, at the prices of the bound.
+    chosen : float64, shape (options of the node,)
+        Shares of a table's options.
+    served : float64, shape (parts, groups)
+        Shards of a part that each group serves.
+    is_solved : bool
+        Otherwise the solver stopped early, and nothing is known.
+    """
+
+    bound: float
+    value: float
+    options: Int
+    extra: Float
+    points: Int
+    chosen: Float
+    served: Float
+    is_solved: bool = True
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether more options and points would hardly change it."""
+        return self.value - self.bound <= _ENOUGH * self.value
+
+    @classmethod
+    def unknown(cls, node: Node) -> "Relaxed":
+        """Of a node that was not looked at."""
+        none = np.zeros(0)
+        return cls(0.0, 0.0, node.options, node.extra, node.points, none, none, is_solved=False)
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:

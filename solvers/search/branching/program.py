@@ -1,102 +1,37 @@
 """The linear relaxation of the integer program over groups of GPUs alike; see the package.
 
-The program has some points of each curve. Its dual prices give the bound, over all points: for any
-prices of rows, no solution costs less than what the rows are worth and each table's cheapest option
-(Lagrangian duality; Neumaier and Shcherbina 2004, doi:10.1007/s10107-003-0433-3, make a bound safe
-against rounding in the same way). The points that are cheapest at these prices join the next
-program (Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101).
+The program has some options of each table, and some points of each curve: those that were nearly
+the cheapest at the prices of the last program. Its own dual prices give the bound, over all options
+and points: for any prices of rows, no solution costs less than what the rows are worth and each
+table's cheapest option (Lagrangian duality; Neumaier and Shcherbina 2004,
+doi:10.1007/s10107-003-0433-3, make a bound safe against rounding in the same way). What is cheapest
+at these prices joins the next program (Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101).
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from solvers.model.knapsack import Float
-from solvers.search.branching.formulation import UNITS, Formulation, Int
-from solvers.search.branching.nodes import Node
+from solvers.search.branching.formulation import UNITS, Formulation, Int, least_of_each
+from solvers.search.branching.nodes import Node, Relaxed
+from solvers.search.branching.rows import Rows
 
 _LACKING = 100 * UNITS
 """What it costs if a GPU lacks as much HBM as it has."""
 
-_ENOUGH = 1e-4
-"""A program whose value is so near its bound needs no more points."""
+_NEAR = 3.0
+"""Points that cost so much more than their part's cheapest stay in the next program."""
 
-
-@dataclass(frozen=True, slots=True)
-class Relaxed:
-    """A node's relaxation.
-
-    Attributes
-    ----------
-    bound : float
-        No placement of the node is faster; or none is as fast as the limit, where it is above that.
-    value : float
-        Of the program, which has not all points: the bound or above it.
-    options : int64
-        Options that a placement as fast as the limit can use.
-    chosen : float64, shape (options of the node,)
-        Shares of a table's options.
-    served : float64, shape (parts, groups)
-        Shards of a part that each group serves.
-    is_solved : bool
-        Otherwise the solver stopped early, and nothing is known.
-    """
-
-    bound: float
-    value: float
-    options: Int
-    chosen: Float
-    served: Float
-    is_solved: bool = True
-
-    @classmethod
-    def unknown(cls, node: Node) -> "Relaxed":
-        """Of a node that was not looked at."""
-        none = np.zeros(0)
-        return cls(0.0, 0.0, node.options, none, none, is_solved=False)
-
-
-class _Rows:
-    """Rows of a sparse program, collected block by block."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._entries: list[tuple[Any, ...]] = []
-        self._limits: list[tuple[Float, Float]] = []
-
-    def block(self, count: int, low: Any, high: Any) -> int:
-        """So many further rows; the first one's number."""
-        first = self.count
-        self._limits.append((np.broadcast_to(low, count), np.broadcast_to(high, count)))
-        self.count += count
-        return first
-
-    def add(self, rows: Any, columns: Any, values: Any) -> None:
-        """Entries, of which any may be one for all."""
-        self._entries.append(tuple(np.broadcast_arrays(rows, columns, values)))
-
-    @property
-    def limits(self) -> tuple[Any, Any]:
-        """Lower and upper limits, shapes (rows,)."""
-        low, high = (np.concatenate(each) for each in zip(*self._limits, strict=True))
-        return low.astype(np.float64), high.astype(np.float64)
-
-    def matrix(self, columns: int) -> Any:
-        """All entries, those of one place summed."""
-        from scipy import sparse
-
-        rows, at, values = (
-            np.concatenate([np.ravel(entry[number]) for entry in self._entries])
-            for number in range(3)
-        )
-        shape = self.count, columns
-        return sparse.csr_matrix((values.astype(np.float64), (rows, at)), shape)
+_TRIED = 0.3
+"""A program has the options that cost no more, beyond their tables' cheapest, than this share of
+what a placement may cost beyond the node's bound."""
 
 
 class GroupProgram:
-    """The linear program of a node, with the points that are chosen so far.
+    """The linear program of a node, with some of its options and points.
 
     Parameters
     ----------
@@ -114,6 +49,11 @@ class GroupProgram:
         self.at_option = np.full(len(f.options), -1)
         self.at_option[node.options] = np.arange(options)
         self.parts = np.flatnonzero(self.at_option[f.option_of] >= 0)
+        tables = f.table_of[node.options]
+        least = np.full(f.instance.tables, np.inf)
+        np.minimum.at(least, tables, node.extra)
+        self.tried = node.extra - least[tables] <= _TRIED * (most - node.bound)
+        self.part_tried = self.tried[self.at_option[f.option_of[self.parts]]]
         self._pair()
         # Columns: T, T[f], arenas of groups, launches and lacking bytes of groups, options, points.
         self.phase_at, self.arena_at = 1, 1 + f.phases
@@ -122,7 +62,7 @@ class GroupProgram:
         self.option_at = self.lack_at + groups
         self.point_at = self.option_at + options
         self.columns = self.point_at + self.points.shape[1]
-        self.rows = _Rows()
+        self.rows = Rows()
         self._add_chains()
         self._add_tables()
         self._add_arenas()
@@ -142,9 +82,10 @@ class GroupProgram:
         self.part_at, self.group = np.nonzero(allowed)
         self.part = self.parts[self.part_at]
         self.table = f.part_table[self.part]
-        chosen = np.flatnonzero(f.chosen)
+        chosen = node.points
         counts = np.bincount(f.part_of_point[chosen], minlength=f.sizes.size)
-        firsts = np.cumsum(counts) - counts
+        counts[self.parts[~self.part_tried]] = 0
+        firsts = np.searchsorted(f.part_of_point[chosen], np.arange(f.sizes.size))
         of_pair = counts[self.part]
         self.pair = np.repeat(np.arange(self.part.size), of_pair)
         within = np.arange(self.pair.size) - np.repeat(np.cumsum(of_pair) - of_pair, of_pair)
@@ -275,39 +216,55 @@ class GroupProgram:
         f, groups = self.formulation, self.sizes.size
         matrix = self.rows.matrix(self.columns)
         low, high = self.rows.limits
-        least, most = np.zeros(self.columns), np.full(self.columns, np.inf)
+        least: Any = np.zeros(self.columns)
+        most: Any = np.full(self.columns, np.inf)
         most[self.arena_at : self.launch_at] = np.repeat(self.sizes, f.arenas)
         least[self.launch_at : self.lack_at] = self.sizes
         most[self.launch_at : self.lack_at] = self.sizes * f.arenas
         most[self.option_at : self.point_at] = 1.0
-        aim = np.eye(1, self.columns)[0]
+        aim: Any = np.eye(1, self.columns)[0]
         aim[self.lack_at : self.option_at] = _LACKING
+        # Options that are not tried have neither columns nor rows of their own.
+        columns = np.ones(self.columns, dtype=bool)
+        columns[self.option_at : self.point_at] = self.tried
+        rows = np.ones(self.rows.count, dtype=bool)
+        rows[self.serve_row + np.flatnonzero(~self.part_tried)] = False
+        program = matrix[:, np.flatnonzero(columns)][np.flatnonzero(rows)]
         model = linear.ModelBuilderHelper()
-        model.fill_model_from_sparse_data(least, most, aim, low, high, matrix)
+        model.fill_model_from_sparse_data(
+            least[columns], most[columns], aim[columns], low[rows], high[rows], program
+        )
         solver = linear.ModelSolverHelper("GLOP")
+        # There is little to remove, and looking for it takes a sixth of the time.
+        solver.set_solver_specific_parameters("use_preprocessing: false")
         solver.set_time_limit_in_seconds(max(0.01, time_limit_s))
         solver.solve(model)
         if solver.status() != linear.SolveStatus.OPTIMAL:
             return Relaxed.unknown(self.node)
-        values, prices = np.array(solver.variable_values()), np.array(solver.dual_values())
+        values, prices = np.zeros(self.columns), np.zeros(self.rows.count)
+        values[columns], prices[rows] = solver.variable_values(), solver.dual_values()
         # Of no interest are placements that are slower, or do not fit.
         most[: self.arena_at] = self.most
         most[self.lack_at : self.option_at] = 0.0
-        bound, extra = self._bound(prices, aim - matrix.T @ prices, low, high, least, most)
+        due = aim - matrix.T @ prices
+        bound, extra, points = self._bound(prices, due, low, high, least, most)
         options, served = self.node.options, np.zeros((f.sizes.size, groups))
         np.add.at(served, (self.part[self.pair], self.group[self.pair]), values[self.point_at :])
+        useful = extra <= self.most - bound
         return Relaxed(
             bound,
             float(values[0]),
-            options[extra <= self.most - bound],
+            options[useful],
+            extra[useful],
+            points,
             values[self.option_at : self.point_at],
             served,
         )
 
     def _bound(
         self, prices: Float, due: Float, low: Float, high: Float, least: Float, most: Float
-    ) -> tuple[float, Float]:
-        """The bound at any prices of rows, and what each option costs beyond its table's cheapest.
+    ) -> tuple[float, Float, Int]:
+        """The bound at any prices of rows, what options cost beyond their tables' cheapest, points.
 
         Parameters
         ----------
@@ -328,16 +285,19 @@ class GroupProgram:
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
         bound += float((head * ends)[head != 0].sum())
-        cheapest = self._cheapest(prices, groups)
+        cheapest, points = self._cheapest(prices, groups)
         costs = due[self.option_at : self.point_at].copy()
         of_part = self.at_option[f.option_of[self.parts]]
-        np.add.at(costs, of_part, cheapest[self.parts] * f.times[self.parts])
+        np.add.at(costs, of_part, cheapest * f.times[self.parts])
         of_table = np.full(f.instance.tables, np.inf)
         np.minimum.at(of_table, f.table_of[options], costs)
-        return bound + float(of_table.sum()), costs - of_table[f.table_of[options]]
+        return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points
 
-    def _cheapest(self, prices: Float, groups: int) -> Float:
-        """What a shard of each part costs at least at prices of rows: of all points and groups."""
+    def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
+        """What a shard of each part costs at least at prices of rows: of all points and groups.
+
+        And the points that cost this, or little more in any group.
+        """
         f = self.formulation
         fixed = -prices[self.serve_row + self.part_at] - prices[self.apart_row + self.apart_of]
         for of, first in ((self.arena_of, self.arena_row), (self.decided_of, 0)):
@@ -350,18 +310,33 @@ class GroupProgram:
             weights[1 + phase, mine] -= (
                 prices[row + self.single_of[mine]] / f.times[self.part[mine]]
             )
-        cheapest: Float = np.full(f.sizes.size, np.inf)
+        sizes = f.sizes[self.parts]
+        starts, numbers, points = self._all_points()
+        cheapest: Float = np.full(self.parts.size, np.inf)
+        near = np.zeros(numbers.size, dtype=bool)
+        known = np.isin(numbers, self.node.points)
         for group in range(groups):
             mine = np.flatnonzero(self.group == group)
-            of_parts = np.zeros((1 + f.phases, f.sizes.size))
-            of_parts[:, self.part[mine]] = weights[:, mine]
-            extra = np.full(f.sizes.size, np.inf)
-            extra[self.part[mine]] = fixed[mine]
-            costs = np.zeros(f.points.shape[1])
+            of_parts = np.zeros((1 + f.phases, self.parts.size))
+            of_parts[:, self.part_at[mine]] = weights[:, mine]
+            extra = np.full(self.parts.size, np.inf)
+            extra[self.part_at[mine]] = fixed[mine]
+            costs = np.repeat(extra, sizes)
             for row in np.flatnonzero(of_parts.any(axis=1)).tolist():
-                costs += np.repeat(of_parts[row], f.sizes) * f.points[row]
-            cheapest = np.minimum(cheapest, f.choose(costs) + extra)
-        return cheapest
+                costs += np.repeat(of_parts[row], sizes) * points[row]
+            least, at = least_of_each(costs, starts, sizes)
+            near[at[np.isfinite(least)]] = True
+            near |= known & (costs <= _NEAR)
+            cheapest = np.minimum(cheapest, least)
+        return cheapest, numbers[near]
+
+    def _all_points(self) -> tuple[Int, Int, Float]:
+        """All points of the node's parts: each part's first, their numbers, and themselves."""
+        f = self.formulation
+        sizes = f.sizes[self.parts]
+        starts = np.cumsum(sizes) - sizes
+        numbers = np.repeat(f.starts[self.parts] - starts, sizes) + np.arange(int(sizes.sum()))
+        return starts, numbers, f.points[:, numbers]
 
 
 def relaxed(
@@ -376,7 +351,12 @@ def relaxed(
             return best or found
         if best is None or found.bound >= best.bound:
             best = found
-        if found.bound >= most or found.value - found.bound <= _ENOUGH * found.value:
+        if found.bound >= most or found.is_exact:
             break
+        # The next program has this one's options and points, and those that its prices ask for.
+        extra = np.full(node.options.size, np.inf)
+        extra[np.isin(node.options, found.options)] = found.extra
+        points = np.union1d(node.points, found.points)
+        node = replace(node, extra=np.minimum(extra, node.extra), points=points)
     assert best is not None, "there is at least one round"
     return best

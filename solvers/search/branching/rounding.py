@@ -5,8 +5,7 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.instance import TableShard
 from solvers.search.branching.formulation import Formulation
-from solvers.search.branching.nodes import Node
-from solvers.search.branching.program import Relaxed
+from solvers.search.branching.nodes import Node, Relaxed
 
 
 def rounded(formulation: Formulation, node: Node, relaxation: Relaxed) -> Assignment | None:

@@ -14,8 +14,8 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.search.branching.formulation import Formulation, Layout
-from solvers.search.branching.nodes import Group, Node, divided, first_groups
-from solvers.search.branching.program import Relaxed, relaxed
+from solvers.search.branching.nodes import Group, Node, Relaxed, divided, first_groups
+from solvers.search.branching.program import relaxed
 from solvers.search.branching.rounding import rounded
 from solvers.search.moves import improve
 
@@ -23,6 +23,15 @@ _Cut = tuple[Layout, list[tuple[Group, ...]], Node]
 """A layout of a table, the ways to serve its shards, and the node with this layout."""
 
 _NEARLY = 1 - 1e-6
+
+_GROWTH = 1 / 3
+"""A search for plans that are half as far from the bound takes about eight times as long."""
+
+_USED = 0.8
+"""Share of what is left that the next search is to take."""
+
+_LEAST_STEP = 0.95
+"""The least change of the gap from one search to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class BranchingParams:
     most_gap: float = 2.0
     gap_factor: float = 0.7
     placements: int = 100
-    rounded_share: float = 0.3
+    rounded_share: float = 0.2
     programs: int = 25
 
 
@@ -95,7 +104,7 @@ class BranchAndBound:
     def run(self, gap: float) -> None:
         """`search` with as many threads as there are cores; with one where steps are limited.
 
-        As points of curves join programs when they are found, the order of programs matters.
+        Threads would end after another program in every run.
         """
         threads = self.clock.limits.threads or os.cpu_count() or 1
         if self.clock.repeats or threads == 1:
@@ -113,7 +122,8 @@ class BranchAndBound:
         """
         f, p = self.formulation, self.params
         options = np.arange(len(f.options))
-        root = Node(0.0, 0, 0, first_groups(f), {}, options)
+        none = np.zeros(options.size)
+        root = Node(0.0, 0, 0, first_groups(f), {}, options, none, f.first_points)
         found = self._relaxed(root, self.limit, p.root_rounds)
         if not found.is_solved:
             return
@@ -121,10 +131,19 @@ class BranchAndBound:
         if self.best.step_time_s > self.bound_s * (1 + p.most_gap):
             return
         gap *= _NEARLY  # So that it is met in spite of rounding.
-        wanted, may_gain = math.inf, True
+        wanted, may_gain, factor = math.inf, True, p.gap_factor
         while not self.spent and wanted > gap and may_gain and self.bound_s:
-            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * p.gap_factor)
+            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
+            left = self._left
             may_gain = self._search(root, wanted)
+            # A search that does not end proves nothing: it has to fit into what is left.
+            share = (left - self._left) / max(_USED * self._left, 1e-9)
+            factor = min(max(p.gap_factor, share**_GROWTH), _LEAST_STEP)
+
+    @property
+    def _left(self) -> float:
+        """Seconds or programs that are left."""
+        return self.params.programs - self.programs if self.clock.repeats else self.clock.left_s
 
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
@@ -159,15 +178,8 @@ class BranchAndBound:
         if table is None:
             return None
         of_table = f.table_of[node.options] == table
-        others = node.options[~of_table]
-        below = replace(node, depth=node.depth - 1)
-        return self._kept(
-            [
-                replace(below, options=np.sort(np.append(others, number)))
-                for number in node.options[of_table].tolist()
-            ],
-            gap,
-        )
+        each = node.options[of_table].tolist()
+        return self._kept([node.within(~of_table | (node.options == one)) for one in each], gap)
 
     def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
         """A node with each layout of a table, and each way to serve its shards."""
@@ -176,15 +188,14 @@ class BranchAndBound:
         of_table = f.table_of[node.options] == table
         for number in node.options[of_table].tolist():
             of_layout[f.layouts[number]].append(number)
-        below = replace(node, depth=node.depth - 1)
         one_way: list[_Cut] = []
         several: list[_Cut] = []
         for layout, mine in of_layout.items():
-            options = np.sort(np.append(node.options[~of_table], mine))
             ways = list(islice(divided(node.groups, table, layout), most + 1))
             if ways:
                 known = one_way if len(ways) == 1 else several
-                known.append((layout, ways, replace(below, options=options)))
+                cut = node.within(~of_table | np.isin(node.options, mine))
+                known.append((layout, ways, cut))
         # Most layouts are out of the question, however they are served.
         kept = list(self._examined([cut for _, _, cut in several], gap))
         left = [(*each[:2], cut) for each, cut in zip(several, kept, strict=True) if cut]
@@ -215,7 +226,17 @@ class BranchAndBound:
             self._round(node, found)
             left = np.unique(self.formulation.table_of[found.options]).size
             bound = max(node.bound, found.bound)
-            yield replace(node, bound=bound, options=found.options) if left == tables else None
+            yield (
+                replace(
+                    node,
+                    bound=bound,
+                    options=found.options,
+                    extra=found.extra,
+                    points=found.points,
+                )
+                if left == tables
+                else None
+            )
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
         if self.spent:
