@@ -83,7 +83,7 @@ class AutoParams:
     linear_program_places: int = 20_000
     few_places: int = 2000
     large_annealing_share: float = 0.7
-    branching_share: float = 0.6
+    branching_share: float = 0.75
     branching_places: int = 500
     few_gpus: int = 8
     program_places: int = 1500
@@ -108,7 +108,7 @@ class Auto(StagedStrategy):
         prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """First plans, a closer bound, small problems exactly, branching, annealing, searches."""
+        """First plans, small problems exactly, branching, a closer bound, annealing, searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
@@ -118,9 +118,9 @@ class Auto(StagedStrategy):
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
-            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
+            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("annealed", lambda s: annealing(s, annealing_share, annealed)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
