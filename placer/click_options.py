@@ -6,6 +6,7 @@ For `cli.py` alone, which is the only one that imports click through it.
 import errno
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import zip_longest
@@ -21,7 +22,7 @@ from placer.default_options import default_options
 from placer.errors import PlacerError
 from placer.files import check_place
 from placer.knobs import Option, called, choices_of, members
-from placer.report.failures import one_line_errors
+from placer.report.failures import one_line_errors, plain_usage_errors
 from placer.topology.presets import preset_help
 from placer.units import parse_seconds
 
@@ -102,6 +103,16 @@ class OutputPath(click.Path):
         return path
 
 
+class WholeNumber(click.IntRange):
+    """A number from some least one on; one that no count can have is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number > sys.maxsize:
+            self.fail(f"{value} is too large", param, ctx)
+        return number
+
+
 def _click_type(hint: Any, limits: Option) -> Any:
     """The click type of a type: of its members, where there may be several."""
     choices = [choice for choice in choices_of(hint) if choice is not None]
@@ -113,7 +124,7 @@ def _click_type(hint: Any, limits: Option) -> Any:
         return _LocalPath(path_type=Path)
     if least is None:
         return kind
-    limited: Any = click.IntRange if kind is int else click.FloatRange
+    limited: Any = WholeNumber if kind is int else click.FloatRange
     return limited(least, min_open=limits.least is None)
 
 
@@ -275,8 +286,12 @@ def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
 class Commands(click.Group):
     """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        with plain_usage_errors():
+            return super().make_context(*args, **settings)
+
     def invoke(self, context: click.Context) -> Any:
-        with one_line_errors():
+        with one_line_errors(), plain_usage_errors():
             context.default_map = default_options(self._options(), os.environ)
             return super().invoke(context)
 

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
+import click
+
 from placer.errors import PlacerError
 from placer.report.plain import shortened
 
@@ -40,11 +42,29 @@ def one_line_errors() -> Iterator[None]:
         if error.errno == errno.ENOSPC and error.filename is None:
             _drop_stdout()
             _end(f"cannot write the result: {error.strerror}")
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            _end(f"cannot use {error.filename}: {error.strerror}")
         _unexpected(error)
     except Exception as error:
         if type(error).__module__.startswith("click"):
             raise
         _unexpected(error)
+
+
+@contextlib.contextmanager
+def plain_usage_errors() -> Iterator[None]:
+    r"""Errors of the command line in one line, whatever characters an argument has.
+
+    >>> with plain_usage_errors():
+    ...     raise click.UsageError("no option --a\x1b[2J\n")
+    Traceback (most recent call last):
+    click.exceptions.UsageError: no option --a\x1b[2J
+    """
+    try:
+        yield
+    except click.UsageError as error:
+        error.message = shortened(error.message).rstrip()
+        raise
 
 
 def _unexpected(error: Exception) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +35,14 @@ class Format:
     write : callable
         Writes it, and what belongs beside it, into a folder.
     read : callable
+    change : callable or None
+        Changes a file in a folder, where changes of bytes and values would find little.
     """
 
     name: str
     write: Callable[[Path], object]
     read: Callable[[Path], object]
+    change: Callable[[Path, random.Random], object] | None = None
 
 
 def _log(folder: Path) -> Path:

@@ -92,6 +92,9 @@ def files_of(path: Path) -> list[Path]:
 
 def change(format_: Format, folder: Path, choose: random.Random) -> None:
     """Change the bytes of a file in a folder, or its values."""
+    if format_.change is not None:
+        format_.change(folder, choose)
+        return
     path = folder / format_.name
     file = choose.choice([*files_of(path), *([path] if path.is_file() else [])])
     sound = file.read_bytes()
@@ -130,9 +133,10 @@ def run(seconds: float, seed: int, names: list[str], inputs: int) -> dict[str, C
         until, done, batch = time.monotonic() + seconds, 0, 0
         while time.monotonic() < until and done < inputs:
             batch += 1
-            turns = [name for name in names if name not in SLOW or batch % SLOW_EVERY == 0]
+            quick = [name for name in names if name not in SLOW]
+            turns = names if batch % SLOW_EVERY == 0 else quick or names
             order = [*turns * (BATCH // len(turns)), *turns[: BATCH % len(turns)]]
-            results = _batch_in_a_process(sound, work, order or names, f"{seed}-{batch}")
+            results = _batch_in_a_process(sound, work, order, f"{seed}-{batch}")
             for name, result in results:
                 done += 1
                 handled = result in ("read", "refused")

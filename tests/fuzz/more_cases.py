@@ -14,18 +14,20 @@ import pyarrow.parquet as pq
 from calibration_cases import calibration
 from click.testing import CliRunner
 from fuzz_cases import FORMATS, Format, _log, _plan, _read_log, _saved
+from option_cases import change_line, read_line, write_inputs
 
 from cli import main
 from cost_models.calibrated.calibration import Calibration
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.network import Networks, shapes
 from cost_models.learned.parts import PARTS
-from placer import Topology
+from placer import Plan, Topology
 from placer.data import open_log
 from placer.data.schema import Schema
 from placer.default_options import default_options
 from placer.dense.file import read as read_dense
 from placer.errors import PlacerError
+from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.workloads import named_workload
@@ -152,6 +154,21 @@ def _planned(path: Path) -> None:
     )  # fmt: skip
 
 
+def _kept(cache: Path) -> None:
+    """Plan with a cache, and check the plan that comes of it."""
+    made = cache.with_name("made.json")
+    with mock.patch.dict(os.environ, {"PLACER_CACHE": str(cache)}):
+        command(
+            "plan", "--workload", "random-3@1", "--topology", "2xh100", "--solver", "greedy-cost",
+            "-o", made,
+        )  # fmt: skip
+        command("cache")
+    plan = Plan.load(made)
+    assert not violations(plan)
+    assert len(plan.topology.gpus) == 2
+    assert len(plan.tables) == 3
+
+
 def _followed(path: Path) -> None:
     if not (path.parent / "old-profile").exists():
         named_workload("random-3@1").save(path.parent / "old-profile")
@@ -241,8 +258,19 @@ FORMATS |= {
     "constrain": Format("rules.json", _written("rules.json", json.dumps(_RULES)), _constrained),
     "export-checkpoint": Format("step-000000000003", _plan_and_checkpoint, _exported),
     "reshard": Format("shards", FORMATS["shards"].write, _resharded),
+    "kept": Format("cache", lambda folder: _kept(folder / "cache"), _kept),
+    "line": Format("line.txt", write_inputs, read_line, change_line),
 }
-SLOW = {"report", "replan", "plan-profile", "constrain", "show-plan", "show-profile", "merge"}
+SLOW = {
+    "line",
+    "report",
+    "replan",
+    "plan-profile",
+    "constrain",
+    "show-plan",
+    "show-profile",
+    "merge",
+}
 """Formats whose readers take tenths of a second, and which are read less often."""
 
 COMMANDS = SLOW | {
