@@ -1,8 +1,8 @@
 """Files of every format that placer reads, sound ones, and how they are read."""
 
 import json
-import shutil
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -30,7 +30,7 @@ LINES = tuple(
         "merge profile profile -o made",
         "workloads mlperf-dcnv2",
         "topology 2x2xh100 --hbm 8GiB -o machine.yaml",
-        "plan --profile profile --topology 1xh100 --solver greedy-cost --batch-size 64 -o made.json",
+        "plan --profile profile --topology 1xh100 --solver greedy-size --batch-size 64 -o a.json",
         "plan --workload random-3@1 --topology 2xh100 --hbm 1GiB --solver greedy-size -o made.json",
         "cache --clear",
         "compare --workload random-3@1 --topology 2xh100 --solvers greedy-size,greedy-cost",
