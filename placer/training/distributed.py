@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 
 T = TypeVar("T")
+_POLL_S = 0.01
 
 
 class Ranks:
@@ -207,7 +210,9 @@ def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
         torch.cuda.set_device(torch.device(device_of_rank(config.device)))
     if ours:
         try:
-            dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo", timeout=timeout, **_own_store(timeout)
+            )
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise BackendError(
@@ -231,6 +236,65 @@ def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
                 dist.destroy_process_group()
             else:
                 ranks.close()
+
+
+def _own_store(timeout: timedelta | None) -> dict[str, Any]:
+    """Where these processes meet, apart from those that torchrun started before them.
+
+    torchrun keeps one store over its restarts, in which the addresses of lost processes stay: new
+    ones would connect to them, or wait. Its count of restarts does not tell starts apart, because
+    each of its nodes has a count of its own.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    options = {} if timeout is None else {"timeout": timeout}
+    store, rank, world = next(dist.rendezvous("env://", **options))
+    start = name_of_start(store, rank, world, store.timeout.total_seconds())
+    return {"store": dist.PrefixStore(start, store), "rank": rank, "world_size": world}
+
+
+def name_of_start(store: "dist.Store", rank: int, world: int, wait_s: float) -> str:
+    """A name that all ranks of one start have, and no earlier start of the same store.
+
+    Each rank leaves a word that is its own, and rank 0 answers to that word. What a lost rank left
+    is answered too, but never thanked for; rank 0 waits until the living ranks have taken its name.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        What earlier starts wrote may still be in it.
+    rank, world : int
+    wait_s : float
+        How long the other ranks are waited for, in seconds.
+
+    Raises
+    ------
+    RuntimeError
+        If they do not come.
+
+    Examples
+    --------
+    >>> store = dist.HashStore()
+    >>> name_of_start(store, 0, 1, 1.0) != name_of_start(store, 0, 1, 1.0)
+    True
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"placer rank {rank}", own)
+        store.wait([f"placer start {own}"], timedelta(seconds=wait_s))
+        start: str = store.get(f"placer start {own}").decode()
+        store.set(f"placer {start} {rank}", "1")
+        return start
+    silent, until = list(range(1, world)), time.monotonic() + wait_s
+    while silent:
+        for other in [other for other in silent if store.check([f"placer rank {other}"])]:
+            store.set(f"placer start {store.get(f'placer rank {other}').decode()}", own)
+        silent = [other for other in silent if not store.check([f"placer {own} {other}"])]
+        if silent and time.monotonic() > until:
+            raise RuntimeError(f"rank {silent[0]} did not come within {wait_s:g} s")
+        if silent:
+            time.sleep(_POLL_S)
+    return own
 
 
 def device_of_rank(device: str) -> str:

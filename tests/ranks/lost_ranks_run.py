@@ -64,11 +64,9 @@ PHASES: dict[str, tuple[type, str, str | None]] = {
 }
 """The method before which a rank is lost, and the kind of exchange; ``published`` is after it."""
 OF_CHECKPOINTS = tuple(PHASES)[5:]
-PASSED_ON = ("writing", "rows of a checkpoint", "publishing", "published")
+PASSED_ON = ("writing", "publishing", "published")
 """Phases in which a rank that meets an error tells the others."""
 FAULTS = ("killed", "stopped", "error", "clock ahead", "clock back")
-WAITS = ("gradients/error", "update/error", "rows of a checkpoint/error")
-"""Where all ranks wait for the timeout today, if one meets an error that it does not expect."""
 _DAYS_S = 3 * 86400.0
 
 
@@ -318,7 +316,7 @@ def main() -> None:
     )
     options.add_argument("--elastic", action="store_true", help="restart by torchrun, too")
     given = options.parse_args()
-    chosen = given.cell or [name for name in every if name not in WAITS]
+    chosen = given.cell or list(every)
     if given.under_torchrun is not None:
         torch.set_num_threads(1)
         sys.exit(rank_trains(int(os.environ["RANK"]), given.under_torchrun, *every[chosen[0]]))

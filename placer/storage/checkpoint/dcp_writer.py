@@ -98,6 +98,9 @@ def write_folder(
             save({}, storage_writer=writer, planner=planner, process_group=group, **alone)
     except CheckpointException as failure:
         _raise_first(failure, folder.target, planner.lost)
+    except _OutOfStep as error:
+        assert error.__cause__ is not None, "raised from what went wrong"
+        raise error.__cause__ from None
     except RuntimeError as error:
         if planner.world == 1:
             raise
@@ -231,8 +234,22 @@ class _Planner(SavePlanner):
         try:
             return now.tables.fetch(now.requests)
         except BaseException as error:
-            self.lost = error  # The processes are out of step.
-            raise
+            self.lost = error
+            if self.world == 1:
+                raise
+            raise _OutOfStep("a round of a checkpoint failed") from error
+
+
+class _OutOfStep(Exception):
+    """A round failed here, while other processes may wait in it.
+
+    What a process meets in its part of a save is pickled and told to all. They would wait for each
+    other, these in the round and this one in the telling. So it is not told: pickling it raises it,
+    this process leaves the save, and the others find its connections closed.
+    """
+
+    def __reduce__(self) -> NoReturn:
+        raise self
 
 
 class _Writer(FileSystemWriter):
