@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 _POLL_S = 0.01
@@ -224,14 +227,17 @@ def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
     if dist.get_backend() != "gloo":
         parent = dist.new_group(backend="gloo", timeout=timeout)
     ranks = Ranks(Communicator(parent, torch.device("cpu")))
-    lost = False
+    together = True
     try:
         yield ranks
-    except BackendError:
-        lost = True  # Waiting for a rank that is gone would hang.
+    except BaseException as error:
+        # Destroying a group waits for what is under way in it, such as a gradient that DDP sends:
+        # for ever, if a rank is gone, or if this one alone meets an error that the others do not
+        # know of. When the process ends its connections close, by which the others learn of it.
+        together = isinstance(error, PlacerError) and not isinstance(error, BackendError)
         raise
     finally:
-        if not lost:
+        if together:
             if ours:
                 dist.destroy_process_group()
             else:
@@ -247,13 +253,19 @@ def _own_store(timeout: timedelta | None) -> dict[str, Any]:
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    options = {} if timeout is None else {"timeout": timeout}
-    store, rank, world = next(dist.rendezvous("env://", **options))
+    from torch.distributed.rendezvous import rendezvous  # Not everywhere is it available.
+
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    store, rank, world = next(rendezvous("env://", **options))
     start = name_of_start(store, rank, world, store.timeout.total_seconds())
-    return {"store": dist.PrefixStore(start, store), "rank": rank, "world_size": world}
+    return {
+        "store": dist.distributed_c10d.PrefixStore(start, store),
+        "rank": rank,
+        "world_size": world,
+    }
 
 
-def name_of_start(store: "dist.Store", rank: int, world: int, wait_s: float) -> str:
+def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
     """A name that all ranks of one start have, and no earlier start of the same store.
 
     Each rank leaves a word that is its own, and rank 0 answers to that word. What a lost rank left

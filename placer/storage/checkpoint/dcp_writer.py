@@ -99,8 +99,7 @@ def write_folder(
     except CheckpointException as failure:
         _raise_first(failure, folder.target, planner.lost)
     except _OutOfStep as error:
-        assert error.__cause__ is not None, "raised from what went wrong"
-        raise error.__cause__ from None
+        raise (error.__cause__ or error) from None
     except RuntimeError as error:
         if planner.world == 1:
             raise
