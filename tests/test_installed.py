@@ -11,10 +11,13 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+
+from placer import Plan
 
 _THEIRS = "raise SystemExit('a module of the user was imported: ' + __name__)\n"
 _TRAINER = """
@@ -58,13 +61,13 @@ def test_the_command_is_ours_beside_modules_of_the_user(tmp_path: Path) -> None:
     assert shown.startswith("Usage: placer workloads")
 
 
-_WITHOUT_TORCH = """
+_WITHOUT = """
 import sys
-class NoTorch:
+class Without:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"{name} is not to be imported", name="torch")
-sys.meta_path.insert(0, NoTorch())
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"{name} is not to be imported", name=name)
+sys.meta_path.insert(0, Without())
 import placer
 placer.Plan, placer.Profile, placer.Problem, placer.Topology, placer.Constraints
 from cli import main
@@ -82,26 +85,58 @@ compare --workload random-3@7 --topology 2xt4 --solvers greedy-size,greedy-cost
 replan --from plan.json --workload random-3@7 --topology 1xt4 --time-limit 0.2 -o next.json
 diff plan.json next.json
 whatif --workload random-3@7 --topology 2xt4 --time-limit 0.2
+"""
+
+
+_LOG = """
 profile log.tsv --log-format criteo --id-mapping hash --rows 9 -o profile
 plan --profile profile --topology 2xt4 --solver greedy-cost -o own.json
 """
 
 
-@pytest.mark.slow
-def test_planning_imports_no_torch(tmp_path: Path) -> None:
-    """A finder refuses it: neither a help page, nor a log's profile, nor a plan needs it."""
-    (tmp_path / "log.tsv").write_text("\t".join(["1", *["3"] * 13, *["0a1b2c3d"] * 26]) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TORCH],
-        cwd=tmp_path,
-        input=_PLANNING.strip(),
+def run_without(
+    libraries: Sequence[str], lines: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run commands in a process in which a finder refuses some libraries."""
+    return subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *libraries],
+        cwd=folder,
+        input=lines.strip(),
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.slow
+def test_planning_imports_no_torch(tmp_path: Path) -> None:
+    """Neither a help page, nor a log's profile, nor a plan needs it."""
+    (tmp_path / "log.tsv").write_text("\t".join(["1", *["3"] * 13, *["0a1b2c3d"] * 26]) + "\n")
+    done = run_without(["torch"], _PLANNING + _LOG.strip(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert "plan.json is sound" in done.stdout
     assert (tmp_path / "own.json").exists()
+
+
+@pytest.mark.slow
+def test_planning_works_without_arrow_and_scipy(tmp_path: Path) -> None:
+    """Branch and bound included, which gets its programs another way. Logs need Arrow."""
+    missing = ["torch", "pyarrow", "scipy"]
+    for name, libraries in (("with", []), ("without", missing)):
+        line = f"plan --workload random-3@7 --topology 2xt4 --steps 9 --no-cache -o {name}.json"
+        done = run_without(libraries, line, tmp_path)
+        assert done.returncode == 0, done.stderr
+    both = [Plan.load(tmp_path / name) for name in ("with.json", "without.json")]
+    assert both[0].shards == both[1].shards
+    done = run_without(missing, _PLANNING, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "plan.json is sound" in done.stdout
+    (tmp_path / "log.csv").write_text("label,item\n1,2\n")
+    refused = run_without(missing, "profile log.csv -o profile", tmp_path)
+    assert (
+        "this needs Apache Arrow, which is not installed here: pip install pyarrow"
+        in refused.stderr
+    )
 
 
 @pytest.fixture(scope="module")

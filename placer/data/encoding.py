@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placer.data.keys import Missing
 from placer.data.layout import Layout
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
+from placer.data.names import Missing
 from placer.data.text_keys import Keys
 from placer.errors import DataError
 from placer.files import sha256_json

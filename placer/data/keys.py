@@ -12,17 +12,16 @@ format or chunk it is read from:
 - a missing value (null or empty text) is key 0, as in the DLRM reference, or no lookup.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from placer.data.names import Missing
 from placer.data.text_keys import Bytes, Keys, Offsets, text_keys
 from placer.errors import DataError
-
-Missing = Literal["zero", "empty"]
 
 _SHORT_BYTES = 16
 """Mean length up to which texts are hashed in less time than Arrow looks them up in."""

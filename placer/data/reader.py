@@ -14,10 +14,9 @@ from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
 from placer.data.held import InMemory, batches_of, is_in_memory
 from placer.data.in_memory import ArrowSource
-from placer.data.keys import Missing
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
-from placer.data.names import FORMATS, LABEL, Format
+from placer.data.names import FORMATS, LABEL, Format, Missing
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 

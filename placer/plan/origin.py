@@ -8,16 +8,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from placer.data.encoded import EncodedLog
 from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
-from placer.data.reader import open_log
 from placer.errors import PlacerError, PlanError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.workloads import named_workload
+
+if TYPE_CHECKING:
+    from placer.data.encoded import EncodedLog
 
 
 @overload
@@ -101,7 +102,7 @@ def open_log_of(
     *,
     other_data: bool = False,
     options: TextOptions | None = None,
-) -> EncodedLog:
+) -> "EncodedLog":
     """A log, its ids mapped to rows as in the profile that a plan was made from.
 
     Parameters
@@ -120,6 +121,8 @@ def open_log_of(
     PlanMismatchError
         If that profile is not there, or has no id mapping.
     """
+    from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
+
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(

@@ -12,6 +12,9 @@ import click
 from placer.errors import PlacerError
 from placer.report.plain import shortened
 
+_LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
+"""Libraries that planning does without, by the name that pip knows them by."""
+
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
@@ -33,9 +36,10 @@ def one_line_errors() -> Iterator[None]:
     except PlacerError as error:
         _end(str(error))
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        name = (error.name or "").partition(".")[0]
+        if name not in _LEFT_OUT:
             _unexpected(error)
-        _end("this needs PyTorch, which is not installed here: pip install torch")
+        _end(f"this needs {_LEFT_OUT[name]}, which is not installed here: pip install {name}")
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise  # Whoever reads has enough, as `head` has.
@@ -63,8 +67,7 @@ def plain_usage_errors() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        error.message = shortened(error.message).rstrip()
-        raise
+        raise click.UsageError(shortened(error.format_message()), error.ctx) from None
 
 
 def _unexpected(error: Exception) -> NoReturn:

@@ -17,8 +17,8 @@ from placer.data.formats.columns import (
     written_as_text,
 )
 from placer.data.formats.partitions import Partitions
-from placer.data.keys import Missing
 from placer.data.layout import Layout
+from placer.data.names import Missing
 from placer.data.source import RawBatch
 from placer.errors import DataError
 

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
-from placer.data.keys import Missing, bags_from_arrow, can_be_ids, is_list, is_text
+from placer.data.keys import bags_from_arrow, can_be_ids, is_list, is_text
 from placer.data.layout import Layout
-from placer.data.names import IdType
+from placer.data.names import IdType, Missing
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
 

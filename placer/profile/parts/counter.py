@@ -20,10 +20,9 @@ from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
 from placer.data.held import BatchSource, InMemory, batches_of
 from placer.data.in_memory import ArrowSource
-from placer.data.keys import Missing
 from placer.data.log import Bags
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
-from placer.data.names import MappingKind
+from placer.data.names import MappingKind, Missing
 from placer.data.source import samples_of
 from placer.data.vocabulary import Run, vocabulary_of
 from placer.errors import DataError

@@ -10,7 +10,7 @@ import pyarrow as pa
 from placer.data.formats.columns import Columns
 from placer.data.held import BatchSource
 from placer.data.in_memory import ArrowSource
-from placer.data.keys import Missing
+from placer.data.names import Missing
 from placer.data.source import RawBatch
 from placer.errors import DataError
 

@@ -17,7 +17,7 @@ import numpy as np
 from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import UNITS, Formulation, Int, least_of_each
 from solvers.search.branching.nodes import Node, Relaxed
-from solvers.search.branching.rows import Rows
+from solvers.search.branching.rows import Rows, linear_model
 
 _LACKING = 100 * UNITS
 """What it costs if a GPU lacks as much HBM as it has."""
@@ -214,7 +214,6 @@ class GroupProgram:
         from ortools.linear_solver.python import model_builder_helper as linear
 
         f, groups = self.formulation, self.sizes.size
-        matrix = self.rows.matrix(self.columns)
         low, high = self.rows.limits
         least: Any = np.zeros(self.columns)
         most: Any = np.full(self.columns, np.inf)
@@ -229,11 +228,7 @@ class GroupProgram:
         columns[self.option_at : self.point_at] = self.tried
         rows = np.ones(self.rows.count, dtype=bool)
         rows[self.serve_row + np.flatnonzero(~self.part_tried)] = False
-        program = matrix[:, np.flatnonzero(columns)][np.flatnonzero(rows)]
-        model = linear.ModelBuilderHelper()
-        model.fill_model_from_sparse_data(
-            least[columns], most[columns], aim[columns], low[rows], high[rows], program
-        )
+        model = linear_model(self.rows, aim, least, most, (rows, columns))
         solver = linear.ModelSolverHelper("GLOP")
         # There is little to remove, and looking for it takes a sixth of the time.
         solver.set_solver_specific_parameters("use_preprocessing: false")
@@ -246,7 +241,7 @@ class GroupProgram:
         # Of no interest are placements that are slower, or do not fit.
         most[: self.arena_at] = self.most
         most[self.lack_at : self.option_at] = 0.0
-        due = aim - matrix.T @ prices
+        due = aim - self.rows.priced(prices, self.columns)
         bound, extra, points = self._bound(prices, due, low, high, least, most)
         options, served = self.node.options, np.zeros((f.sizes.size, groups))
         np.add.at(served, (self.part[self.pair], self.group[self.pair]), values[self.point_at :])
@@ -278,7 +273,7 @@ class GroupProgram:
         # A price of a limit that is not there is a rounding error: nothing is lost by leaving it.
         wrong = (prices > 0) & np.isinf(low) | (prices < 0) & np.isinf(high)
         if wrong.any():
-            due = due + self.rows.matrix(self.columns).T @ np.where(wrong, prices, 0.0)
+            due = due + self.rows.priced(np.where(wrong, prices, 0.0), self.columns)
             prices = np.where(wrong, 0.0, prices)
         paid = prices != 0
         bound = float((prices * np.where(prices > 0, low, high))[paid].sum())

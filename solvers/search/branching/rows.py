@@ -1,10 +1,15 @@
 """Rows of a sparse linear program, block by block."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from solvers.model.knapsack import Float
+from solvers.search.branching.formulation import Int
+
+Flags = npt.NDArray[np.bool_]
 
 
 class Rows:
@@ -32,13 +37,57 @@ class Rows:
         low, high = (np.concatenate(each) for each in zip(*self._limits, strict=True))
         return low.astype(np.float64), high.astype(np.float64)
 
-    def matrix(self, columns: int) -> Any:
-        """All entries, those of one place summed."""
-        from scipy import sparse
-
-        rows, at, values = (
+    @property
+    def entries(self) -> tuple[Int, Int, Float]:
+        """Row, column and value of all entries, shapes (entries,)."""
+        rows, columns, values = (
             np.concatenate([np.ravel(entry[number]) for entry in self._entries])
             for number in range(3)
         )
-        shape = self.count, columns
-        return sparse.csr_matrix((values.astype(np.float64), (rows, at)), shape)
+        return rows, columns, values.astype(np.float64)
+
+    def priced(self, prices: Float, columns: int) -> Float:
+        """What prices of rows make of each column, shape (columns,)."""
+        rows, at, values = self.entries
+        return np.bincount(at, values * prices[rows], columns).astype(np.float64)
+
+
+def linear_model(
+    rows: Rows, aim: Float, least: Float, most: Float, kept: tuple[Flags, Flags]
+) -> Any:
+    """OR-Tools' model of some rows and columns of a program that minimises its aim.
+
+    It takes a matrix at once if it is one of scipy's. Where that is not installed, it gets one
+    entry after the other, in a few times as long.
+
+    Parameters
+    ----------
+    aim, least, most : float64, shape (columns,)
+    kept : tuple of arrays of bool, shapes (rows,) and (columns,)
+        Those that the model has.
+    """
+    from ortools.linear_solver.python import model_builder_helper as linear
+
+    model: Any = linear.ModelBuilderHelper()
+    of_rows, of_columns = kept
+    low, high = (limit[of_rows] for limit in rows.limits)
+    aim, least, most = (each[of_columns] for each in (aim, least, most))
+    row, column, values = rows.entries
+    mine = of_rows[row] & of_columns[column]
+    row = (np.cumsum(of_rows) - 1)[row[mine]]
+    column, values = (np.cumsum(of_columns) - 1)[column[mine]], values[mine]
+    with contextlib.suppress(ImportError):
+        from scipy import sparse
+
+        matrix = sparse.csr_matrix((values, (row, column)), (low.size, aim.size))
+        model.fill_model_from_sparse_data(least, most, aim, low, high, matrix)
+        return model
+    model.add_var_array_with_bounds(least, most, np.zeros(aim.size, dtype=bool), "")
+    model.set_objective_coefficients(list(range(aim.size)), aim.tolist())
+    for number, (lower, upper) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        model.add_linear_constraint()
+        model.set_constraint_lower_bound(number, lower)
+        model.set_constraint_upper_bound(number, upper)
+    for entry in zip(row.tolist(), column.tolist(), values.tolist(), strict=True):
+        model.add_term_to_constraint(*entry)
+    return model
