@@ -3,6 +3,7 @@
 For `cli.py` alone, which is the only one that imports click through it.
 """
 
+import contextlib
 import errno
 import inspect
 import os
@@ -22,7 +23,8 @@ from placer.default_options import default_options
 from placer.errors import PlacerError
 from placer.files import check_place
 from placer.knobs import Option, called, choices_of, members
-from placer.report.failures import one_line_errors, plain_usage_errors
+from placer.report.failures import one_line_errors
+from placer.report.plain import shortened
 from placer.topology.presets import preset_help
 from placer.units import parse_seconds
 
@@ -283,15 +285,30 @@ def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
         yield now + equals + value
 
 
+@contextlib.contextmanager
+def _plain_usage_errors() -> Iterator[None]:
+    r"""Errors of the command line in one line, whatever characters an argument has.
+
+    >>> with _plain_usage_errors():
+    ...     raise click.UsageError("no option --a\x1b[2J")
+    Traceback (most recent call last):
+    click.exceptions.UsageError: no option --a\x1b[2J
+    """
+    try:
+        yield
+    except click.UsageError as error:
+        raise click.UsageError(shortened(error.format_message()), error.ctx) from None
+
+
 class Commands(click.Group):
     """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with plain_usage_errors():
+        with _plain_usage_errors():
             return super().make_context(*args, **settings)
 
     def invoke(self, context: click.Context) -> Any:
-        with one_line_errors(), plain_usage_errors():
+        with one_line_errors(), _plain_usage_errors():
             context.default_map = default_options(self._options(), os.environ)
             return super().invoke(context)
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-import click
-
 from placer.errors import PlacerError
 from placer.report.plain import shortened
 
@@ -53,21 +51,6 @@ def one_line_errors() -> Iterator[None]:
         if type(error).__module__.startswith("click"):
             raise
         _unexpected(error)
-
-
-@contextlib.contextmanager
-def plain_usage_errors() -> Iterator[None]:
-    r"""Errors of the command line in one line, whatever characters an argument has.
-
-    >>> with plain_usage_errors():
-    ...     raise click.UsageError("no option --a\x1b[2J\n")
-    Traceback (most recent call last):
-    click.exceptions.UsageError: no option --a\x1b[2J
-    """
-    try:
-        yield
-    except click.UsageError as error:
-        raise click.UsageError(shortened(error.format_message()), error.ctx) from None
 
 
 def _unexpected(error: Exception) -> NoReturn:
