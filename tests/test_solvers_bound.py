@@ -21,7 +21,7 @@ from problem_cases import (
 )
 
 from cost_models import CostCurve, Roofline, ShardingOption
-from placer import Plan, Problem, TableProfile
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfile
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
@@ -451,6 +451,18 @@ def test_a_step_of_next_to_no_time_has_a_bound() -> None:
     works = lagrangian._Works(options, np.array([0.0, shortest_s]), np.zeros(2), np.eye(2)[:, :1])
     bound_s, best = lagrangian._best_bound(instance, [works], np.zeros(1), 0.0)
     assert (bound_s, best) == (0.0, 0)
+
+
+@pytest.mark.parametrize("coverage", [1e-300, 1e-311, 1e-312, 1e-313])
+def test_rows_that_are_hardly_ever_read_have_prices(coverage: float) -> None:
+    """What HBM saves is then less than the smallest normal float for each byte."""
+    features = (Feature("t", pooling_factor=2.0, coverage=coverage, pooling="none"),)
+    table = Table("t", 2, 3, optimizer="sgd", features=features)
+    profile = Profile((TableProfile(table, AccessCdf(np.arange(3), np.array([0, 0.5, 1]))),))
+    problem = Problem(profile, Topology.parse("1xh100", hbm=60_000), 5)
+    instance = Instance(problem, Roofline())
+    assert instance.prices[[0, -1]].tolist() == [np.inf, 0.0]
+    assert lagrangian_bound(instance).step_time_s >= 0
 
 
 @st.composite

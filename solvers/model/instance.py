@@ -131,9 +131,10 @@ class Instance:
             worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
             if worth.size:
                 low, high = min(low, float(worth.min())), max(high, float(worth.max()))
-        if not high:
+        least = high * _LEAST_WORTH
+        if least < np.finfo(np.float64).tiny * 2:  # Below, numbers lose digits, and become 0.
             return np.array([np.inf, 0.0])
-        low = max(low, high * _LEAST_WORTH)
+        low = max(low, least)
         steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
         coarse = np.geomspace(high * 2, low / 2, steps)
         taken = np.zeros(steps)
