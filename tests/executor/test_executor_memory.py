@@ -1,6 +1,7 @@
 """A step needs as much memory as the plan says, in either tier."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from executor_cases import backward, random_gradients
 from torch.profiler import ProfilerActivity, profile
+from triton.runtime.interpreter import GridExecutor
 
 from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
@@ -28,6 +30,22 @@ from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
 ROWS, DIM, SAMPLES, LOOKUPS = 30_000, 32, 128, 8
+
+
+@pytest.fixture
+def launches_keep_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton's interpreter leaves what a launch used in cycles: they are collected at once."""
+    launch = GridExecutor.__call__
+
+    def launch_and_collect(self: GridExecutor, *args: object, **options: object) -> None:
+        launch(self, *args, **options)
+        gc.collect()
+
+    monkeypatch.setattr(GridExecutor, "__call__", launch_and_collect)
+    gc.collect()
+    gc.freeze()  # each collection looks at what came since then alone
+    yield
+    gc.unfreeze()
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -107,11 +125,18 @@ def batches(count: int) -> list[BagBatch]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_keep_nothing")
 @pytest.mark.parametrize(
-    ("lookup", "hot"),
-    [("staged", ROWS), ("staged", ROWS // 10), ("cached", ROWS // 10), ("uva", ROWS // 2)],
+    ("lookup", "hot", "spare"),
+    [
+        ("staged", ROWS, 0.01),
+        ("staged", ROWS // 10, 0.03),
+        ("cached", ROWS // 10, 0.05),
+        ("uva", ROWS // 2, 0.01),
+    ],
 )
-def test_a_step_peaks_within_three_percent_of_the_plan(lookup: Lookup, hot: int) -> None:
+def test_a_step_peaks_just_below_the_plan(lookup: Lookup, hot: int, spare: float) -> None:
+    """On a GPU lookups and cache entries can be sorted at once, which a plan has room for."""
     plan = plan_with(lookup, hot)
     model = PlacedEmbeddings(plan, backend="triton")
 
@@ -126,7 +151,8 @@ def test_a_step_peaks_within_three_percent_of_the_plan(lookup: Lookup, hot: int)
     held = model.memory_use()
     hbm = sum(size for (device, _), size in held.items() if device == "gpu:0")
     planned = device_memory(plan)
-    assert hbm + transient == pytest.approx(planned["gpu:0"].total_bytes, rel=0.03)
+    most = planned["gpu:0"].total_bytes
+    assert (1 - spare) * most <= hbm + transient <= most
     assert held.get(("host:0", "dram"), 0) == pytest.approx(planned["host:0"].total_bytes, rel=0.03)
 
 
