@@ -10,9 +10,10 @@ from solvers.search.annealing.rating import (
     make_change,
     number_on,
     rate,
+    set_change,
     step_time_s,
 )
-from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
+from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, State
 
 
 @compiled
@@ -50,9 +51,10 @@ def exchange(
             return False
     if not may_go(model, state, moved, item, other, taken):
         return False
-    state.change[slow] = (item, item_back, NOBODY, NOBODY)
-    state.change[other] = (item_back, item, NOBODY, NOBODY)
-    if not make_change(model, state, rules, np.array([slow, other]), temperature, rng):
+    set_change(state.change, slow, item, item_back, NOBODY, NOBODY)
+    set_change(state.change, other, item_back, item, NOBODY, NOBODY)
+    state.changed[0], state.changed[1] = slow, other
+    if not make_change(model, state, rules, 2, temperature, rng):
         return False
     drop(state, moved, number)
     if taken >= 0:
@@ -63,19 +65,29 @@ def exchange(
 
 
 @compiled
+def first_least(values: Float) -> int:
+    """Where the least of some values is first."""
+    found = 0
+    for number in range(values.size):
+        if values[number] < values[found]:
+            found = number
+    return found
+
+
+@compiled
 def choose_gpus(
     model: Model,
     state: State,
     rules: Rules,
     unit: int,
     option: int,
-    chosen: Int,
     rng: np.random.Generator,
 ) -> bool:
-    """A GPU for each shard of an option of a unit; whether all find one.
+    """A GPU for each shard of an option of a unit, into `chosen`; whether all find one.
 
     The same GPUs at times, or those that are done first with a phase, by turns and by chance.
     """
+    chosen, done_s = state.chosen, state.done_s
     gpus, count = state.held.size, model.item_count[option]
     before = model.item_count[state.option[unit]]
     if count == before and rng.random() < 0.5:
@@ -90,11 +102,14 @@ def choose_gpus(
                 return False
         return True
     phase = int(rng.random() * model.scale_s.size)
-    done_s = state.phase_s[:, phase].copy()
-    noise = 0.5 * done_s.max()
+    noise = 0.0
+    for gpu in range(gpus):
+        done_s[gpu] = state.phase_s[gpu, phase]
+        noise = max(noise, 0.5 * done_s[gpu])
     for number in range(before):
         gpu = state.gpu[unit, number]
-        state.change[gpu] = (item_of(model, state, unit, number), NOBODY, NOBODY, NOBODY)
+        item = item_of(model, state, unit, number)
+        set_change(state.change, gpu, item, NOBODY, NOBODY, NOBODY)
         if rate(model, state, rules, gpu):
             done_s[gpu] = state.new_phase_s[gpu, phase]
     for gpu in range(gpus):
@@ -103,7 +118,7 @@ def choose_gpus(
             done_s[gpu] = np.inf
     for number in range(count):
         home = model.home[model.first_item[option] + number]
-        gpu = home if home >= 0 else int(np.argmin(done_s))
+        gpu = home if home >= 0 else first_least(done_s)
         if not np.isfinite(done_s[gpu]):
             return False
         chosen[number] = gpu
@@ -124,22 +139,24 @@ def reshard(
     first, old = model.first_option[unit], state.option[unit]
     # Cheap options are first, and tried more often.
     option = first + int((model.first_option[unit + 1] - first) * rng.random() ** 2)
-    gpus, most = state.held.size, state.gpu.shape[1]
-    chosen = np.full(most, NOBODY)
-    if not choose_gpus(model, state, rules, unit, option, chosen, rng):
+    if not choose_gpus(model, state, rules, unit, option, rng):
         return False
+    chosen, change = state.chosen, state.change
     gone, come = model.replica[old], model.replica[option]
     if gone == come:
         gone, come = NOBODY, NOBODY
-    state.change[:, :2] = NOBODY
-    state.change[:, 2] = gone
-    state.change[:, 3] = come
+    for gpu in range(state.held.size):
+        set_change(change, gpu, NOBODY, NOBODY, gone, come)
     for number in range(model.item_count[old]):
-        state.change[state.gpu[unit, number], 0] = model.first_item[old] + number
+        change[state.gpu[unit, number], 0] = model.first_item[old] + number
     for number in range(model.item_count[option]):
-        state.change[chosen[number], 1] = model.first_item[option] + number
-    changed = np.array([gpu for gpu in range(gpus) if state.change[gpu].max() >= 0])
-    if not make_change(model, state, rules, changed, temperature, rng):
+        change[chosen[number], 1] = model.first_item[option] + number
+    count = 0
+    for gpu in range(state.held.size):
+        if max(change[gpu, 0], change[gpu, 1], gone, come) >= 0:
+            state.changed[count] = gpu
+            count += 1
+    if not make_change(model, state, rules, count, temperature, rng):
         return False
     for number in range(model.item_count[old]):
         drop(state, unit, number)
@@ -156,7 +173,11 @@ def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
     if rng.random() >= 0.5:
         return int(rng.random() * gpus)
     if gpus <= rules.many_gpus:
-        return int(np.argmax(state.energy))
+        slow = 0
+        for gpu in range(gpus):
+            if state.energy[gpu] > state.energy[slow]:
+                slow = gpu
+        return slow
     slow = int(rng.random() * gpus)
     for _ in range(15):
         gpu = int(rng.random() * gpus)
@@ -219,6 +240,8 @@ def run_moves(
         step_s = step_time_s(model, state)
         if step_s < best_s * (1 - 1e-7):
             best_s = step_s
-            best_option[:] = state.option
-            best_gpu[:] = state.gpu
+            for unit in range(best_option.size):
+                best_option[unit] = state.option[unit]
+                for number in range(best_gpu.shape[1]):
+                    best_gpu[unit, number] = state.gpu[unit, number]
     return best_s

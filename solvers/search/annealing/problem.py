@@ -76,14 +76,14 @@ class AnnealingProblem:
         instance = self.instance
         rows = [BYTES, *range(instance.rows_of_costs)[PHASES]]
         kinds, prices = len(instance.kinds), instance.prices.size
-        self._costs = np.zeros((len(self.items), kinds, len(rows), prices))
+        self._costs = np.zeros((len(self.items), kinds, prices, len(rows)))
         numbers: dict[Arena, int] = {}
         first_arena, arena = [0], []
         for number, item in enumerate(self.items):
             for shard in item:
                 arena.append(numbers.setdefault(instance.arena_of(shard), len(numbers)))
                 for kind, gpu in enumerate(instance.kinds):
-                    self._costs[number, kind] += instance.priced_costs(shard, gpu)[rows]
+                    self._costs[number, kind] += instance.priced_costs(shard, gpu)[rows].T
             first_arena.append(len(arena))
         self._first_arena, self._arena = np.array(first_arena), np.array(arena)
         self._arenas = len(numbers)
@@ -166,7 +166,7 @@ class AnnealingProblem:
         return State(
             option=option,
             gpu=gpu_of,
-            sums=np.ascontiguousarray(assignment.sums[:, rows]),
+            sums=np.ascontiguousarray(assignment.sums[:, rows].swapaxes(1, 2)),
             phase_s=np.zeros((gpus, phases)),
             energy=np.zeros(gpus),
             on=on,
@@ -177,6 +177,9 @@ class AnnealingProblem:
             change=np.full((gpus, 4), NOBODY),
             new_phase_s=np.zeros((gpus, phases)),
             new_energy=np.zeros(gpus),
+            changed=np.zeros(gpus, dtype=np.int64),
+            chosen=np.full(gpu_of.shape[1], NOBODY),
+            done_s=np.zeros(gpus),
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:

@@ -38,30 +38,47 @@ def number_on(gpu_of: Int, unit: int, gpu: int) -> int:
 
 
 @compiled
+def set_change(change: Int, gpu: int, gone: int, come: int, gone_too: int, come_too: int) -> None:
+    """The items that leave a GPU and arrive, each an item or -1."""
+    change[gpu, 0], change[gpu, 1], change[gpu, 2], change[gpu, 3] = gone, come, gone_too, come_too
+
+
+@compiled
+def changed_arenas(model: Model, state: State, gpu: int) -> int:
+    """How many arenas a GPU has after its change."""
+    count_arenas(model, state, gpu, False)
+    arenas = int(state.arenas[gpu])
+    count_arenas(model, state, gpu, True)
+    return arenas
+
+
+@compiled
 def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
     """Count the arenas of a change's items in and out of those of a GPU, or undo that."""
+    counts, first_arena, arena_of = state.counts, model.first_arena, model.arena
+    change, arenas = state.change, state.arenas
     for place in range(4):
-        item = state.change[gpu, place]
+        item = change[gpu, place]
         if item < 0:
             continue
         step = 1 if (place % 2 == 1) != back else -1
-        for number in range(model.first_arena[item], model.first_arena[item + 1]):
-            arena = model.arena[number]
-            before = state.counts[gpu, arena]
-            state.counts[gpu, arena] = before + step
-            state.arenas[gpu] += int(before + step > 0) - int(before > 0)
+        for number in range(first_arena[item], first_arena[item + 1]):
+            arena = arena_of[number]
+            before = counts[gpu, arena]
+            counts[gpu, arena] = before + step
+            arenas[gpu] += int(before + step > 0) - int(before > 0)
 
 
 @compiled
 def cost_at(
-    sums: Float, costs: Float, change: Int, gpu: int, kind: int, row: int, price: int
+    sums: Float, costs: Float, change: Int, gpu: int, kind: int, price: int, row: int
 ) -> float:
     """A row of a GPU's sums after its change."""
-    value = float(sums[gpu, row, price])
+    value = float(sums[gpu, price, row])
     for place in range(4):
         item = change[gpu, place]
         if item >= 0:
-            cost = costs[item, kind, row, price]
+            cost = costs[item, kind, price, row]
             value += cost if place % 2 else -cost
     return value
 
@@ -69,40 +86,42 @@ def cost_at(
 @compiled
 def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
     """Phases and energy of a GPU after its change, into the new ones; whether its rows fit."""
-    sums, costs, change = state.sums, model.costs, state.change
+    # Numba counts references wherever a tuple's array is named: once each, ahead of loops.
+    sums, costs, change, phase_s = state.sums, model.costs, state.change, state.new_phase_s
+    launches, scale_s, counted_s = model.launches, model.scale_s, model.counted_s
     kind, room = model.kind[gpu], model.room[gpu]
-    low, high = -1, costs.shape[3]
+    prices, rows = costs.shape[2], costs.shape[3]
+    low, high = -1, prices
+    if cost_at(sums, costs, change, gpu, kind, prices - 1, BYTES) <= room:
+        low = prices - 1  # All rows fit, as they often do.
     while high - low > 1:
         middle = (low + high) // 2
-        if cost_at(sums, costs, change, gpu, kind, BYTES, middle) <= room:
+        if cost_at(sums, costs, change, gpu, kind, middle, BYTES) <= room:
             low = middle
         else:
             high = middle
     if low < 0:
         return False
-    count_arenas(model, state, gpu, False)
-    arenas = state.arenas[gpu]
-    count_arenas(model, state, gpu, True)
     part = 0.0
-    energy = 0.0
-    for row in range(costs.shape[2]):
-        value = cost_at(sums, costs, change, gpu, kind, row, low)
-        above = value
-        if high < costs.shape[3]:
-            above = cost_at(sums, costs, change, gpu, kind, row, high)
-        if row == BYTES:
-            if above - value >= 0.5:
-                part = (room - value) / (above - value)
-            continue
+    if high < prices:
+        value = cost_at(sums, costs, change, gpu, kind, low, BYTES)
+        above = cost_at(sums, costs, change, gpu, kind, high, BYTES)
+        if above - value >= 0.5:
+            part = (room - value) / (above - value)
+    arenas = changed_arenas(model, state, gpu)
+    for row in range(FIRST_PHASE, rows):
+        value = cost_at(sums, costs, change, gpu, kind, low, row)
+        if part > 0.0:
+            value += part * (cost_at(sums, costs, change, gpu, kind, high, row) - value)
         phase = row - FIRST_PHASE
-        seconds = value + part * (above - value)
-        state.new_phase_s[gpu, phase] = seconds + arenas * model.launches[gpu, phase]
-    prolong(model.lanes, model.lane_begins, model.lane_waits, state.new_phase_s[gpu])
-    for phase in range(model.scale_s.size):
-        share = state.new_phase_s[gpu, phase] / model.scale_s[phase]
+        phase_s[gpu, phase] = value + arenas * launches[gpu, phase]
+    prolong(model.lanes, model.lane_begins, model.lane_waits, phase_s[gpu])
+    energy = 0.0
+    for phase in range(scale_s.size):
+        share = phase_s[gpu, phase] / scale_s[phase]
         square = share * share
         eighth = square * square * square * square
-        energy += eighth * eighth * eighth * model.counted_s[phase]
+        energy += eighth * eighth * eighth * counted_s[phase]
     state.new_energy[gpu] = energy / (rules.step_s * NORM)
     return True
 
@@ -130,9 +149,9 @@ def replace_items(model: Model, state: State, gpu: int) -> None:
         if item < 0:
             continue
         sign = 1.0 if place % 2 else -1.0
-        for row in range(model.costs.shape[2]):
-            for price in range(model.costs.shape[3]):
-                state.sums[gpu, row, price] += sign * model.costs[item, kind, row, price]
+        for price in range(model.costs.shape[2]):
+            for row in range(model.costs.shape[3]):
+                state.sums[gpu, price, row] += sign * model.costs[item, kind, price, row]
     count_arenas(model, state, gpu, False)
     for phase in range(model.scale_s.size):
         state.phase_s[gpu, phase] = state.new_phase_s[gpu, phase]
@@ -144,20 +163,21 @@ def make_change(
     model: Model,
     state: State,
     rules: Rules,
-    changed: Int,
+    count: int,
     temperature: float,
     rng: np.random.Generator,
 ) -> bool:
-    """Make the changes of some GPUs if that is a gain, or else with some probability."""
+    """Make the changes of the `count` changed GPUs if that is a gain, or with some probability."""
     change = 0.0
-    for gpu in changed:
+    for number in range(count):
+        gpu = state.changed[number]
         if not rate(model, state, rules, gpu):
             return False
         change += state.new_energy[gpu] - state.energy[gpu]
     if change > 0 and rng.random() >= math.exp(-change / temperature):
         return False
-    for gpu in changed:
-        replace_items(model, state, gpu)
+    for number in range(count):
+        replace_items(model, state, state.changed[number])
     return True
 
 
@@ -189,6 +209,9 @@ def step_time_s(model: Model, state: State) -> float:
         seconds = model.fixed_s[chain]
         for phase in range(model.members.shape[1]):
             if model.members[chain, phase] > 0:
-                seconds += state.phase_s[:, phase].max()
+                slowest = 0.0
+                for gpu in range(state.phase_s.shape[0]):
+                    slowest = max(slowest, state.phase_s[gpu, phase])
+                seconds += slowest
         longest = max(longest, seconds)
     return longest

@@ -27,7 +27,7 @@ class Model(NamedTuple):
 
     Attributes
     ----------
-    costs : float64, shape (items, kinds of GPU, 1 + phases, prices)
+    costs : float64, shape (items, kinds of GPU, prices, 1 + phases)
         Bytes of HBM and seconds of each phase of an item at falling prices of HBM.
     kind : int64, shape (GPUs,)
     room : float64, shape (GPUs,)
@@ -87,7 +87,7 @@ class State(NamedTuple):
     option : int64, shape (units,)
     gpu : int64, shape (units, most items of an option)
         The GPU of each item of the unit's option; -1 behind the last.
-    sums : float64, shape (GPUs, 1 + phases, prices)
+    sums : float64, shape (GPUs, prices, 1 + phases)
         Of what each GPU holds, as in `Model.costs`.
     phase_s : float64, shape (GPUs, phases)
     energy : float64, shape (GPUs,)
@@ -105,6 +105,12 @@ class State(NamedTuple):
         Items that leave a GPU and arrive in the move that is rated, by turns; -1 for none.
     new_phase_s, new_energy : float64, as `phase_s` and `energy`
         Of the move that is rated.
+    changed : int64, shape (GPUs,)
+        The GPUs of that move, the first of which count.
+    chosen : int64, shape (most items,)
+        GPUs for the items of an option that is tried.
+    done_s : float64, shape (GPUs,)
+        When each GPU would be done without them.
     """
 
     option: Int
@@ -120,6 +126,9 @@ class State(NamedTuple):
     change: Int
     new_phase_s: Float
     new_energy: Float
+    changed: Int
+    chosen: Int
+    done_s: Float
 
 
 class Rules(NamedTuple):
@@ -172,5 +181,8 @@ def tiny() -> tuple[Model, State]:
         change=np.full((1, 4), NOBODY),
         new_phase_s=np.zeros((1, 1)),
         new_energy=np.zeros(1),
+        changed=one.copy(),
+        chosen=one.copy(),
+        done_s=np.zeros(1),
     )
     return model, state
