@@ -1,8 +1,12 @@
 """The least that a shard costs at prices of HBM, on a GPU with so much of it."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from cost_models import CostCurve
+from cost_models import CostCurve, ShardingOption
+from solvers.bounds.linear_program_tables import distinct_shards
+from solvers.model.instance import Instance
 from solvers.model.knapsack import Float
 
 
@@ -72,3 +76,29 @@ def points_within(
             every_bytes.append(np.full(edges.size, hbm_bytes))
             every_s.append(seconds[:, edges] + more_s + split_s[:, None])
     return np.concatenate(every_bytes), np.concatenate(every_s, axis=1)
+
+
+def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
+    """Whether the slowest GPU spends so long in some phases, whatever the placement is.
+
+    It is not looked for in all tables, but in the largest, until they are enough.
+    """
+    rows, kinds = list(phases), instance.kinds
+
+    def least_s(table: int, option: ShardingOption) -> float:
+        """The least seconds of all GPUs together that an option takes."""
+        replica = instance.replica(table, option)
+        times = list(distinct_shards(instance.shards(table, option)))
+        times += [] if replica is None else [(replica, instance.gpus)]
+        return sum(
+            count * min(float(instance.curve(one, gpu).phase_s[rows].sum(0).min()) for gpu in kinds)
+            for one, count in times
+        )
+
+    whole = [least_s(table, instance.options_of(table)[0]) for table in range(instance.tables)]
+    left_s = seconds * instance.gpus
+    for table in np.argsort(whole)[::-1].tolist():
+        if left_s <= 0 or whole[table] <= 0:
+            break
+        left_s -= min(least_s(table, option) for option in instance.options_of(table))
+    return left_s <= 0

@@ -25,6 +25,7 @@ from cost_models import (
 )
 from placer.problem import Problem
 from solvers.model.constraint_rules import ConstraintRules
+from solvers.model.delays import Delay
 from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
 from solvers.model.objective import Objective
 
@@ -74,15 +75,25 @@ class Instance:
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
         What each arena takes of each GPU.
+    delay : Delay or None
+        Where the schedule has a phase for it beyond the cost model's.
     """
 
     def __init__(
-        self, problem: Problem, cost_model: CostModel, chain_weights: Float | None = None
+        self,
+        problem: Problem,
+        cost_model: CostModel,
+        chain_weights: Float | None = None,
+        delay: Delay | None = None,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
+        self.delay = delay
         topology = problem.topology
-        self.objective = Objective(cost_model.schedule(problem), chain_weights)
+        schedule = cost_model.schedule(problem)
+        if delay is not None:
+            schedule = delay.schedule(schedule)
+        self.objective = Objective(schedule, chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
         kinds: dict[tuple[object, ...], int] = {}
@@ -105,6 +116,8 @@ class Instance:
             self.kind_of_gpu.append(kinds[key])
         self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
+        if delay is not None:
+            of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
         self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
@@ -241,6 +254,8 @@ class Instance:
     def _weighed(self, curve: CostCurve) -> CostCurve:
         """A curve whose `gpu_s` weighs phases as the objective does."""
         weights = self.objective.weights
+        if self.delay is not None:
+            curve = self.delay.with_phase(curve)
         if self.objective.is_plain_sum:
             return curve
         gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)

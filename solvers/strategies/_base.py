@@ -44,6 +44,8 @@ class Search:
         The bound that every strategy starts with.
     bound_s : float
         The largest step time that is proven to be a lower limit.
+    delayed : Search or None
+        The same with a chain of phases that counts delays, for bounds.
     best : Assignment or None
     failure : Termination or None
         A proof that there is no plan.
@@ -57,6 +59,7 @@ class Search:
     clock: Clock
     lagrangian: LagrangianBound
     bound_s: float
+    delayed: "Search | None" = None
     best: Assignment | None = None
     failure: Termination | None = None
     stats: dict[str, object] = field(default_factory=dict)
@@ -67,6 +70,11 @@ class Search:
         """A search with nothing but its Lagrangian bound."""
         lagrangian = lagrangian_bound(instance)
         return cls(instance, clock, lagrangian, lagrangian.step_time_s + instance.fixed_s)
+
+    @property
+    def bounding(self) -> "Search":
+        """The search whose instance gives the closest bounds."""
+        return self.delayed or self
 
     @property
     def seed(self) -> int:

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
+from solvers.bounds.least_cost import waits
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.instance import ShardingOption
+from solvers.model.delays import Delay
+from solvers.model.instance import Instance, ShardingOption
 from solvers.search.annealing import AnnealingParams, anneal
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
@@ -110,19 +114,35 @@ def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) ->
     return assignment
 
 
+def delays(search: Search) -> Assignment | None:
+    """Lift this bound and later ones by what phases delay one another; it places nothing."""
+    instance = search.instance
+    delay = Delay.of(instance.objective.schedule)
+    if search.best is None or delay is None or not delay.is_likely(search.best.phase_s):
+        return None
+    if waits(instance, delay.lane.before, delay.lane.begin_s):
+        # Searches do better with the phases themselves.
+        weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
+        other = Instance(instance.problem, instance.cost_model, weights, delay)
+        search.delayed = Search.start(other, search.clock)
+        search.bound_s = max(search.bound_s, search.delayed.bound_s)
+    return None
+
+
 def linear_program(search: Search, share: float) -> Assignment | None:
     """Lift the bound by linear programming; it places nothing."""
     if search.best is None:
         return None
+    bounding = search.bounding
     lifted = lp_bound(
-        search.instance,
-        search.best.step_time_s - search.instance.fixed_s,
-        lagrangian=search.lagrangian,
+        bounding.instance,
+        search.best.step_time_s - bounding.instance.fixed_s,
+        lagrangian=bounding.lagrangian,
         time_limit_s=search.clock.part(share).left_s,
         stop=search.clock.limits.stop,
     )
     if lifted is not None:
-        bound_s = lifted.step_time_s + search.instance.fixed_s
+        bound_s = lifted.step_time_s + bounding.instance.fixed_s
         search.bound_s = max(search.bound_s, bound_s)
         search.stats["lp_bound_s"] = bound_s
     return None
@@ -138,6 +158,7 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
         clock=search.clock.part(share),
         gap=search.clock.limits.gap,
         params=params,
+        bounding=search.bounding.instance,
     )
     if found is None:
         return None

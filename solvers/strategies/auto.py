@@ -21,6 +21,7 @@ from solvers.strategies._stages import (
     another,
     branching,
     cost_greedy,
+    delays,
     exact_program,
     integer_program,
     iterated,
@@ -119,6 +120,7 @@ class Auto(StagedStrategy):
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("delays", delays, several),
             Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("annealed", lambda s: annealing(s, annealing_share, annealed)),

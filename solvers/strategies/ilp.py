@@ -23,6 +23,7 @@ from solvers.strategies._base import Search, Stage, StagedStrategy
 from solvers.strategies._stages import (
     branching,
     cost_greedy,
+    delays,
     exact_program,
     integer_program,
     iterated,
@@ -76,6 +77,7 @@ class Ilp(StagedStrategy):
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage("delays", delays),
             Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated)),
             Stage("program", self._program),

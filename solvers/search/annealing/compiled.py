@@ -22,7 +22,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     import numba
 
     # No wrapper for C: it takes a third of the time, and nobody calls it.
-    options: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True, "forceinline": True, "_nrt": False}
+    options: dict[str, Any] = {
+        "cache": True,
+        "no_cfunc_wrapper": True,
+        "forceinline": True,
+        "_nrt": False,
+    }
     compile_function: Callable[[Callable[P, R]], Callable[P, R]] = numba.njit(**options)
     return compile_function(function)
 

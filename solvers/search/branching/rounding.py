@@ -3,18 +3,20 @@
 import numpy as np
 
 from solvers.model.assignment import Assignment
-from solvers.model.instance import TableShard
+from solvers.model.instance import Instance, TableShard
 from solvers.search.branching.formulation import Formulation
 from solvers.search.branching.nodes import Node, Relaxed
 
 
-def rounded(formulation: Formulation, node: Node, relaxation: Relaxed) -> Assignment | None:
+def rounded(
+    instance: Instance, formulation: Formulation, node: Node, relaxation: Relaxed
+) -> Assignment | None:
     """Each table in the option that it mostly takes, its shards in groups that mostly serve them.
 
     Within a group, the GPU that has the fewest shards serves the next one. None if it does not fit,
-    or not within the constraints.
+    or not within the constraints. `instance` is what the assignment is of.
     """
-    f, instance = formulation, formulation.instance
+    f = formulation
     gpus = _gpus_of_groups(formulation, node)
     left, shards_on = relaxation.served.copy(), np.zeros(instance.gpus)
     pairs: list[tuple[TableShard, int]] = []

@@ -13,6 +13,7 @@ import numpy as np
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.model.instance import Instance
 from solvers.search.branching.formulation import Formulation, Layout
 from solvers.search.branching.nodes import Group, Node, Relaxed, divided, first_groups
 from solvers.search.branching.program import relaxed
@@ -79,10 +80,15 @@ class BranchAndBound:
     """
 
     def __init__(
-        self, best: Assignment, price_s_per_byte: float, clock: Clock, params: BranchingParams
+        self,
+        best: Assignment,
+        instance: Instance,
+        price_s_per_byte: float,
+        clock: Clock,
+        params: BranchingParams,
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
-        self.formulation = Formulation(best.instance, best.step_time_s, price_s_per_byte)
+        self.formulation = Formulation(instance, best.step_time_s, price_s_per_byte)
         self.unit_s = self.formulation.unit_s
         self.bound_s = 0.0
         self.programs = 0
@@ -251,7 +257,7 @@ class BranchAndBound:
         spent_s = self._begin_s - left_s
         if not self.clock.repeats and self._rounded_s > self.params.rounded_share * spent_s:
             return
-        assignment = rounded(self.formulation, node, found)
+        assignment = rounded(self.best.instance, self.formulation, node, found)
         if assignment is not None:
             improve(assignment, self.clock, reshard_tables=False)
             if assignment.step_time_s < self.best.step_time_s * 1.02:
@@ -280,6 +286,7 @@ def branch_and_bound(
     clock: Clock,
     gap: float = 0.0,
     params: BranchingParams = BranchingParams(),
+    bounding: Instance | None = None,
 ) -> BranchAndBound | None:
     """Look for plans that are better than one, and prove how much better any can be.
 
@@ -290,6 +297,9 @@ def branch_and_bound(
     ----------
     price_s_per_byte : float
         A price of HBM to begin with, in GPU seconds.
+    bounding : Instance or None
+        The problem with more chains of phases that no step is shorter than; by default that of
+        `best`.
 
     Examples
     --------
@@ -297,7 +307,6 @@ def branch_and_bound(
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
     >>> from solvers.bounds.lagrangian import lagrangian_bound
-    >>> from solvers.model.instance import Instance
     >>> from solvers.result import Limits
     >>> from solvers.search.construction import construct
     >>> machine = Topology.parse("2xh100", hbm="1GiB")
@@ -309,10 +318,10 @@ def branch_and_bound(
     >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
     True
     """
-    instance = best.instance
+    instance = bounding or best.instance
     if len(instance.kinds) > 1 or instance.gpus == 1 or best.step_time_s <= 0:
         return None
-    search = BranchAndBound(best, price_s_per_byte, clock, params)
+    search = BranchAndBound(best, instance, price_s_per_byte, clock, params)
     f = search.formulation
     if not f.is_complete or not 0 < f.points.shape[1] <= params.most_points:
         return None

@@ -1,0 +1,92 @@
+"""A chain of phases that counts what shared lanes add, for bounds and searches that add up shards.
+
+A phase that shares its lane with one of the batches after it, such as the exchange of pooled rows
+with that of ids, takes longer: by ``a = min(o, c + i − W)``, if that is positive, where o are a
+GPU's seconds of the phase, i those of the phase beside it, which begins c seconds into the step,
+and W ≥ c is what all GPUs wait for before (`cost_models.schedule.SharedLane`). It depends on all
+shards of a GPU at once. But ``x − y ≤ Σ (x − y)⁺`` over shards, so that
+
+    W + o + a  ≥  o + min(o + W, c + i)  ≥  c + Σ over a GPU's shards of (o + min(o, i))
+
+and the step is no shorter than a chain in which one phase, of ``o + min(o, i)`` seconds for each
+shard, and c seconds stand for the phases before and the phase itself.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models import CostCurve
+from cost_models.schedule import Schedule, SharedLane
+from solvers.model.knapsack import Float
+
+NAME = "delayed"
+"""The added phase. It is no work of its own: it says how long others are together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """What a shared lane adds to the first chain of a schedule.
+
+    Attributes
+    ----------
+    lane : SharedLane
+        One whose phase uses it from beginning to end.
+    """
+
+    lane: SharedLane
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> "Delay | None":
+        """The delay of the first chain that this module can count; None without one.
+
+        Examples
+        --------
+        >>> lane = SharedLane(phase=1, part=1, beside=3, before=(0,), begin_s=0.5)
+        >>> names = ("lookup", "outputs", "update", "ids")
+        >>> delay = Delay.of(Schedule(names, ((0, 1, 2), (3,)), shared=(lane,)))
+        >>> delay.schedule(Schedule(names, ((0, 1, 2), (3,)), (1.0, 0.0))).chains
+        ((0, 1, 2), (3,), (2, 4))
+        """
+        for lane in schedule.shared:
+            if lane.part == lane.phase and {lane.phase, *lane.before} <= set(schedule.chains[0]):
+                return cls(lane)
+        return None
+
+    def schedule(self, schedule: Schedule) -> Schedule:
+        """A schedule with the added phase, the last one, and its chain, the last one too."""
+        lane, first = self.lane, schedule.chains[0]
+        replaced = {lane.phase, *lane.before}
+        chain = (*(phase for phase in first if phase not in replaced), len(schedule.phases))
+        fixed_s = tuple(schedule.fixed.tolist())
+        return replace(
+            schedule,
+            phases=(*schedule.phases, NAME),
+            chains=(*schedule.chains, chain),
+            fixed_s=(*fixed_s, fixed_s[0] + lane.begin_s),
+        )
+
+    def with_row(self, phase_s: Float) -> Float:
+        """Seconds of phases of a shard, or of a launch, with those of the added phase.
+
+        Parameters
+        ----------
+        phase_s : float64, shape (phases, ...)
+        """
+        own, beside = phase_s[self.lane.phase], phase_s[self.lane.beside]
+        return np.concatenate((phase_s, (own + np.minimum(own, beside))[None]))
+
+    def with_phase(self, curve: CostCurve) -> CostCurve:
+        """A curve with the added phase."""
+        return replace(
+            curve,
+            gpu_s_of_phases=self.with_row(curve.phase_s),
+            split_s_of_phases=self.with_row(curve.split_phase_s),
+        )
+
+    def is_likely(self, phase_s: Float) -> bool:
+        """Whether the average GPU is delayed, given all GPUs' seconds, shape (GPUs, phases)."""
+        lane = self.lane
+        own, beside = phase_s[:, lane.phase], phase_s[:, lane.beside]
+        waited_s = phase_s[:, list(lane.before)].sum(axis=1)
+        return bool((lane.begin_s + np.minimum(own, beside)).mean() > waited_s.mean())
