@@ -21,7 +21,9 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         return function
     import numba
 
-    # No wrapper for C: it takes a third of the time, and nobody calls it.
+    # No wrapper for C: it takes a third of the time, and nobody calls it. Without references to
+    # arrays being counted, which tuples of them make the most of a move's time, functions may
+    # make no arrays; and calls are as cheap only if they are inlined.
     options: dict[str, Any] = {
         "cache": True,
         "no_cfunc_wrapper": True,

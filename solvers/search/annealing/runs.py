@@ -29,7 +29,7 @@ from solvers.search.annealing.state import Rules, tiny
 _COMPILED_IN_S = 10.0
 """With a shorter time limit nothing is compiled: that takes longer, though only once."""
 
-_INTERPRETED = 100
+_INTERPRETED = 1000
 """Times as long as a compiled step an interpreted one takes."""
 
 
