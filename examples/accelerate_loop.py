@@ -35,7 +35,7 @@ def train(plan: Plan, epochs: range, load: str | None = None, save: str | None =
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     torch.manual_seed(0)
     model = Model()
-    applied = apply_plan(model, plan, lr=0.05, eps=1e-10)  # Before `prepare`.
+    applied = apply_plan(model, plan, lr=0.05, eps=1e-10)  # After Accelerator, before `prepare`.
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     applied.update_with(optimizer)  # The tables' gradients accumulate, too.
     accelerator.register_for_checkpointing(applied)

@@ -34,18 +34,15 @@ def clicks() -> list[dict[str, Tensor]]:
 
 
 def train(plan: Plan, folder: str, resume: str | None = None) -> PlacerTrainer:
+    arguments = TrainingArguments(  # Before the plan: under torchrun, ranks meet here.
+        folder, max_steps=80, save_steps=40, per_device_train_batch_size=BATCH,
+        learning_rate=0.01, logging_steps=20, use_cpu=True, remove_unused_columns=False,
+        report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
     torch.manual_seed(0)
     model = Model()
     apply_plan(model, plan, lr=0.05)
-    trainer = PlacerTrainer(
-        model,
-        TrainingArguments(
-            folder, max_steps=80, save_steps=40, per_device_train_batch_size=BATCH,
-            learning_rate=0.01, logging_steps=20, use_cpu=True, remove_unused_columns=False,
-            report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
-        ),
-        train_dataset=clicks(),
-    )  # fmt: skip
+    trainer = PlacerTrainer(model, arguments, train_dataset=clicks())
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 

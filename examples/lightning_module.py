@@ -15,10 +15,17 @@ ROWS, DIM, BATCH, SAMPLES = (20_000, 5_000, 100), 16, 64, 3_200
 class ClickModule(lightning.LightningModule):
     """Three tables and two layers."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan: Plan | None = None) -> None:
         super().__init__()
+        self.plan = plan
         self.tables = nn.ModuleList(nn.Embedding(rows, DIM) for rows in ROWS)
         self.layers = nn.Sequential(nn.Linear(DIM * len(ROWS), 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def configure_model(self) -> None:
+        # Called by `fit`, when ranks know of each other; and again for each `fit`.
+        if self.plan is not None:
+            apply_plan(self, self.plan, lr=0.05, eps=1e-10)
+            self.plan = None
 
     def forward(self, ids: Tensor) -> Tensor:
         rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
@@ -32,7 +39,7 @@ class ClickModule(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        # Called by `fit`, when the tables are no parameters any more.
+        # Called after it, when the tables are no parameters any more.
         return torch.optim.Adagrad(self.parameters(), lr=0.05)
 
 
@@ -43,19 +50,13 @@ def clicks() -> "DataLoader[tuple[Tensor, ...]]":
     return DataLoader(TensorDataset(ids, (ids[:, 2] % 2).float()), BATCH)
 
 
-def placed(plan: Plan) -> ClickModule:
+def fit(plan: Plan, epochs: int, resume: str | None = None) -> lightning.Trainer:
     torch.manual_seed(0)
-    module = ClickModule()
-    apply_plan(module, plan, lr=0.05, eps=1e-10)
-    return module
-
-
-def fit(module: ClickModule, epochs: int, resume: str | None = None) -> lightning.Trainer:
     trainer = lightning.Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False,
         enable_model_summary=False, enable_checkpointing=False, callbacks=[PlacerCallback()],
     )  # fmt: skip
-    trainer.fit(module, clicks(), ckpt_path=resume)
+    trainer.fit(ClickModule(plan), clicks(), ckpt_path=resume)
     return trainer
 
 
@@ -67,11 +68,8 @@ assert plan is not None
 for shard in plan.shards:
     print(f"table {shard.table}: {shard.row_count} rows in {shard.memory}")
 
-first = placed(plan)
-fit(first, epochs=1).save_checkpoint("first.ckpt")
-resumed, whole = placed(plan), placed(plan)
-fit(resumed, epochs=2, resume="first.ckpt")
-fit(whole, epochs=2)
-state = whole.state_dict()
-same = all(torch.equal(value, state[name]) for name, value in resumed.state_dict().items())
+fit(plan, epochs=1).save_checkpoint("first.ckpt")
+resumed = fit(plan, epochs=2, resume="first.ckpt").model.state_dict()
+whole = fit(plan, epochs=2).model.state_dict()
+same = all(torch.equal(value, whole[name]) for name, value in resumed.items())
 print("the resumed run is", "equal to the bit" if same else "different")

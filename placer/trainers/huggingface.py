@@ -20,7 +20,8 @@ FOLDER = "placed_tables"
 class PlacerTrainer(Trainer):
     """A `transformers.Trainer` for models whose tables a plan has placed.
 
-    Apply the plan before. Each checkpoint then has a folder of the tables, weights and optimizer
+    Make the `TrainingArguments` first, as they initialize torch.distributed, then apply the plan,
+    then make the trainer. Each checkpoint then has a folder of the tables, weights and optimizer
     state, beside the model's file, which has the dense layers alone; ``resume_from_checkpoint`` and
     ``load_best_model_at_end`` load both. Tables are updated with the optimizer, so that
     ``gradient_accumulation_steps``, the schedule of learning rates and, in one process,

@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch import AppliedPlan, applied_plan
 from placer.errors import CheckpointError
@@ -40,18 +41,47 @@ class PlacerCallback(lightning.Callback):
         self, folder: str | os.PathLike[str] | None = None, keep: int | None = None
     ) -> None:
         self.folder, self.keep = None if folder is None else Path(folder), keep
+        self._before_load: RemovableHandle | None = None
 
     def setup(
         self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule", stage: str
     ) -> None:
-        """Leave the weights to the folder, if there is one."""
+        """Leave the weights to the folder, if there is one.
+
+        Lightning calls this before `configure_model`, where the plan may be applied, and loads
+        the checkpoint right after that.
+        """
         if self.folder is not None:
-            applied_plan(pl_module).leave_state_dict()
+
+            def leave(module: torch.nn.Module, *_: Any) -> None:
+                applied_plan(module).leave_state_dict()
+
+            # It has a public name since torch 2.5.
+            self._before_load = pl_module._register_load_state_dict_pre_hook(
+                leave, with_module=True
+            )
+
+    def teardown(
+        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule", stage: str
+    ) -> None:
+        """End what `setup` began."""
+        if self._before_load is not None:
+            self._before_load.remove()
+            self._before_load = None
 
     def on_fit_start(
         self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule"
     ) -> None:
-        """Say what Lightning's clipping does not reach."""
+        """Leave the weights to the folder in a new run, too; say what clipping does not reach.
+
+        Raises
+        ------
+        PlanMismatchError
+            If no plan is applied to the module.
+        """
+        applied = applied_plan(pl_module)
+        if self.folder is not None:
+            applied.leave_state_dict()
         clips = lightning.LightningModule.configure_gradient_clipping
         if trainer.gradient_clip_val and type(pl_module).configure_gradient_clipping is clips:
             warnings.warn(

@@ -1,6 +1,7 @@
 """A model with placed tables, its data, and what is left of a run: the same for each trainer."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from apply_plan_cases import plan_for, table
 
-from placer import apply_plan
+from placer import Plan, apply_plan
 from placer.adapters.pytorch import AppliedPlan
 
 SAMPLES, BATCH = 64, 8
@@ -41,6 +42,27 @@ def samples() -> tuple[Tensor, Tensor, Tensor]:
     return item, pages, torch.randint(0, 2, (SAMPLES,), generator=generator).float()
 
 
+def plan_of(placement: str, kind: str) -> Plan:
+    """A third of each table in HBM, the rest behind a row cache or read as `placement` says.
+
+    ``mixed``: the rest of one table is cached, and that of the other staged.
+    """
+    if placement != "mixed":
+        return plan_for(placement, TABLES, optimizer=kind)
+    plans = [
+        plan_for(each, [one], optimizer=kind)
+        for each, one in zip(("cached", "staged"), TABLES, strict=True)
+    ]
+    first, second = plans
+    return replace(
+        first,
+        tables=first.tables + second.tables,
+        shards=first.shards + second.shards,
+        row_order={**first.row_order, **second.row_order},
+        hot_ids={**first.hot_ids, **second.hot_ids},
+    )
+
+
 def batch_of(step: int) -> tuple[Tensor, ...]:
     """What a step trains on."""
     part = slice(step * BATCH % SAMPLES, step * BATCH % SAMPLES + BATCH)
@@ -48,13 +70,12 @@ def batch_of(step: int) -> tuple[Tensor, ...]:
 
 
 def placed(
-    kind: str = "adam", placement: str = "cached", seed: int = 0, backend: str = "tiered"
+    kind: str = "adam", placement: str = "mixed", seed: int = 0, backend: str = "tiered"
 ) -> tuple[Model, AppliedPlan]:
-    """The model with a third of its rows in HBM, others behind a row cache."""
+    """The model with its plan applied."""
     torch.manual_seed(seed)
     model = Model()
-    plan = plan_for(placement, TABLES, optimizer=kind)
-    return model, apply_plan(model, plan, lr=0.05, backend=backend)
+    return model, apply_plan(model, plan_of(placement, kind), lr=0.05, backend=backend)
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 def run(
     steps: range, in_folder: bool, load: Path | None = None, save: Path | None = None
 ) -> dict[str, Tensor]:
+    accelerator = accelerate.Accelerator(cpu=True)  # Before the plan: it makes the process group.
     model, applied = placed(seed=0 if load is None else 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    accelerator = accelerate.Accelerator(cpu=True)
     prepared, trainer = accelerator.prepare(model, optimizer)
     if in_folder:
         register_tables(accelerator, applied)
@@ -30,7 +30,8 @@ def run(
         accelerator.load_state(str(load))
     for step in steps:
         trainer.zero_grad()
-        accelerator.backward(loss_of(prepared, step))
+        own = step * accelerator.num_processes + accelerator.process_index
+        accelerator.backward(loss_of(prepared, own))
         trainer.step()
     if save is not None:
         accelerator.save_state(str(save))

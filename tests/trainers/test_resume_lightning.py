@@ -10,7 +10,6 @@ from resume_cases import BATCH, Model, assert_same, everything, placed, samples
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from placer.adapters.pytorch import AppliedPlan
 from placer.errors import CheckpointError
 from placer.trainers.lightning import PlacerCallback
 
@@ -18,15 +17,17 @@ pytestmark = pytest.mark.slow
 
 
 class Module(lightning.LightningModule):
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.model: Model
-        self.model, applied = placed(seed=seed)
-        self._applied = (applied,)
+    """The plan is applied when it is made, or by Lightning, when there are ranks."""
 
-    @property
-    def applied(self) -> AppliedPlan:
-        return self._applied[0]
+    def __init__(self, seed: int = 0, late: bool = False) -> None:
+        super().__init__()
+        self.seed, self.model = seed, nn.Identity()
+        if not late:
+            self.configure_model()
+
+    def configure_model(self) -> None:
+        if not isinstance(self.model, Model):
+            self.model, self.applied = placed(seed=self.seed)
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         item, pages, label = batch
@@ -60,14 +61,15 @@ def fit(
     return trainer
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("in_folder", [False, True])
-def test_a_resumed_run_is_equal(in_folder: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_is_equal(in_folder: bool, late: bool, tmp_path: Path) -> None:
     def callback(number: int = 0) -> PlacerCallback:
         return PlacerCallback(tmp_path / f"tables{number}" if in_folder else None, keep=2)
 
-    whole = Module()
+    whole = Module(late=late)
     fit(whole, 2, callback())
-    first = Module()
+    first = Module(late=late)
     path = tmp_path / "first.ckpt"
     trainer = fit(first, 1, callback())
     for _ in range(3):
@@ -77,9 +79,10 @@ def test_a_resumed_run_is_equal(in_folder: bool, tmp_path: Path) -> None:
         assert len(list((tmp_path / "tables0").iterdir())) == 2
         assert "model.item.weight" not in torch.load(path, weights_only=True)["state_dict"]
         (tmp_path / "tables0").rename(tmp_path / "tables1")
-    second = Module(seed=1)
+    second = Module(seed=1, late=late)
     fit(second, 2, callback(1 if moved else 0), path)
     assert_same(everything(second, second.applied), everything(whole, whole.applied))
+    assert not second._load_state_dict_pre_hooks
 
 
 def test_a_checkpoint_without_the_state_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ LACKS_STATE = "without the state of its tables' optimizer"
 Run = tuple[nn.Module, AppliedPlan, torch.optim.Optimizer]
 
 
-def start(kind: str = "adam", placement: str = "cached", seed: int = 0) -> Run:
+def start(kind: str = "adam", placement: str = "mixed", seed: int = 0) -> Run:
     model, applied = placed(kind, placement, seed)
     return model, applied, torch.optim.Adam(model.parameters(), lr=0.01)
 

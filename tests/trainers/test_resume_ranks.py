@@ -1,59 +1,136 @@
-"""Accelerate and Hugging Face's Trainer on two ranks that share the tables."""
+"""Trainers on two ranks that share the tables: each gets other samples."""
 
 import os
 import socket
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
-from resume_cases import assert_same, everything, placed
+from resume_cases import STEPS, assert_same, everything, loss_of, placed
+from torch import Tensor, nn
 
 WORLD = 2
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
-]
+Runs = dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+pytestmark = pytest.mark.slow
 
 
-def work(rank: int, folder: str, port: int) -> None:
-    """One rank; writes what whole and resumed runs leave."""
+def with_accelerate(folder: Path) -> Runs:
+    """What uninterrupted and resumed runs leave."""
+    from test_resume_accelerate import HALF, STEPS, run
+
+    left = {}
+    for in_folder in (False, True):
+        saved = folder / f"in-folder-{in_folder}"
+        run(range(HALF), in_folder, save=saved)
+        resumed = run(range(HALF, STEPS), in_folder, load=saved)
+        left[f"in folder: {in_folder}"] = run(range(STEPS), in_folder), resumed
+    return left
+
+
+def with_huggingface(folder: Path) -> Runs:
+    from test_resume_huggingface import HALF, settings, trainer
+
+    settings(folder)  # Makes the process group.
+    runs = []
+    for seed, resume in enumerate((None, f"{folder}/checkpoint-{HALF}")):
+        model, applied = placed("adagrad", seed=seed)
+        trainer(model, folder).train(resume_from_checkpoint=resume)
+        runs.append(everything(model, applied))
+    return {"": (runs[0], runs[1])}
+
+
+def with_lightning(folder: Path) -> Runs:
+    from test_resume_lightning import Module, PlacerCallback, fit
+
+    from placer.errors import BackendError
+
+    ranks: dict[str, Any] = {"strategy": "ddp", "devices": WORLD}
+    with pytest.raises(BackendError, match=r"before torch\.distributed was"):
+        fit(Module(), 1, PlacerCallback(), **ranks)
+    left = {}
+    for in_folder in (False, True):
+        path = folder / f"{in_folder}.ckpt"
+        callback = PlacerCallback(folder / "tables" if in_folder else None, keep=2)
+        whole, first, second = (Module(seed, late=True) for seed in (0, 0, 1))
+        fit(whole, 2, callback, **ranks)
+        fit(first, 1, callback, **ranks).save_checkpoint(path)
+        fit(second, 2, callback, path, **ranks)
+        runs = [everything(each, each.applied) for each in (whole, second)]
+        left[f"in folder: {in_folder}"] = runs[0], runs[1]
+    return left
+
+
+def with_torch(folder: Path) -> Runs:
+    """State dicts in a file, as Ray Train's workers keep them, and a distributed checkpoint."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+
+    def start(seed: int) -> tuple[nn.Module, dict[str, Any]]:
+        model, applied = placed(seed=seed)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        return wrapped, {"model": model, "tables": applied, "optimizer": optimizer}
+
+    def train(run: tuple[nn.Module, dict[str, Any]], steps: range) -> None:
+        wrapped, parts = run
+        for step in steps:
+            parts["optimizer"].zero_grad()
+            loss_of(wrapped, step * WORLD + rank).backward()
+            parts["optimizer"].step()
+
+    whole, by_file, by_dcp = start(0), start(1), start(1)
+    train(whole, range(STEPS // 2))
+    torch.save({name: part.state_dict() for name, part in whole[1].items()}, f"{folder}/run-{rank}")
+    dcp.save(whole[1], checkpoint_id=folder / "dcp")
+    saved = torch.load(f"{folder}/run-{rank}", weights_only=True)
+    for name, part in by_file[1].items():
+        part.load_state_dict(saved[name])
+    train(by_dcp, range(1))  # Makes the optimizer's state, which `dcp.load` fills.
+    dcp.load(by_dcp[1], checkpoint_id=folder / "dcp")
+    runs = []
+    for run in (whole, by_file, by_dcp):
+        train(run, range(STEPS // 2, STEPS))
+        runs.append(everything(run[1]["model"], run[1]["tables"]))
+    return {"file": (runs[0], runs[1]), "dcp": (runs[0], runs[2])}
+
+
+TRAINERS: dict[str, Callable[[Path], Runs]] = {
+    "accelerate": with_accelerate,
+    "lightning": with_lightning,
+    "torch": with_torch,
+    "transformers": with_huggingface,
+}
+
+
+def work(rank: int, name: str, folder: str, port: int) -> None:
+    """One rank, which no launcher has told of the others but by the environment."""
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD),
         "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
-    from test_resume_accelerate import HALF, STEPS, run
-    from test_resume_huggingface import trainer
-
-    left = {}
-    for in_folder in (False, True):
-        saved = Path(folder) / f"accelerate-{in_folder}"
-        run(range(HALF), in_folder, save=saved)
-        resumed = run(range(HALF, STEPS), in_folder, load=saved)
-        left[f"accelerate {in_folder}"] = run(range(STEPS), in_folder), resumed
-    runs = []
-    for seed, resume in enumerate((None, f"{folder}/huggingface/checkpoint-{HALF}")):
-        model, applied = placed("adagrad", seed=seed)
-        trainer(model, Path(folder) / "huggingface").train(resume_from_checkpoint=resume)
-        runs.append(everything(model, applied))
-    left["huggingface"] = runs[0], runs[1]
-    torch.save(left, f"{folder}/{rank}.pt")
+    torch.save(TRAINERS[name](Path(folder)), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_resumed_runs_are_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TRAINERS)
+def test_resumed_runs_are_equal(name: str, tmp_path: Path) -> None:
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.start_processes(work, (str(tmp_path), port), WORLD, start_method="forkserver")
-    for rank in range(WORLD):
-        left = torch.load(tmp_path / f"{rank}.pt")
-        assert len(left) == 3
-        for name, (whole, resumed) in left.items():
-            if name == "accelerate False":  # The row caches begin anew.
-                torch.testing.assert_close(resumed, whole, rtol=1e-5, atol=1e-7)
-            else:
-                assert_same(resumed, whole)
+    mp.start_processes(work, (name, str(tmp_path), port), WORLD, start_method="forkserver")
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD))
+    assert first
+    for which, (whole, resumed) in first.items():
+        assert_same(resumed, whole)
+        for ours, theirs in zip(second[which], first[which], strict=True):
+            assert_same(ours, theirs)  # The ranks have one model, whatever they read.

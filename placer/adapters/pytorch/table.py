@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
+from placer.adapters.pytorch.ranks import refuse_unshared
 from placer.adapters.pytorch.row_gradients import squared_norm
 from placer.adapters.pytorch.saving import SaveWatch
 from placer.adapters.pytorch.steps import watch_steps
@@ -145,6 +146,8 @@ class PlacedTable:
         ------
         DataError
             If an id is no row of the table.
+        BackendError
+            If there are several ranks by now, and this one has a table of its own.
         """
         weights = lookups.weights
         ids, offsets = lookups.ids, lookups.offsets
@@ -154,6 +157,7 @@ class PlacedTable:
         if not (learns and torch.is_grad_enabled()):
             with torch.no_grad():
                 return self._rows(batch)
+        refuse_unshared(self.name, self.embeddings.world)
         if self._calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self._calls.clear()  # Left by a backward pass that failed.
         anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
