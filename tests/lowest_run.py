@@ -1,5 +1,7 @@
 """Plan with the lowest version of each dependency that pyproject.toml allows, without torch.
 
+First with none of the extras, then with those that planning and its reports have.
+
 `make lowest` runs it: it needs an index of packages, and takes some minutes.
 """
 
@@ -28,18 +30,32 @@ LINES = (
     f"whatif {PROBLEM}",
     f"replan --from plan.json {PROBLEM} -o next.json",
     "sweep --vary dense=64 --format json",
+    "fleet --profile profile --batch-size 64 --time-limit 1s",
 )
 """Commands that need no torch."""
+EXTRAS = ("cpu", "report")
+LINES_OF_EXTRAS = (
+    f"plan {PROBLEM} --no-cache -o plan.json",
+    "report plan.json -o report.html",
+    f"compare {PROBLEM} --solvers greedy-size,greedy-cost --plot picture.png",
+)
+"""Commands that do more, or anything at all, with the extras."""
 
 
-def lowest_versions() -> list[str]:
+def lowest_versions(*extras: str) -> list[str]:
     """What pip is asked for: ``numpy==2.0.*`` where pyproject.toml says ``numpy>=2.0``.
+
+    Of the distribution itself, or of some extras.
 
     >>> lowest_versions()[0]
     'click==8.1.*'
+    >>> lowest_versions("cpu")
+    ['numba==0.60.*']
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = [re.fullmatch(r"([\w-]+)>=([\d.]+)", one) for one in project["dependencies"]]
+    optional = project["optional-dependencies"]
+    bounds = [one for extra in extras for one in optional[extra]] or project["dependencies"]
+    found = [re.fullmatch(r"([\w-]+)>=([\d.]+)", one) for one in bounds]
     assert all(found), "a dependency has no lower bound"
     pins = [(match[1], match[2]) for match in found if match is not None]
     return [f"{name}=={version}.*" for name, version in pins if name != "torch"]
@@ -47,27 +63,34 @@ def lowest_versions() -> list[str]:
 
 def main() -> None:
     """Install in a folder of its own, and run all lines."""
+    parts = (lowest_versions(), LINES), (lowest_versions(*EXTRAS), LINES_OF_EXTRAS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv.create(folder / "venv", with_pip=True)
-        python = folder / "venv" / "bin" / "python"
-        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, *lowest_versions()], check=True)
         choose = random.Random(0)
         rows = [f"{n % 2},{choose.randrange(999)},{choose.randrange(5000)}" for n in range(5000)]
         (folder / "log.csv").write_text("\n".join(["label,user,item", *rows]) + "\n")
-        for line in LINES:
-            print(f"$ placer {line}", flush=True)
-            ran = subprocess.run(
-                [python, "-m", "placer", *line.split()],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-            )
-            if ran.returncode:
-                sys.exit(ran.stdout + ran.stderr)
-    print("all of them run with", ", ".join(lowest_versions()))
+        python = folder / "venv" / "bin" / "python"
+        for versions, lines in parts:
+            install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*install, *versions], check=True)
+            for line in lines:
+                run(line, python, folder)
+            print("all of them run with", ", ".join(versions), flush=True)
+
+
+def run(line: str, python: Path, folder: Path) -> None:
+    """Run a command of ours in a folder, and end where it fails."""
+    print(f"$ placer {line}", flush=True)
+    ran = subprocess.run(
+        [python, "-m", "placer", *line.split()],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if ran.returncode:
+        sys.exit(ran.stdout + ran.stderr)
 
 
 if __name__ == "__main__":
