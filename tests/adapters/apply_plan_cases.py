@@ -120,6 +120,8 @@ def plan_for(
         hbm = Shard(one.name, (0, third, 1), (0, dim), ("gpu:0",), "hbm", "device")
         if placement == "hbm":
             shards.append(replace(hbm, rows=(0, rows, 1)))
+        elif placement == "replicas":
+            shards.append(replace(hbm, rows=(0, rows, 1), devices=("gpu:0", "gpu:1")))
         elif placement == "columns":
             whole = replace(hbm, rows=(0, rows, 1))
             shards += [

@@ -29,6 +29,9 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
     )
     model = clicks()
+    if rank:  # The first rank's weights are those of all, as under DDP.
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
     apply_plan(model, plan_for(placement, optimizer=kind), lr=LR, eps=EPS)
     wrapped = DistributedDataParallel(model)
     trainer = torch.optim.SGD(wrapped.parameters(), lr=LR)
@@ -49,6 +52,7 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
     ("placement", "kind"),
     [
         pytest.param("staged", "adam", marks=pytest.mark.slow),
+        pytest.param("replicas", "adagrad", marks=pytest.mark.slow),
         ("columns", "rowwise_adagrad"),
     ],
 )

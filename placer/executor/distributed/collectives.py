@@ -173,6 +173,17 @@ class Communicator:
             raise self._failure(kind, error) from error
         return values.to(self._device)
 
+    def from_first(self, kind: Kind, values: Tensor) -> Tensor:
+        """The values of the first rank; the others' say their shape and dtype."""
+        self._count(kind, values, 0, values.numel() * (self.world - 1) * (self.rank == 0))
+        own = values.detach().to(self._wire).clone(memory_format=torch.contiguous_format)
+        try:
+            # As bytes: not every backend knows every dtype.
+            dist.broadcast(own.view(-1).view(torch.uint8), self._members[0], self._group)
+        except RuntimeError as error:
+            raise self._failure(kind, error) from error
+        return own.to(self._device)
+
     def volumes(self) -> dict[Kind, Volume]:
         """What was sent so far, by kind."""
         return dict(self._volumes)

@@ -11,7 +11,8 @@ from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.table_routes import ColumnRoutes, TableRoutes, ids_of
 from placer.executor.id_order import IdOrder, IdRange, LocalShard, tensors_of
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
-from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
+from placer.executor.memory.arena import TORCH_DTYPES
+from placer.executor.memory.initial_weights import CHUNK_ROWS, id_chunks, initial_weights
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
 
@@ -75,6 +76,21 @@ class DistributedIdOrder(IdOrder):
         for start in range(0, values.shape[0], CHUNK_ROWS):
             part = values[start : start + CHUNK_ROWS]
             self._write_ids(table, tensor, torch.arange(start, start + part.shape[0]), part)
+
+    def scatter_from_first(self, table: str, weights: Tensor | None) -> None:
+        """Set initial weights, those that the first process has; all must call it.
+
+        So processes that draw them from generators of their own have the same rows, replicas
+        above all. What others than the first pass is not read.
+        """
+        shape = self.plan.tables_by_name[table]
+        dtype = TORCH_DTYPES[shape.dtype]
+        for ids in id_chunks(shape.rows):
+            if weights is None:
+                part = torch.empty(ids.numel(), shape.dim, dtype=dtype)
+            else:
+                part = weights[int(ids[0]) : int(ids[-1]) + 1].detach().to(dtype)
+            self._write_ids(table, "weight", ids, self._comm.from_first("state", part))
 
     def draw(self, table: str, seed: int) -> None:
         """Set initial weights, as one process would draw them."""

@@ -54,7 +54,8 @@ class ShardedEmbeddings(Embeddings):
         Whether the loss is the mean over each rank's samples, as under
         `DistributedDataParallel`, so that the ranks' gradients are averaged; else they are added.
     optimizer, device, seed, weights, padding_idx
-        See `PlacedEmbeddings`. Of `weights` each rank keeps what it holds.
+        See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
+        `DistributedDataParallel` does with parameters; others need not pass any.
     **options
         lr, eps, betas, backend, cache_policy, rounding; see `PlacedEmbeddings`.
 
@@ -101,9 +102,11 @@ class ShardedEmbeddings(Embeddings):
             self._parts.inputs, lambda: Communicator(process_group, self.device)
         )
         self._held = self._parts.modules
-        for name in self._parts.inputs.maps:
-            if name in initial:
-                self._parts.id_order.scatter(name, "weight", initial[name])
+        names = list(self._parts.inputs.maps)
+        given = torch.tensor([name in initial for name in names])
+        for name, is_given in zip(names, comm.from_first("header", given).tolist(), strict=True):
+            if is_given:
+                self._parts.id_order.scatter_from_first(name, initial.get(name))
             else:
                 self._parts.id_order.draw(name, seed)
 
