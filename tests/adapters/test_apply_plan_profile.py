@@ -86,6 +86,8 @@ def test_names_and_what_cannot_be_profiled() -> None:
         profile_model(nn.Linear(1, 1), BATCHES)
     with pytest.raises(DataError, match="no batch"):
         profile_model(model, [])
+    with pytest.raises(DataError, match=r"first element of a batch, .*forward=lambda batch"):
+        profile_model(model, [(1, 2)])
     with pytest.raises(PlanMismatchError, match=r"'item' is of torch.float64; placed are float32"):
         profile_model(clicks().double(), BATCHES, forward=lambda batch: None)
 

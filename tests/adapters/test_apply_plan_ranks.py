@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
+from placer.errors import BackendError
 from placer.storage.checkpoint import load_tables, save_tables
 
 WORLD, STEPS = 2, 6
@@ -25,9 +26,15 @@ def loss_of(model: nn.Module, seed: int) -> Tensor:
 def work(rank: int, folder: str, placement: str, kind: str) -> None:
     """One rank; writes what came out."""
     torch.set_num_threads(1)
+    early = clicks()
+    apply_plan(early, plan_for(placement, optimizer=kind))
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
     )
+    with pytest.raises(BackendError, match=r"each of 2 ranks would train a table of its own"):
+        loss_of(early, 0)
+    with torch.no_grad():
+        loss_of(early, 0)  # Nothing is trained, so that the ranks' tables are equal.
     model = clicks()
     if rank:  # The first rank's weights are those of all, as under DDP.
         for parameter in model.parameters():

@@ -64,7 +64,7 @@ def profile_model(
     PlanMismatchError
         If the model has no embedding modules, or `names` has paths where none are.
     DataError
-        If there is no batch.
+        If there is no batch, or the model is called in another way.
     """
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]
@@ -105,7 +105,15 @@ def _observed(model: nn.Module, counters: Iterable["_TableCounter"]) -> Iterator
 
 
 def _default_forward(model: nn.Module, batch: Any) -> None:
-    model(batch[0] if isinstance(batch, list | tuple) else batch)
+    has_more = isinstance(batch, list | tuple)
+    try:
+        model(batch[0] if has_more else batch)
+    except TypeError as error:
+        what = "the first element of a batch" if has_more else "a batch"
+        raise DataError(
+            f"the model was called with {what}, and raised TypeError: {error}; pass how it is "
+            "called: forward=lambda batch: model(batch[0], batch[1]), or model(**batch)"
+        ) from error
 
 
 def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, ModelTable]:

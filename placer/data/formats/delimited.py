@@ -134,7 +134,8 @@ class DelimitedSource(ColumnSource):
             return
         place = block.place.of(int(match[2]) - 1)
         if kind is None or name not in self.columns.sparse:
-            raise DataError(f"{place}: {name} is {value!r}, which is not a number") from error
+            fix = "; write 1 and 0, or true and false" if name == self.columns.label else ""
+            raise DataError(f"{place}: {name} is {value!r}, which is not a number{fix}") from error
         raise wrong_id(place, name, value, kind) from error
 
 
