@@ -1,8 +1,10 @@
 """Annealing over arrays: what it adds up, and that it does the same compiled and interpreted."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
+from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.state import Rules, State
@@ -66,6 +69,32 @@ def test_the_best_state_is_at_least_as_fast_when_it_is_filled_exactly() -> None:
     _, _, best, best_s, step_s = annealed(3_000, hot=0.01)
     assert best_s < step_s * 0.999
     assert best.step_time_s <= best_s * (1 + 1e-6)
+
+
+def test_code_that_is_kept_of_another_version_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    path = tmp_path / "one.py"
+    path.write_text(
+        "from solvers.search.annealing.compiled import compiled\n"
+        "@compiled\n"
+        "def one(x):\n"
+        "    return x + 1\n"
+    )
+
+    def loaded() -> Callable[[int], int]:
+        spec = importlib.util.spec_from_file_location("one", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        function: Callable[[int], int] = module.one
+        return function
+
+    assert not is_compiled(loaded())
+    assert loaded()(1) == 2
+    assert is_compiled(loaded())
+    path.write_text(path.read_text() + "# An upgrade.\n")
+    assert not is_compiled(loaded())
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -35,9 +34,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether a function needs no seconds of compiling: this process or the cache has its code."""
+    """Whether a function needs no seconds of compiling: this process or the cache has its code.
+
+    Code that the cache has of another version of numba or of the module, as from before an
+    upgrade, is none.
+    """
     compiler: Any = function
     if not hasattr(compiler, "signatures"):
         return True
-    kept = Path(compiler._cache.cache_path).glob(f"*.{function.__name__}-*.nbi")
-    return bool(compiler.signatures) or any(kept)
+    return bool(compiler.signatures) or bool(compiler._cache._cache_file._load_index())
