@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +12,6 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
-from solvers.search.annealing import AnnealingParams, anneal
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
@@ -20,6 +20,9 @@ from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
 from solvers.strategies._base import Search, Strategy
+
+if TYPE_CHECKING:
+    from solvers.search.annealing import AnnealingParams
 
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 """Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
@@ -79,8 +82,11 @@ def _choices(search: Search) -> Iterator[tuple[ShardingOption, ...]]:
                 yield tuple(short_options(instance, options, price, share))
 
 
-def annealing(search: Search, share: float, params: AnnealingParams) -> Assignment | None:
+def annealing(search: Search, share: float, params: "AnnealingParams") -> Assignment | None:
     """Annealing from the best assignment."""
+    # Here, as loading the compiler takes longer than a small greedy's search.
+    from solvers.search.annealing import anneal
+
     if search.best is None:
         return None
     clock = search.clock.part(share)
