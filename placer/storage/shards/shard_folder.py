@@ -21,6 +21,7 @@ from placer.folders import new_folder
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
+from placer.plan.verify import check_shards
 from placer.storage.manifest import (
     Manifest,
     Strict,
@@ -207,6 +208,8 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
     CheckpointError
         If it is no such folder, a file is missing or truncated, ``shards.json`` or the plan
         was altered, or it is of a newer format; the message names the file.
+    PlanError
+        If a shard of the plan is malformed.
     """
     folder = Path(path)
     manifest = read_manifest(
@@ -222,6 +225,7 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
             f"{folder / PLAN} is not the plan that the shards in {folder} were written with; "
             "write them again with `placer export --to shards`"
         )
+    check_shards(plan)
     expected = {file.name: file for files in shard_files(plan) for file in files}
     if expected.keys() != manifest.files.keys():
         odd = min(expected.keys() ^ manifest.files.keys())
