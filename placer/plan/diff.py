@@ -20,6 +20,7 @@ from placer.errors import PlanError
 from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
+from placer.plan.verify import check_shards
 
 Int = npt.NDArray[np.int64]
 
@@ -134,8 +135,10 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
     Raises
     ------
     PlanError
-        If a plan does not cover a table exactly once.
+        If a shard of a plan is malformed, or one does not cover a table exactly once.
     """
+    for plan in (old, new):
+        check_shards(plan)
     names = dict.fromkeys((*old.tables_by_name, *new.tables_by_name))
     return PlanDiff(old, new, tuple(_table_diff(old, new, name) for name in names))
 
