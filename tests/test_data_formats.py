@@ -187,6 +187,90 @@ def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
     assert chunk.features["history"].ids[:4].tolist() == [0, 0, 1, 1]
 
 
+LISTS = {
+    "hive": ("\x01", "{c}\x01{i}\x02{j}"),
+    "news": ("\t", "{c}\tN{i} N{j}", [[0, 0], [3, 4], [6, 8], [9, 12]]),
+    "impressions": ("\t", "{c}\tN{i}-0 N{j}-1"),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_all_kinds_are_found(tmp_path: Path, kind: str) -> None:
+    separator, line = LISTS[kind]
+    path = tmp_path / "part_0"
+    lines = [line.format(c=i % 2, i=i % 50, j=i % 40) for i in range(200)]
+    path.write_text("\n".join(lines) + "\n")
+    log = open_log(path, label="c0")
+    assert log.encoding.layout.separator == separator
+    (chunk,) = log.chunks()
+    offsets = chunk.features["c1"].offsets
+    assert offsets is not None
+    assert set(np.diff(offsets)) == {2}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["red shoes 42", "blue shoes 7"], "sparse"),
+        (["1.2.3", "10.0.17"], "sparse"),
+        (["iPhone 12", "Galaxy S10"], "sparse"),
+        (["11/14/2019 9:05:58 AM", "1/2/2020 11:05:08 PM"], "ignore"),
+        (["14.11.2019", "2.1.2020"], "ignore"),
+    ],
+)
+def test_texts_that_hold_no_lists(tmp_path: Path, values: list[str], expected: str) -> None:
+    path = tmp_path / "log.tsv"
+    lines = [f"{i % 2}\t{values[i % 2]}\t{i % 9}" for i in range(200)]
+    path.write_text("click\twhat\tuser\n" + "\n".join(lines) + "\n")
+    log = open_log(path)
+    assert ("what" in log.feature_tables) == (expected == "sparse")
+    assert ("left out: what (it holds times)" in log.notes) == (expected == "ignore")
+    assert not log.encoding.layout.lists
+
+
+def test_a_spreadsheet_with_decimal_commas(tmp_path: Path) -> None:
+    path = tmp_path / "export.csv"
+    rows = [f'"{i % 4};""X""";"{i % 9},{i % 10}5";{i % 2}' for i in range(200)]
+    path.write_text("\r\n".join(["\ufeffitem;price;done", *rows, ""]), "utf-8", newline="")
+    log = open_log(path)
+    assert log.encoding.layout.decimal == ","
+    assert log.notes[0].startswith("numbers are read with decimal commas")
+    assert log.notes[1].endswith("name it with --label (two values: done)")
+    (chunk,) = open_log(path, label="done").chunks()
+    assert chunk.dense is not None
+    assert chunk.dense[:3, 0].tolist() == pytest.approx([0.05, 1.15, 2.25])
+    assert len(set(chunk.features["item"].ids.tolist())) == 4
+    read_as = open_log(path, label="done", layout=Layout("csv", decimal="."))
+    assert "price" in read_as.feature_tables
+
+
+def test_hive_writes_missing_values_in_its_own_way(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("click,user,site,tags\n0,7,a,x|y\n1,\\N,\\N,\\N\n0,9,NA,y|z\n")
+    log = open_log(path, missing="empty", id_mapping="hash", rows=997)
+    assert [[len(bag) for bag in sample[0]] for sample in collect(log)] == [
+        [1, 2, 1],
+        [0, 0, 0],
+        [1, 2, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"+1 3:0.5 7:1\n-1 2:1\n", "looks like LibSVM's format, which placer does not read"),
+        ("click,user\n1,2\n".encode("utf-16"), "is text in UTF-16; write it in UTF-8"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_by_name(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_log(path)
+
+
 BAD = {
     "ragged": ("3,4\n", r"line 4: 2 fields, expected 3 separated by commas"),
     "blank": ("\n", r"line 4 is blank"),

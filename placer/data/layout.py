@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from placer.data.names import Format, IdType
+from placer.data.names import Decimal, Format, IdType
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Layout:
         ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
     lists : mapping of column name to str
         The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
+    decimal : str, optional
+        What begins the decimals of a number in text: a comma, or else a point.
     """
 
     format: Format | None = None
@@ -39,6 +41,7 @@ class Layout:
     names: tuple[str, ...] = ()
     types: Mapping[str, IdType] = field(default_factory=dict)
     lists: Mapping[str, str] | None = None
+    decimal: Decimal | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, without what is not known."""

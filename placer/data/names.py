@@ -6,6 +6,8 @@ Format = Literal["criteo", "csv", "tsv", "jsonl", "arrow", "parquet", "dlrm"]
 MappingKind = Literal["identity", "hash", "vocabulary"]
 IdType = Literal["integer", "unsigned", "text", "boolean"]
 """How the values of a column of ids are read where a file does not say."""
+Decimal = Literal[".", ","]
+"""What begins the decimals of a number in text."""
 Missing = Literal["zero", "empty"]
 """Whether a missing value is id 0 or no lookup."""
 

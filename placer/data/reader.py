@@ -35,6 +35,7 @@ _SUFFIXES: dict[str, Format] = {
     ".ipc": "arrow",
 }
 _DELIMITED = ("criteo", "csv", "tsv")
+_MOST_HINTS = 3
 
 
 def open_log(
@@ -212,7 +213,9 @@ def _decisions(source: Source) -> list[str]:
     notes = [f"left out: {', '.join(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
     if columns.label is None and columns.decisions:
-        notes.append("no column is the label, which training needs; name it with --label")
+        note = "no column is the label, which training needs; name it with --label"
+        two = [one.column for one in columns.decisions if one.has_two_values][:_MOST_HINTS]
+        notes.append(f"{note} (two values: {', '.join(two)})" if two else note)
     return notes
 
 

@@ -18,7 +18,7 @@ from placer.data.encoded import EncodedLog
 from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
 from placer.data.layout import Layout
-from placer.data.names import Format, IdType
+from placer.data.names import Decimal, Format, IdType
 from placer.data.reader import open_log, open_source
 from placer.data.source import Progress
 from placer.errors import DataError
@@ -53,6 +53,7 @@ class _SchemaModel(StrictModel):
     separator: str | None = Field(None, min_length=1)
     header: bool | None = None
     quotes: bool | None = None
+    decimal: Decimal | None = None
     names: tuple[str, ...] = ()
     missing: Literal["zero", "empty"] = "zero"
     headroom: float = Field(0.0, ge=0)
@@ -121,6 +122,7 @@ class Schema:
                 model.names,
                 {name: one.type for name, one in columns if one.type is not None},
                 lists if columns else None,
+                model.decimal,
             ),
             sparse=of["sparse"] if columns else None,
             dense=of["dense"] if columns else None,
@@ -188,7 +190,7 @@ class Schema:
 def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> str:
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     lines = [f"# How {shown(files[0])}{more} is read; docs/data.md describes the fields."]
-    for name in ("format", "separator", "header", "quotes"):
+    for name in ("format", "separator", "header", "quotes", "decimal"):
         value = getattr(layout, name)
         if value is not None:
             lines.append(f"{name} = {_toml(value)}")

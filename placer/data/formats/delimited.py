@@ -15,12 +15,15 @@ from placer.data.formats.base import ColumnOptions, ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, Columns, wrong_id
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
+from placer.data.keys import is_text
 from placer.data.layout import Layout
 from placer.data.names import CATEGORIES, DENSE, LABEL, Format
 from placer.data.source import RawBatch
 from placer.errors import DataError
 
 _NULLS = ["", "NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N"]
+_HIVE_NULL = b"\\N"
+"""What no text is, while a text NA or NULL may be one."""
 _UNIT = "\x1f"
 """ASCII's separator of fields, which stands for one of several characters while parsing."""
 _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
@@ -46,6 +49,10 @@ class DelimitedSource(ColumnSource):
         # Files without a label have other columns: what was recorded is of another file.
         known = replace(self._known, names=()) if format == "criteo" else self._known
         known = infer_dialect(self.files[0], start, known, format)
+        if known.decimal != self._known.decimal:
+            self.notes = [
+                'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
+            ]
         if format == "criteo":
             self._choose(_criteo_columns(known.names))
         else:
@@ -93,6 +100,8 @@ class DelimitedSource(ColumnSource):
                 f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
                 "fields; say that they are plain characters (--no-quotes)"
             )
+        if _HIVE_NULL in bytes(block.data):
+            table = _without_hive_nulls(table)
         return self.raw(table, block.place)
 
     def _own(self, names: Sequence[str]) -> list[str]:
@@ -168,9 +177,19 @@ def _table(
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
             null_values=_NULLS,
+            decimal_point=layout.decimal or ".",
             **convert,
         ),
     )
+
+
+def _without_hive_nulls(table: pa.Table) -> pa.Table:
+    """The columns of a table; texts that stand for a missing value are missing."""
+    for number, column in enumerate(table.columns):
+        if is_text(column.type):
+            values = pc.if_else(pc.equal(column, _HIVE_NULL), pa.scalar(None, column.type), column)
+            table = table.set_column(number, table.field(number), values)
+    return table
 
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:

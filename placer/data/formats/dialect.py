@@ -15,6 +15,8 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
+_LIBSVM = re.compile(r"[^\s:]+(?: [0-9]+:[^\s:]+(?::[^\s:]+)?)* *")
+_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+(?:,[0-9]+)?")
 _HEX = re.compile(r"^[0-9a-f]{8}$")
 _LABELS = ("label", "click", "clicked", "target")
 _KNOWN = frozenset(
@@ -82,10 +84,14 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     header = layout.header
     if header is None:
         header = not layout.names and bool(rows) and _is_header(rows)
-    names = layout.names
+    names, decimal = layout.names, layout.decimal
     if not header and not names:
         names = tuple(f"c{number}" for number in range(len(rows[0]) if rows else 0))
-    return replace(layout, separator=separator, header=header, quotes=quotes, names=names)
+    if decimal is None and separator == ";" and _has_decimal_commas(rows[bool(header) :]):
+        decimal = ","
+    return replace(
+        layout, separator=separator, header=header, quotes=quotes, names=names, decimal=decimal
+    )
 
 
 def _records(start: bytes, quotes: bool) -> list[str]:
@@ -150,10 +156,17 @@ def _separator(file: str, lines: list[str]) -> str:
     for separator in _SEPARATORS:
         counts = Counter(len(fields(line, separator, len(separator) == 1)) - 1 for line in lines)
         count, often = counts.most_common(1)[0] if counts else (0, 0)
-        if count > most and often > 0.9 * len(lines):
+        # Half of all lines may have a comma in a price: then the header has none.
+        first = len(fields(lines[0], separator, len(separator) == 1)) - 1 if lines else 0
+        if count > most and first == count and often > 0.9 * len(lines):
             best, most = separator, count
             if separator in ("\t", ",", "::"):
                 break
+    if not best and lines and all(_LIBSVM.fullmatch(line) for line in lines):
+        raise DataError(
+            f"{shown(file)} looks like LibSVM's format, which placer does not read; write JSON "
+            'lines, such as {"label": 1, "ids": [3, 17]}'
+        )
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
@@ -193,6 +206,15 @@ def _is_header(rows: list[list[str]]) -> bool:
     if any(column and all(_is_number(one) for one in column if one) for column in columns):
         return True
     return not any(name in column for name, column in zip(named, columns, strict=False))
+
+
+def _has_decimal_commas(rows: list[list[str]]) -> bool:
+    """Whether all values of some column are numbers as 1,5, as in countries that separate by ;."""
+    for column in zip(*rows, strict=False):
+        values = [value for value in column if value]
+        if all(map(_DECIMAL_COMMA.fullmatch, values)) and any("," in value for value in values):
+            return True
+    return False
 
 
 def _is_number(text: str) -> bool:

@@ -1,7 +1,8 @@
 """What the columns of a log are taken for where nobody says, and why."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -16,11 +17,19 @@ Role = Literal["label", "sparse", "dense", "ignore"]
 
 PARTITION = b"placer.partition"
 """Metadata of a field whose values the names of folders hold."""
-_LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "clk")
+_LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 _TIME_WORDS = ("time", "date", "stamp", "_at", "_ts", "created", "updated")
 _FIRST_YEAR, _LAST_YEAR = 2000, 2050
 _TIME_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
-_SEPARATORS = ("|", ";", ",", "^", " ")
+_PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
+"""They separate ids and nothing else. The first three are Hive's, the outermost first."""
+_SEPARATORS = (*_PLAIN_SEPARATORS[:4], ";", ",", "^", " ")
+_CODE = re.compile(r"[A-Za-z_]{0,8}[0-9]+(?:[-_][0-9]+)?")
+"""What a word between blanks has to be, such as N412 or N412-0, so that it is an id."""
+_WRITTEN_TIME = re.compile(
+    r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
+    r"(?:[ T][0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?(?: ?[AP]M)?)?"
+)
 _LEAST_SAMPLES = 1000
 """Samples from which on a column whose values all differ may name the samples."""
 _LEAST_SHARE = 0.05
@@ -42,6 +51,8 @@ class Decision:
         Of the ids in a column of texts that are lists.
     element : str or None
         How these ids are read.
+    has_two_values : bool
+        Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
     """
 
     column: str
@@ -50,6 +61,7 @@ class Decision:
     warns: bool = False
     separator: str | None = None
     element: IdType | None = None
+    has_two_values: bool = False
 
 
 def decide(
@@ -62,11 +74,11 @@ def decide(
 ) -> tuple[Decision, ...]:
     """What each column is taken for, in the schema's order.
 
-    The label is the column called label, click, clicked, target, is_click or clk. A schema with
-    Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers, booleans
-    and lists of them are categorical, and floating-point numbers are numeric. Times, values of
-    other types, columns without a value, and a column ``id`` whose values all differ are left
-    out. Texts such as ``12|7|9`` are lists.
+    The label is the column called label, click, clicked, target, is_click, is_clicked or clk. A
+    schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers,
+    booleans and lists of them are categorical, and floating-point numbers are numeric. Times,
+    values of other types, columns without a value, and a column ``id`` whose values all differ are
+    left out. Texts such as ``12|7|9`` are lists.
 
     Parameters
     ----------
@@ -117,7 +129,7 @@ def decide(
             guess.role == "dense" and dense is not None
         ):
             guess = Decision(name, "ignore", "it was not named", warns=True)
-        found.append(guess)
+        found.append(replace(guess, has_two_values=_has_two_values(column)))
     return tuple(found)
 
 
@@ -170,6 +182,8 @@ def _guess_text(name: str, column: pa.ChunkedArray) -> Decision:
     column = pc.cast(column, pa.binary())
     column = column.filter(pc.greater(pc.binary_length(column), 0))
     distinct = len(column.unique())
+    if _are_written_times(column):
+        return Decision(name, "ignore", "it holds times", warns=True)
     separator, element = _list_separator(column)
     if separator is not None:
         why = f"texts of {element} ids between {separator!r}"
@@ -207,6 +221,23 @@ def _times(name: str, column: pa.ChunkedArray) -> str | None:
     return None
 
 
+def _are_written_times(column: pa.ChunkedArray) -> bool:
+    """Whether texts are dates, with or without a time of the day, that Arrow does not read."""
+    texts = [text.decode("utf-8", "replace") for text in column.slice(0, 200).to_pylist()]
+    return bool(texts) and all(_WRITTEN_TIME.fullmatch(text) for text in texts)
+
+
+def _has_two_values(column: pa.ChunkedArray | None) -> bool:
+    kind = None if column is None else column.type
+    if kind is None or not any(
+        is_kind(kind)
+        for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+    ):
+        return False
+    values = {float(value) for value in pc.unique(column).to_pylist()[:3]}
+    return values in ({0.0, 1.0}, {-1.0, 1.0})
+
+
 def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]:
     """What separates the ids of texts that are lists, and how these are read; else None."""
     values = column.slice(0, 2000).to_pylist()
@@ -232,7 +263,11 @@ def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]
         if whole and not padded:
             return separator, "integer"
         # Words of a phrase are separated too: ids are many times fewer than what they make.
-        plain = separator in "|^" or bracketed
-        if separator != " " and (plain or len(set(ids)) < 0.5 * len(set(texts))):
+        plain = separator in _PLAIN_SEPARATORS or bracketed
+        if separator == " ":
+            plain = all(_CODE.fullmatch(one) for one in ids if one)
+        elif not plain:
+            plain = len(set(ids)) < 0.5 * len(set(texts))
+        if plain:
             return separator, "text"
     return None, None

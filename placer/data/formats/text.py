@@ -1,5 +1,6 @@
 """Text formats: blocks of whole records, each a line or, between quotes, several."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -268,11 +269,15 @@ def head_lines(file: str) -> bytes:
     Raises
     ------
     DataError
-        If the file is empty or cannot be read.
+        If the file is empty, cannot be read, or is text in UTF-16.
     """
     start = head(file, HEAD_BYTES)
     if not start:
         raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataError(
+            f"{shown(file)} is text in UTF-16; write it in UTF-8 (iconv -f UTF-16 -t UTF-8)"
+        )
     if len(start) < HEAD_BYTES:
         return start if start.endswith(b"\n") else start + b"\n"
     end = start.rfind(b"\n") + 1
