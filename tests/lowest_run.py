@@ -36,6 +36,8 @@ LINES = (
 EXTRAS = ("cpu", "report")
 LINES_OF_EXTRAS = (
     f"plan {PROBLEM} --no-cache -o plan.json",
+    # Compiled code is for searches of ten seconds and more.
+    "plan --workload recshard-rm1 --topology 2x8xa100-40 --no-cache --time-limit 12s -o rm1.json",
     "report plan.json -o report.html",
     f"compare {PROBLEM} --solvers greedy-size,greedy-cost --plot picture.png",
 )
