@@ -189,7 +189,7 @@ def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
 
 LISTS = {
     "hive": ("\x01", "{c}\x01{i}\x02{j}"),
-    "news": ("\t", "{c}\tN{i} N{j}", [[0, 0], [3, 4], [6, 8], [9, 12]]),
+    "news": ("\t", "{c}\tN{i} N{j}"),
     "impressions": ("\t", "{c}\tN{i}-0 N{j}-1"),
 }
 
@@ -253,6 +253,20 @@ def test_hive_writes_missing_values_in_its_own_way(tmp_path: Path) -> None:
         [0, 0, 0],
         [1, 2, 1],
     ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_that_later_files_have_is_mentioned(tmp_path: Path, kind: str) -> None:
+    first = pa.table({"click": [0, 1] * 20, "user": [*range(40)]})
+    second = first.append_column("age", pa.array([7] * 40)).select(["age", "user", "click"])
+    for day, table in enumerate((first, second)):
+        write(tmp_path / f"{day}.{kind}", table)
+    note = "1.{0} has columns that {1}0.{0} lacks, which are left out: age"
+    log = open_log([tmp_path / f"0.{kind}", tmp_path / f"1.{kind}"])
+    assert log.notes[0] == f"{tmp_path}/{note.format(kind, f'{tmp_path}/')}"
+    assert open_log(tmp_path / f"1.{kind}").feature_tables.keys() == {"age", "user"}
+    paths = [tmp_path / f"{day}.{kind}" for day in (0, 1)]
+    assert not open_log(paths, encoding=log.encoding).notes
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,19 @@ class ColumnSource:
         self.dense_names = columns.dense
         self.label_name = columns.label
 
+    def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
+        """A note of a later file's columns that the first file lacks, where nobody named columns.
+
+        They are read by nobody.
+        """
+        further = [name for name in names if name not in first]
+        if not further or not self._is_inferred():
+            return []
+        return [
+            f"{shown(file)} has columns that {shown(self.files[0])} lacks, which are left out: "
+            f"{', '.join(further)}"
+        ]
+
     def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
         """Samples of a file, with the columns of a schema to which the folders' were added."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch

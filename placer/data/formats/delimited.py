@@ -45,18 +45,23 @@ class DelimitedSource(ColumnSource):
         **options: Unpack[ColumnOptions],
     ) -> None:
         super().__init__(files, layout, **options)
+        self.notes: list[str] = []
         start = head_lines(self.files[0])
         # Files without a label have other columns: what was recorded is of another file.
         known = replace(self._known, names=()) if format == "criteo" else self._known
         known = infer_dialect(self.files[0], start, known, format)
         if known.decimal != self._known.decimal:
-            self.notes = [
+            self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
-            ]
+            )
         if format == "criteo":
             self._choose(_criteo_columns(known.names))
         else:
             table = _sample(self.files[0], start, known)
+            if known.header and len(self.files) > 1:
+                last = self.files[-1]
+                names = header_names(last, head_lines(last).partition(b"\n")[0], known)
+                self.notes += self._further_columns(last, names, table.column_names)
             schema = self._partitions.added_to(table.schema)
             self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
         self.layout = replace(

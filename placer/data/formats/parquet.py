@@ -50,6 +50,8 @@ class ParquetSource(ColumnSource):
         self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
+        # The newest file alone: columns come with a day, and stay.
+        self.notes += tuple(self._further_columns(kept[-1], full[-1].names, full[0].names))
         self.samples = sum(footer.num_rows for footer in self._footers)
         self.row_groups = _row_groups(self._footers)
 
