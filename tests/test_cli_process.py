@@ -1,6 +1,7 @@
 """The command and the package as processes: exit codes, full disks, what is imported."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -196,6 +197,8 @@ def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> Non
     process = subprocess.Popen(
         command_line("profile", fifo, "-o", tmp_path / "profile"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # What runs in a shell's background ignores Ctrl-C, and so does what it starts.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     # Opening a pipe waits for its reader, so that the command is at its log from here on.
     with fifo.open("w"):

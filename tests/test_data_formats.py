@@ -255,6 +255,61 @@ def test_hive_writes_missing_values_in_its_own_way(tmp_path: Path) -> None:
     ]
 
 
+EVENTS = [
+    {
+        "click": i % 2,
+        "user": None if i % 5 == 0 else {"id": i % 7, "geo": {"country": "AT" if i % 3 else None}},
+        "items": None if i % 4 == 3 else [{"sku": f"S{j}", "price": 0.5} for j in range(i % 4)],
+    }
+    for i in range(40)
+]
+FLAT = [
+    {
+        "click": event["click"],
+        "user.id": (event["user"] or {}).get("id"),
+        "user.geo.country": (event["user"] or {}).get("geo", {}).get("country"),
+        "items.sku": event["items"] and [item["sku"] for item in event["items"]],
+    }
+    for event in EVENTS
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "feather", "arrows", "memory"])
+@pytest.mark.parametrize("missing", ["zero", "empty"])
+def test_fields_of_objects_and_of_lists_of_them(tmp_path: Path, kind: str, missing: Any) -> None:
+    nested, plain = pa.Table.from_pylist(EVENTS), pa.Table.from_pylist(FLAT)
+    how: Any = {"id_mapping": "hash", "rows": 997, "missing": missing}
+    expected = open_log(plain, **how)
+    log = open_log(nested if kind == "memory" else write(tmp_path / f"log.{kind}", nested), **how)
+    assert set(log.feature_tables) == {"user.id", "user.geo.country", "items.sku"}
+    assert log.notes[0].startswith("left out: items.price (large_list<item: double> is neither")
+    assert collect(log) == collect(expected)
+    assert collect(log, 5, skip=13) == collect(expected)[13:]
+    again = open_log(log.source.files if kind != "memory" else nested, encoding=log.encoding)
+    assert collect(again) == collect(expected)
+
+
+def test_objects_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    deep = '{"user": 1, "x": ' + '{"a": ' * 300 + "1" + "}" * 300 + "}\n"
+    path.write_text(deep * 3)
+    log = open_log(path)
+    assert set(log.feature_tables) == {"user"}
+    assert len(log.notes[0]) < 300
+    for field in ('{"a": ', "["):
+        path.write_text('{"user": 1}\n' + '{"user": 1, "x": ' + field * 100_000 + "\n")
+        with pytest.raises(DataError, match="line 2 holds objects or lists within one another 100"):
+            open_log(path)
+
+
+def test_an_object_beside_a_column_of_its_fields_name(tmp_path: Path) -> None:
+    table = pa.table({"user.id": [1, 2, 3], "user": [{"id": n} for n in (4, 5, 6)]})
+    log = open_log(write(tmp_path / "log.parquet", table))
+    assert set(log.feature_tables) == {"user.id"}
+    assert any(note.startswith("left out: user (struct<id: int64>") for note in log.notes)
+    assert [sample[0] for sample in collect(log)] == [[[1]], [[2]], [[3]]]
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_column_that_later_files_have_is_mentioned(tmp_path: Path, kind: str) -> None:
     first = pa.table({"click": [0, 1] * 20, "user": [*range(40)]})

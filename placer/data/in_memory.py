@@ -17,6 +17,7 @@ from placer.data.formats.base import (
     ColumnSource,
 )
 from placer.data.formats.columns import Columns, check_columns, once
+from placer.data.formats.nested import flat, outermost
 from placer.data.held import BatchSource
 from placer.data.layout import Layout
 from placer.errors import DataError
@@ -45,7 +46,7 @@ class ArrowSource(ColumnSource):
         super().__init__((), layout, **options)
         self.files = (batches.name,)
         self.batches = batches
-        schema = _plain_schema(batches.schema)
+        schema = flat(_plain_schema(batches.schema))
         if columns is None:
             self._infer(schema, self._sample(schema) if self._is_inferred() else None)
         else:
@@ -58,9 +59,9 @@ class ArrowSource(ColumnSource):
         """The first samples; None where reading them would be the only pass that there is."""
         if self.batches.once:
             return None
-        batches = self.batches.read(once(schema.names))
-        first = next((batch for batch in batches if batch.num_rows), None)
-        return first and pa.Table.from_batches([_plain(first).slice(0, SAMPLE_ROWS)])
+        names = outermost(once(schema.names), self.batches.schema)
+        first = next((batch for batch in self.batches.read(names) if batch.num_rows), None)
+        return first and self._sampled(_plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
         """A cursor at the log's start; a part of a log may be empty.
@@ -76,7 +77,7 @@ class ArrowSource(ColumnSource):
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
         self._was_read = True
-        names = list(dict.fromkeys(self.columns.names))
+        names = outermost(self.columns.names, self.batches.schema)
         return BatchCursor(self, self._placed(self.batches.read(names), may_be_empty))
 
     def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:
@@ -142,6 +143,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         return pa.large_list(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type != _plain_type(
         kind.value_type
     ):

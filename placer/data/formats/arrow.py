@@ -17,6 +17,7 @@ from placer.data.formats.base import (
     reading,
 )
 from placer.data.formats.columns import check_schema
+from placer.data.formats.nested import flat, outermost
 from placer.data.layout import Layout
 from placer.errors import DataError
 
@@ -37,7 +38,7 @@ class IpcSource(ColumnSource):
         **options: Unpack[ColumnOptions],
     ) -> None:
         super().__init__(files, layout, **options)
-        schemas = [self._partitions.added_to(_schema(file)) for file in self.files]
+        schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
         self._infer(schemas[0], self._sample(schemas[0]) if self._is_inferred() else None)
         for file, own in zip(self.files, schemas, strict=True):
             check_schema(file, own, self.columns)
@@ -49,8 +50,9 @@ class IpcSource(ColumnSource):
     def _batches(self) -> Batches:
         for file in self.files:
             row = 0
-            names = self._partitions.of_file(self.columns.names, _schema(file))
-            for batch in _batches(file, names):
+            schema = _schema(file)
+            names = self._partitions.of_file(self.columns.names, schema)
+            for batch in _batches(file, outermost(names, schema)):
                 yield file, row, batch
                 row += batch.num_rows
 
@@ -67,7 +69,7 @@ class IpcSource(ColumnSource):
 def _schema(file: str) -> pa.Schema:
     with reading(file, "Arrow"), _opened(file) as source:
         schema = _reader(source, None).schema
-        assert schema.names is not None, "read here, where a name may turn out to be no text"
+        assert flat(schema).names is not None, "read here, where a name may turn out to be no text"
         return schema
 
 

@@ -16,6 +16,7 @@ from placer.data.formats.columns import (
     raw_batch,
     written_as_text,
 )
+from placer.data.formats.nested import unfolded
 from placer.data.formats.partitions import Partitions
 from placer.data.layout import Layout
 from placer.data.names import Missing
@@ -87,9 +88,10 @@ class ColumnSource:
         return None
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
-        """The samples of a batch of a file, with what the file's folders say."""
-        filled = self._partitions.filled(batch, place.file, self.columns.names)
-        return raw_batch(filled, place, self.columns, self.missing)
+        """The samples of a batch of a file, with what objects hold and the file's folders say."""
+        batch = unfolded(batch, self.columns.names)
+        batch = self._partitions.filled(batch, place.file, self.columns.names)
+        return raw_batch(batch, place, self.columns, self.missing)
 
     def _is_inferred(self) -> bool:
         return self._options.get("sparse") is None or self._options.get("dense") is None
@@ -135,8 +137,9 @@ class ColumnSource:
         ]
 
     def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
-        """Samples of a file, with the columns of a schema to which the folders' were added."""
+        """Samples of a file, with the columns of a flat schema to which the folders' were added."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
+        table = unfolded(table, once(schema.names))
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 

@@ -30,6 +30,8 @@ _WRITTEN_TIME = re.compile(
     r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?(?: ?[AP]M)?)?"
 )
+_MOST_SHOWN = 80
+"""Characters of a type in a message."""
 _LEAST_SAMPLES = 1000
 """Samples from which on a column whose values all differ may name the samples."""
 _LEAST_SHARE = 0.05
@@ -143,7 +145,7 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return _guess_number(name, kind, column)
     if not can_be_ids(kind):
-        return Decision(name, "ignore", f"{kind} is neither an id nor a number", warns=True)
+        return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
     if is_list(kind):
         return Decision(name, "sparse", "it holds lists of ids")
     if pa.types.is_dictionary(kind) or column is None or not len(column):
@@ -161,9 +163,14 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
     return _unless_it_names_samples(Decision(name, "sparse", why), column, distinct)
 
 
+def _shown(kind: pa.DataType) -> str:
+    text = str(kind)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) -> Decision:
     if pa.types.is_decimal(kind) and kind.scale == 0:
-        return Decision(name, "ignore", f"{kind} is neither an id nor a number", warns=True)
+        return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
     if column is not None and pa.types.is_floating(kind) and len(column):
         values = column.to_numpy().astype(np.float64)
         values = values[np.isfinite(values)]

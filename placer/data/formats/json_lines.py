@@ -1,4 +1,4 @@
-"""JSON lines: an object a line; a list of values is a bag of several ids."""
+"""JSON lines: an object a line; a list of values or of objects is a bag of several ids."""
 
 import io
 import json
@@ -6,18 +6,24 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnOptions, ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, wrong_id
+from placer.data.formats.nested import flat, pruned
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
 from placer.data.keys import is_list, is_text
 from placer.data.layout import Layout
 from placer.data.names import IdType
 from placer.data.source import RawBatch
 from placer.errors import DataError
+
+MOST_DEPTH = 1000
+"""Objects and lists of JSON within one another."""
+_LONG_LINE = 4096
 
 
 class JsonLinesSource(ColumnSource):
@@ -32,14 +38,11 @@ class JsonLinesSource(ColumnSource):
         super().__init__(files, layout, **options)
         numbers, label = options.get("dense") or (), options.get("label")
         table = self._first([*numbers, *([label] if label else [])])
-        schema = self._partitions.added_to(table.schema)
+        schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        self._schema = pa.schema(
-            [
-                (name, self._type(name, schema.field(name).type))
-                for name in self._partitions.of_file(self.columns.names, table.schema)
-            ]
-        )
+        names = self._partitions.of_file(self.columns.names, table.schema)
+        types = {name: self._type(name, schema.field(name).type) for name in names}
+        self._schema = pruned(table.schema, types)
 
     def open(self) -> TextCursor:
         """A cursor at the log's start."""
@@ -54,16 +57,17 @@ class JsonLinesSource(ColumnSource):
                 "(jq -c '.[]' does so)"
             )
         lines = record_ends(start, quotes=False)[0].size
+        first = Block(file, None, memoryview(start), lines, 1, None)
+        _check_depth(first)
         try:
             table = arrow_json.read_json(io.BytesIO(start), read_options=_options(len(start)))
         except pa.ArrowInvalid as error:
-            block = Block(file, None, memoryview(start), lines, 1, None)
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
-            raise _wrong_line(block, types) or _unreadable(block, error) from error
+            raise _wrong_line(first, types) or _unreadable(first, error) from error
         if not table.num_columns:
             raise DataError(f"{shown(file)}: its objects have no fields")
         try:
-            assert table.schema.names, "read here, where a name may turn out to be no text"
+            assert flat(table.schema).names, "read here, where a name may turn out to be no text"
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
         return table
@@ -88,6 +92,7 @@ class JsonLinesSource(ColumnSource):
         return pa.string() if name in self.columns.lists or is_text(kind) else element
 
     def _parse(self, block: Block) -> RawBatch:
+        _check_depth(block)
         try:
             table = arrow_json.read_json(
                 io.BytesIO(block.data),
@@ -104,6 +109,33 @@ class JsonLinesSource(ColumnSource):
                 block, ValueError(f"{table.num_rows} objects in {block.samples} lines")
             )
         return self.raw(table, block.place)
+
+
+def _check_depth(block: Block) -> None:
+    """Refuse a line of objects in objects without end: Arrow calls itself for each, and crashes.
+
+    Only long lines are looked at, as short ones cannot hold so many.
+
+    Raises
+    ------
+    DataError
+    """
+    text = np.frombuffer(block.data, dtype=np.uint8)
+    whole = text[: text.size // _LONG_LINE * _LONG_LINE].reshape(-1, _LONG_LINE)
+    if (whole == ord("\n")).any(axis=1).all():
+        return
+    opened = np.isin(text, np.frombuffer(b"{[", dtype=np.uint8)).astype(np.int32)
+    opened -= np.isin(text, np.frombuffer(b"}]", dtype=np.uint8))
+    depth = np.cumsum(opened)
+    starts = np.concatenate([[0], record_ends(block.data, quotes=False)[0]])
+    starts = starts[starts < text.size]
+    deepest = np.maximum.reduceat(depth, starts) - np.where(starts, depth[starts - 1], 0)
+    if deepest.max() > MOST_DEPTH:
+        line = int(deepest.argmax())
+        raise DataError(
+            f"{block.place.of(line)} holds objects or lists within one another {deepest[line]} "
+            f"times; at most {MOST_DEPTH} are read"
+        )
 
 
 def _options(size: int) -> arrow_json.ReadOptions:

@@ -20,6 +20,7 @@ from placer.data.formats.base import (
     reading,
 )
 from placer.data.formats.columns import check_schema
+from placer.data.formats.nested import flat, outermost
 from placer.data.keys import is_list
 from placer.data.layout import Layout
 from placer.errors import DataError
@@ -46,7 +47,7 @@ class ParquetSource(ColumnSource):
         kept, self._footers, self.notes = _footers(files)
         super().__init__(kept, layout, **options)
         self._schemas = [_schema(file, one) for file, one in zip(kept, self._footers, strict=True)]
-        full = [self._partitions.added_to(schema) for schema in self._schemas]
+        full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
         self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
@@ -107,6 +108,7 @@ class ParquetSource(ColumnSource):
         for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
             file = self.files[place]
             names = self._partitions.of_file(self.columns.names, self._schemas[place])
+            names = outermost(names, self._schemas[place])
             with reading(file, "Parquet"), _parquet_file(file, self._footers[place]) as opened:
                 for group in groups:
                     row = group.first
@@ -150,7 +152,9 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
 
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
     with reading(file, "Parquet"):
-        return footer.schema.to_arrow_schema()
+        schema = footer.schema.to_arrow_schema()
+        assert flat(schema).names is not None, "read here, where a name may turn out to be no text"
+        return schema
 
 
 def _leaves(kind: pa.DataType) -> int:
