@@ -62,6 +62,7 @@ def _parquet(folder: Path) -> Path:
         "words": [["a", "b"], []] * 10,
         "seen": [True, None] * 10,
         "x": [0.5, None] * 10,
+        "user": [{"id": 3, "geo": {"country": "AT"}}, None] * 10,
     }
     pq.write_table(pa.table(columns), folder / "log.parquet")
     return folder / "log.parquet"

@@ -46,7 +46,14 @@ def command(*arguments: object) -> None:
 def _rows() -> list[dict[str, object]]:
     rng = np.random.default_rng(0)
     return [
-        {"label": int(rng.integers(2)), "item": int(rng.integers(9)), "word": "ab"[n % 2], "x": 0.5}
+        {
+            "label": int(rng.integers(2)),
+            "item": int(rng.integers(9)),
+            "word": "ab"[n % 2],
+            "x": 0.5,
+            "user": {"id": n % 5, "geo": {"country": "AT"}} if n % 4 else None,
+            "seen": [{"sku": f"S{n % 3}"}][: n % 2],
+        }
         for n in range(20)
     ]
 

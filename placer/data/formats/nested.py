@@ -4,6 +4,7 @@ Events are logged so, and warehouses export them so. A list of objects is a list
 fields, so that ``items.id`` holds the ids of a bag.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,9 @@ from placer.data.keys import is_list
 MOST_LEVELS = 32
 """Objects within objects that are looked into."""
 
+Path = tuple[str, ...]
+"""A column, a field of it, a field of that, and so on."""
+
 
 def flat(schema: pa.Schema) -> pa.Schema:
     """A schema with a column for each field of its objects, in their place.
@@ -27,23 +31,16 @@ def flat(schema: pa.Schema) -> pa.Schema:
     >>> flat(pa.schema([("user", user), ("items", pa.list_(user))])).names
     ['user.id', 'user.geo', 'items.id', 'items.geo']
     """
-    taken = set(schema.names)
     fields: list[pa.Field] = []
-    for field in schema:
-        inner = list(_leaves(field.name, field.type))
-        names = {name for name, _ in inner}
-        is_plain = not names or names == {field.name}
-        if is_plain or not names.isdisjoint(taken) or len(names) < len(inner):
-            fields.append(field)
-            continue
-        taken |= names
-        fields += [pa.field(name, kind) for name, kind in inner]
+    for field, inner in _unfolding(schema):
+        fields += [pa.field(".".join(path), kind) for path, kind in inner] or [field]
     return pa.schema(fields)
 
 
 def outermost(names: Sequence[str], schema: pa.Schema) -> list[str]:
     """The columns of a schema that hold the named ones of `flat`; others as they are."""
-    return list(dict.fromkeys(_holder(name, schema.names) or name for name in names))
+    paths = _paths(schema)
+    return list(dict.fromkeys(paths.get(name, (name,))[0] for name in names))
 
 
 def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -53,94 +50,91 @@ def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     >>> pruned(pa.schema([("user", user)]), {"user.id": pa.int32()}).field("user").type
     StructType(struct<id: int32>)
     """
-    held = {prefix for name in types for prefix in _prefixes(name)}
+    paths = _paths(schema)
+    wanted = {paths.get(name, (name,)): kind for name, kind in types.items()}
+    held = {path[:count] for path in wanted for count in range(1, len(path) + 1)}
     fields = []
     for name in outermost(list(types), schema):
-        kind = schema.field(name).type if name in schema.names else None
-        fields.append((name, _pruned(name, kind, types, held)))
+        kind = None if (name,) in wanted else schema.field(name).type
+        fields.append((name, _pruned((name,), kind, wanted, held)))
     return pa.schema(fields)
 
 
 def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.RecordBatch | pa.Table:
     """A batch with those of the named columns that objects hold."""
-    own = batch.schema.names
-    for name in names:
-        holder = None if name in own else _holder(name, own)
-        if holder is not None:
-            inner = name.removeprefix(f"{holder}.")
-            column = _field(single(batch.column(holder)), inner)
-            if column is not None:
-                batch = batch.append_column(name, column)
+    missing = [name for name in names if name not in batch.schema.names]
+    paths = _paths(batch.schema) if missing else {}
+    for name in missing:
+        if name in paths:
+            column, *inner = paths[name]
+            batch = batch.append_column(name, _field(single(batch.column(column)), inner))
     return batch
 
 
-def _prefixes(name: str) -> list[str]:
-    """The name itself, and the objects that may hold it, the longest first.
-
-    >>> _prefixes("user.geo.country")
-    ['user.geo.country', 'user.geo', 'user']
-    """
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+def _paths(schema: pa.Schema) -> dict[str, Path]:
+    """Where each column of `flat` is that the schema itself has not."""
+    return {".".join(path): path for _, inner in _unfolding(schema) for path, _ in inner}
 
 
-def _holder(name: str, columns: Sequence[str]) -> str | None:
-    """The column that is called so, or else the object that holds it."""
-    return next((prefix for prefix in _prefixes(name) if prefix in columns), None)
+def _unfolding(schema: pa.Schema) -> Iterator[tuple[pa.Field, list[tuple[Path, pa.DataType]]]]:
+    """The columns of a schema, each with the fields that stand for it; none if it does itself."""
+    times = Counter(schema.names)
+    taken = set(schema.names)
+    for field in schema:
+        inner = list(_leaves((field.name,), field.type)) if times[field.name] == 1 else []
+        names = {".".join(path) for path, _ in inner}
+        if not names.isdisjoint(taken) or len(names) < len(inner):
+            inner, names = [], set()
+        taken |= names
+        yield field, inner
 
 
-def _leaves(name: str, kind: pa.DataType, level: int = 0) -> Iterator[tuple[str, pa.DataType]]:
-    if level == MOST_LEVELS:
-        yield name, kind
+def _leaves(path: Path, kind: pa.DataType) -> Iterator[tuple[Path, pa.DataType]]:
+    if len(path) > MOST_LEVELS:
+        yield path, kind
     elif pa.types.is_struct(kind):
         for field in kind:
-            yield from _leaves(f"{name}.{field.name}", field.type, level + 1)
+            yield from _leaves((*path, field.name), field.type)
     elif is_list(kind) and pa.types.is_struct(kind.value_type):
-        for inner, leaf in _leaves(name, kind.value_type, level + 1):
+        for inner, leaf in _leaves(path, kind.value_type):
             yield inner, pa.large_list(leaf)
     else:
-        yield name, kind
+        yield path, kind
 
 
 def _pruned(
-    name: str,
+    path: Path,
     kind: pa.DataType | None,
-    types: Mapping[str, pa.DataType],
-    held: Collection[str],
+    wanted: Mapping[Path, pa.DataType],
+    held: Collection[Path],
     *,
     in_list: bool = False,
 ) -> pa.DataType:
-    """A type with those of its fields that are in `held`, the leaves as in `types`."""
-    if name in types:
-        wanted = types[name]
-        return wanted.value_type if in_list and is_list(wanted) else wanted
-    assert kind is not None, "a name is of a column, or of what one holds"
+    """A type with those of its fields that are in `held`, the leaves as they are `wanted`."""
+    if path in wanted:
+        leaf = wanted[path]
+        return leaf.value_type if in_list and is_list(leaf) else leaf
+    assert kind is not None, "a path is of a column, or of what one holds"
     if is_list(kind):
-        return pa.list_(_pruned(name, kind.value_type, types, held, in_list=True))
-    inner = {f"{name}.{field.name}": field for field in kind}
+        return pa.list_(_pruned(path, kind.value_type, wanted, held, in_list=True))
+    inner = [(field, (*path, field.name)) for field in kind if (*path, field.name) in held]
     return pa.struct(
         [
-            (field.name, _pruned(path, field.type, types, held, in_list=in_list))
-            for path, field in inner.items()
-            if path in held
+            (field.name, _pruned(own, field.type, wanted, held, in_list=in_list))
+            for field, own in inner
         ]
     )
 
 
-def _field(column: pa.Array, path: str) -> pa.Array | None:
-    """A field of objects, or of lists of objects; None where there is none of this path."""
-    kind = column.type
-    if is_list(kind):
-        values = _field(column.flatten(), path)
-        if values is None:
-            return None
+def _field(column: pa.Array, path: Sequence[str]) -> pa.Array:
+    """A field of objects, or of lists of objects."""
+    if not path:
+        return column
+    if is_list(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        values = _field(column.flatten(), path)
         return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
-    if not pa.types.is_struct(kind):
-        return None
-    name = _holder(path, [field.name for field in kind])
-    if name is None:
-        return None
-    inner = pc.struct_field(column, name)
-    return inner if name == path else _field(inner, path.removeprefix(f"{name}."))
+    # By its number, as dots and slashes in a name would be taken for a path.
+    number = column.type.get_field_index(path[0])
+    return _field(pc.struct_field(column, [number]), path[1:])
