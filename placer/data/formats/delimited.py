@@ -105,7 +105,8 @@ class DelimitedSource(ColumnSource):
                 f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
                 "fields; say that they are plain characters (--no-quotes)"
             )
-        if _HIVE_NULL in bytes(block.data):
+        # One byte in the whole buffer is found ten times as fast as two in a copy of the block.
+        if _HIVE_NULL[:1] in block.data.obj:  # type: ignore[operator]
             table = _without_hive_nulls(table)
         return self.raw(table, block.place)
 
