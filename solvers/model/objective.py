@@ -76,8 +76,9 @@ class Objective:
     def powers(self, phase_s: Float, scale_s: Float) -> Float:
         """Terms of the norm, which add up over GPUs: those of `phase_s`, shape (..., phases)."""
         phase_s = self.prolonged(phase_s, scale_s)
-        share = np.divide(phase_s, scale_s, out=np.zeros_like(phase_s), where=scale_s > 0)
-        with np.errstate(over="ignore", under="ignore"):
+        # Infinite seconds, where nothing fits, are no share of infinite ones.
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            share = np.divide(phase_s, scale_s, out=np.zeros_like(phase_s), where=scale_s > 0)
             square = share * share
             eighth = square * square
             eighth = eighth * eighth

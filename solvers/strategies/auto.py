@@ -10,7 +10,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.uniform_splits import common_shares, fixed_shares
 from solvers.result import Limits
-from solvers.search.annealing import AROUND, AnnealingParams, prepare
+from solvers.search.annealing import AnnealingParams, prepare
 from solvers.search.branching import BranchingParams
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
@@ -58,10 +58,6 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
-    large_annealing_share : float
-        Of annealing beyond them, as little that comes after it gains there.
-    few_gpus : int
-        GPUs up to which annealing leaves the best plan behind at times; beyond, it looks around it.
     exact_share : float
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
@@ -75,7 +71,7 @@ class AutoParams:
     flow_share: float = 0.15
     others_share: float = 0.1
     linear_program_share: float = 0.1
-    annealing_share: float = 0.5
+    annealing_share: float = 0.7
     exact_share: float = 0.5
     exact_places: int = 4000
     program_share: float = 0.5
@@ -83,14 +79,11 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
-    large_annealing_share: float = 0.7
     branching_share: float = 0.75
     branching_places: int = 500
-    few_gpus: int = 8
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
-    annealing_around: AnnealingParams = AROUND
     iterated: IteratedParams = field(default_factory=IteratedParams)
     branching: BranchingParams = field(default_factory=BranchingParams)
     neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
@@ -114,8 +107,6 @@ class Auto(StagedStrategy):
         rest = 1 - p.common_shares_share
         small, few = places <= p.linear_program_places, places <= p.few_places
         branched = places <= p.branching_places
-        annealed = p.annealing if instance.gpus <= p.few_gpus else p.annealing_around
-        annealing_share = p.annealing_share if few else p.large_annealing_share
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
@@ -123,7 +114,7 @@ class Auto(StagedStrategy):
             Stage("delays", delays, several),
             Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
-            Stage("annealed", lambda s: annealing(s, annealing_share, annealed)),
+            Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),

@@ -1,5 +1,5 @@
 """Simulated annealing over assignments."""
 
-from solvers.search.annealing.runs import AROUND, AnnealingParams, anneal, prepare
+from solvers.search.annealing.runs import AnnealingParams, anneal, prepare
 
-__all__ = ["AROUND", "AnnealingParams", "anneal", "prepare"]
+__all__ = ["AnnealingParams", "anneal", "prepare"]

@@ -77,12 +77,6 @@ class AnnealingParams:
     many_gpus: int = 64
 
 
-AROUND = AnnealingParams(
-    temperatures=(0.001, 0.0003, 0.01), resharded_below=0.1, swapped_below=0.73, most_items=1000
-)
-"""For many GPUs: a hot run leaves a good assignment of theirs for ever."""
-
-
 def anneal(
     start: Assignment, *, target_s: float, seed: int, clock: Clock, params: AnnealingParams
 ) -> Assignment:
