@@ -124,10 +124,7 @@ class ColumnSource:
         self.label_name = columns.label
 
     def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
-        """A note of a later file's columns that the first file lacks, where nobody named columns.
-
-        They are read by nobody.
-        """
+        """A note of a later file's columns that the first lacks, where nobody named columns."""
         further = [name for name in names if name not in first]
         if not further or not self._is_inferred():
             return []

@@ -156,7 +156,7 @@ def _separator(file: str, lines: list[str]) -> str:
     for separator in _SEPARATORS:
         counts = Counter(len(fields(line, separator, len(separator) == 1)) - 1 for line in lines)
         count, often = counts.most_common(1)[0] if counts else (0, 0)
-        # Half of all lines may have a comma in a price: then the header has none.
+        # All samples may have a comma, in a price; a header has none then.
         first = len(fields(lines[0], separator, len(separator) == 1)) - 1 if lines else 0
         if count > most and first == count and often > 0.9 * len(lines):
             best, most = separator, count
