@@ -16,7 +16,7 @@ from placer.data.formats.columns import (
     raw_batch,
     written_as_text,
 )
-from placer.data.formats.nested import unfolded
+from placer.data.formats.nested import unfolded, with_fields
 from placer.data.formats.partitions import Partitions
 from placer.data.layout import Layout
 from placer.data.names import Missing
@@ -98,7 +98,7 @@ class ColumnSource:
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""
-        ignore = self._options.get("ignore", ())
+        ignore = with_fields(self._options.get("ignore", ()), schema.names)
         columns = infer_columns(
             schema,
             self._options.get("sparse"),

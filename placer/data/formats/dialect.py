@@ -162,7 +162,7 @@ def _separator(file: str, lines: list[str]) -> str:
             best, most = separator, count
             if separator in ("\t", ",", "::"):
                 break
-    if not best and lines and all(_LIBSVM.fullmatch(line) for line in lines):
+    if not best and ":" in "".join(lines) and all(_LIBSVM.fullmatch(line) for line in lines):
         raise DataError(
             f"{shown(file)} looks like LibSVM's format, which placer does not read; write JSON "
             'lines, such as {"label": 1, "ids": [3, 17]}'

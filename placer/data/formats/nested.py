@@ -43,6 +43,19 @@ def outermost(names: Sequence[str], schema: pa.Schema) -> list[str]:
     return list(dict.fromkeys(paths.get(name, (name,))[0] for name in names))
 
 
+def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Names of columns; an object's name stands for all that it holds.
+
+    >>> with_fields(["user", "day"], ["user.id", "user.geo", "day"])
+    ['user.id', 'user.geo', 'day']
+    """
+    found: list[str] = []
+    for name in names:
+        inner = [column for column in columns if column.startswith(f"{name}.")]
+        found += inner if inner and name not in columns else [name]
+    return found
+
+
 def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """The columns of a schema that hold those of `types`, each with the fields that are named.
 
