@@ -154,11 +154,10 @@ def _separator(file: str, lines: list[str]) -> str:
     """What separates fields: what each line has equally often, the most common one first."""
     best, most = "", 0
     for separator in _SEPARATORS:
-        counts = Counter(len(fields(line, separator, len(separator) == 1)) - 1 for line in lines)
-        count, often = counts.most_common(1)[0] if counts else (0, 0)
+        counts = [len(fields(line, separator, len(separator) == 1)) - 1 for line in lines]
+        count, often = Counter(counts).most_common(1)[0] if counts else (0, 0)
         # All samples may have a comma, in a price; a header has none then.
-        first = len(fields(lines[0], separator, len(separator) == 1)) - 1 if lines else 0
-        if count > most and first == count and often > 0.9 * len(lines):
+        if count > most and counts[0] == count and often > 0.9 * len(lines):
             best, most = separator, count
             if separator in ("\t", ",", "::"):
                 break

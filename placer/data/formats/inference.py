@@ -23,7 +23,7 @@ _FIRST_YEAR, _LAST_YEAR = 2000, 2050
 _TIME_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
 """They separate ids and nothing else. The first three are Hive's, the outermost first."""
-_SEPARATORS = (*_PLAIN_SEPARATORS[:4], ";", ",", "^", " ")
+_SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
 _CODE = re.compile(r"[A-Za-z_]{0,8}[0-9]+(?:[-_][0-9]+)?")
 """What a word between blanks has to be, such as N412 or N412-0, so that it is an id."""
 _WRITTEN_TIME = re.compile(
