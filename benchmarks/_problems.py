@@ -4,6 +4,7 @@ Where nothing else is published, 65,536 samples on all GPUs together make a step
 as HBM stands for 2x oversubscription: all GPUs together hold half of the tables' bytes.
 """
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,12 @@ DCNV2 = tuple(
     Case(f"dcnv2-{hbm}", "mlperf-dcnv2", "8xh100", hbm, quick=hbm == "8GiB")
     for hbm in ("4GiB", "8GiB", "16GiB", "80GiB")
 )
+
+DRAWN_MACHINES = (
+    "2xh100", "4xt4", "8xa100-40", "8xh100", "2x4xt4", "2x8xh100", "8x8xh100"
+)  # fmt: skip
+DRAWN_BUFFERS = 2000
+"""Bytes for each sample of a GPU and table."""
 
 # HBM of the preset: T180 just fits, T200 and T510 take about 1.5 times what there is.
 HUGECTR = (
@@ -166,6 +173,31 @@ def neuroshard_tasks(count: int, time_limit_s: float) -> tuple[Case, ...]:
         )
         for seed in range(count)
     )
+
+
+def drawn_tasks(count: int, time_limit_s: float) -> tuple[Case, ...]:
+    """Problems of all kinds: tables, GPUs, memory and batch drawn with the task's number as seed.
+
+    5 to 200 tables of `random-N`, on 2 to 64 GPUs of seven machines with 3 to 150% of the tables'
+    bytes in HBM, in batches of 16 to 16,384 samples a GPU: from steps that wait for launches to
+    such that wait for memory.
+    """
+    cases = []
+    for seed in range(count):
+        draws = random.Random(seed)
+        tables = round(5 * 40 ** draws.random())
+        machine = draws.choice(DRAWN_MACHINES)
+        gpus = len(Topology.parse(machine).gpus)
+        total = named_workload(f"random-{tables}@{seed}").total_bytes
+        hbm = round(total * 0.03 * 50 ** draws.random() / gpus)
+        batch = 2 ** draws.randint(4, 14)
+        name = f"{tables} tables, {machine}, batch {batch}, seed {seed}"
+        # Buffers of a step take some of it, which small models have not.
+        room = f"{hbm + DRAWN_BUFFERS * batch * tables}"
+        cases.append(
+            Case(name, f"random-{tables}@{seed}", machine, room, None, batch, time_limit_s)
+        )
+    return tuple(cases)
 
 
 def pick(cases: Iterable[Case], only: frozenset[str] | None, quick: bool) -> list[Case]:

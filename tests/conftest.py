@@ -3,6 +3,7 @@
 import itertools
 import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from hypothesis import HealthCheck, settings
 
 # Triton's kernels run in its interpreter, for which it looks when a kernel's module is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A shell that runs the tests in the background ignores Ctrl-C in all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Processes of ranks are forked from one that has imported what they need: that takes seconds.
 multiprocessing.set_forkserver_preload(["placer.storage.checkpoint", "placer.training.loop"])

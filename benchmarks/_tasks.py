@@ -1,4 +1,8 @@
-"""`auto` against greedies and beam search on a hundred tasks in NeuroShard's setting."""
+"""`auto` against others on many small tasks, all solvers of a task in one process.
+
+A hundred in NeuroShard's setting, against greedies and beam search; and drawn ones of many kinds,
+against every strategy, none of which should ever have a better plan.
+"""
 
 import argparse
 import math
@@ -6,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from _problems import neuroshard_tasks
+from _problems import Case, drawn_tasks, neuroshard_tasks
 from _runs import (
     CLASSIC,
     Claim,
@@ -19,8 +23,10 @@ from _runs import (
     solve_apart,
 )
 
-TASKS, QUICK_TASKS = 100, 4
-LIMIT_S = 5.0
+from solvers import SOLVERS
+
+TASKS, QUICK_TASKS = {"neuroshard": 100, "drawn": 300}, 4
+LIMIT_S = {"neuroshard": 5.0, "drawn": 10.0}
 CONTENDER = "auto"
 SPLIT = "greedy-cost"
 RIVALS = (*CLASSIC, SPLIT, "beam")
@@ -29,35 +35,59 @@ BETTER_SHARE, NEVER_WORSE = 0.95, 0.005
 EQUAL = 1e-6
 """Relative difference of step times below which nobody is better."""
 
+GAP = 0.005
+NOTABLE = 1e-3
+"""Share of the step by which another's plan is notably better."""
+
 Task = dict[str, Run]
 
 
 def run(
-    options: argparse.Namespace, solvers: Sequence[str], save: Save
+    part: str, options: argparse.Namespace, solvers: Sequence[str], save: Save
 ) -> tuple[list[dict[str, object]], list[Claim]]:
-    """Run the part: all solvers of a task in one process, a hundred tasks."""
-    chosen = [one for one in (CONTENDER, *RIVALS, *ALSO) if one in solvers]
-    effort = Effort(options.time_limit or LIMIT_S, threads=options.threads)
-    cases = neuroshard_tasks(
-        options.tasks or (QUICK_TASKS if options.quick else TASKS), effort.time_limit_s
-    )
-    print(
-        f"\n{len(cases)} tasks of 10 to 59 tables on {cases[0].topology} with {cases[0].hbm} of "
-        f"HBM a GPU, {4 * cases[0].batch_size:,} samples a step; {effort.time_limit_s:g} s each"
-    )
+    """Run a part: records of its tasks, and what was claimed."""
+    effort = Effort(options.time_limit or LIMIT_S[part], threads=options.threads)
+    count = options.tasks or (QUICK_TASKS if options.quick else TASKS[part])
+    if part == "neuroshard":
+        wanted = [CONTENDER, *RIVALS, *ALSO]
+        cases = neuroshard_tasks(count, effort.time_limit_s)
+        print(
+            f"\n{len(cases)} tasks of 10 to 59 tables on {cases[0].topology} with {cases[0].hbm} "
+            f"of HBM a GPU, {4 * cases[0].batch_size:,} samples a step; "
+            f"{effort.time_limit_s:g} s each"
+        )
+    else:
+        wanted = [CONTENDER, *(one for one in SOLVERS if one != CONTENDER)]
+        cases = drawn_tasks(count, effort.time_limit_s)
+        print(f"\n{len(cases)} drawn tasks; {effort.time_limit_s:g} s each")
+    chosen = [one for one in wanted if one in solvers]
+    tasks, records = _solved(cases, chosen, effort, save)
+    _print(tasks, [one for one in chosen if one != CONTENDER])
+    if CONTENDER not in chosen:
+        return records, []
+    return records, _claims(tasks) if part == "neuroshard" else _claims_of_drawn(tasks)
+
+
+def _solved(
+    cases: Sequence[Case], solvers: Sequence[str], effort: Effort, save: Save
+) -> tuple[list[Task], list[dict[str, object]]]:
+    """Every case by every solver."""
     tasks: list[Task] = []
     records: list[dict[str, object]] = []
     for case in cases:
         problem = case.problem()
-        runs = solve_apart(case, problem, chosen, effort)
+        runs = solve_apart(case, problem, solvers, effort)
         tasks.append({one.solver: one for one in runs})
         records.append(case_record(case, problem) | {"solvers": [asdict(one) for one in runs]})
         save(records)
         for one in runs:
             if one.fault:
                 print(f"  {case.name}, {one.solver}: {one.fault}", flush=True)
-    _print(tasks, [one for one in chosen if one != CONTENDER])
-    return records, _claims(tasks) if CONTENDER in chosen else []
+        best = min(runs, key=lambda one: one.step_time_s or math.inf)
+        ahead = _to_best(tasks[-1], solvers) - 1 if CONTENDER in tasks[-1] else 0.0
+        if ahead > NOTABLE:
+            print(f"  {case.name}: {best.solver} is ahead by {ahead:.2%}", flush=True)
+    return tasks, records
 
 
 def _ratio(task: Task, rival: str) -> float | None:
@@ -72,7 +102,9 @@ def _to_best(task: Task, rivals: Sequence[str]) -> float:
     times = [task[one].step_time_s for one in rivals if one in task]
     best = min((time for time in times if time is not None), default=math.inf)
     own = task[CONTENDER].step_time_s
-    return math.inf if own is None else own / best
+    if own is None:
+        return math.inf if best < math.inf else 1.0
+    return own / best
 
 
 def _print(tasks: Sequence[Task], rivals: Sequence[str]) -> None:
@@ -129,6 +161,26 @@ def _claims(tasks: Sequence[Task]) -> list[Claim]:
             f"auto never more than {NEVER_WORSE:.1%} worse than the best of them all",
             worst <= NEVER_WORSE,
             f"{worst:+.3%} at most{note}",
+        ),
+    ]
+
+
+def _claims_of_drawn(tasks: Sequence[Task]) -> list[Claim]:
+    rivals = [one for one in tasks[0] if one != CONTENDER]
+    behind = [ratio - 1 for task in tasks if (ratio := _to_best(task, rivals)) > 1 + NOTABLE]
+    gaps = [gap for task in tasks if (gap := task[CONTENDER].gap) is not None]
+    few = sum(gap <= GAP for gap in gaps)
+    return [
+        Claim(
+            f"no strategy ahead of auto by more than {NOTABLE:.1%}",
+            not behind,
+            f"{len(behind)} of {len(tasks)} tasks, {max(behind, default=0.0):.2%} at most",
+        ),
+        Claim(
+            f"a gap of at most {GAP:.1%} on every task",
+            few == len(tasks),
+            f"on {few} of {len(tasks)}, {shown_percent(statistics.median(gaps or [0.0]))} in the "
+            f"median, {shown_percent(max(gaps, default=0.0))} at most",
         ),
     ]
 
