@@ -41,7 +41,7 @@ def annealed(steps: int, hot: float) -> tuple[AnnealingProblem, State, Assignmen
     assert start is not None
     arrays = AnnealingProblem(start, 8, 1000)
     model, state, step_s = arrays.start(start)
-    rules = Rules(0.4, 0.76, 64, step_s, hot, 0.0)
+    rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
     rng = np.random.default_rng(5)
     best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)

@@ -96,9 +96,10 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
         )
 
     whole = [least_s(table, instance.options_of(table)[0]) for table in range(instance.tables)]
-    left_s = seconds * instance.gpus
+    left_s, rest_s = seconds * instance.gpus, sum(whole)
     for table in np.argsort(whole)[::-1].tolist():
-        if left_s <= 0 or whole[table] <= 0:
+        if left_s <= 0 or left_s > rest_s:  # Enough, or too little even if nobody takes less.
             break
         left_s -= min(least_s(table, option) for option in instance.options_of(table))
+        rest_s -= whole[table]
     return left_s <= 0

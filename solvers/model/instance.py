@@ -48,6 +48,16 @@ Arena = tuple[str, str, int]
 """Element type, optimizer and width of shards that one kernel looks up."""
 
 
+class _Kept(OrderedDict[tuple[object, ...], CostCurve]):
+    """The latest curves by key."""
+
+    def keep(self, key: tuple[object, ...], curve: CostCurve) -> None:
+        """Keep one more, and let the oldest go where there are too many."""
+        self[key] = curve
+        if len(self) > _CURVES:
+            self.popitem(last=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """A shard on a GPU, with its `hot_rows` hottest rows in HBM."""
@@ -77,6 +87,11 @@ class Instance:
         What each arena takes of each GPU.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
+
+    Parameters
+    ----------
+    like : Instance, optional
+        Of the same problem and cost model, with other weights: its curves are not asked for again.
     """
 
     def __init__(
@@ -85,6 +100,7 @@ class Instance:
         cost_model: CostModel,
         chain_weights: Float | None = None,
         delay: Delay | None = None,
+        like: "Instance | None" = None,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
@@ -123,7 +139,9 @@ class Instance:
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         self._rules = ConstraintRules(problem)
-        self._curves: OrderedDict[tuple[object, ...], CostCurve] = OrderedDict()
+        # As the cost model has them, and as the objective weighs them.
+        self._model_curves = _Kept() if like is None else like._model_curves
+        self._curves = _Kept()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
         self._option_costs: dict[tuple[int, ShardingOption], Float] = {}
@@ -237,23 +255,24 @@ class Instance:
                 )
                 curve = at_share(free, shard.option.share)
             else:
-                number = self.kinds[self.kind_of_gpu[gpu]]
-                curve = self._weighed(self.cost_model.cost_curve(self.problem, shard, number))
-                curve = self._rules.within_tier(shard, curve)
-            self._curves[key] = curve
-            if len(self._curves) > _CURVES:
-                self._curves.popitem(last=False)
+                curve = self._rules.within_tier(shard, self._weighed(shard, gpu))
+            self._curves.keep(key, curve)
         return curve
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
-        return self._weighed(self.cost_model.cost_curve(self.problem, shard, gpu))
+        return self._weighed(shard, gpu)
 
-    def _weighed(self, curve: CostCurve) -> CostCurve:
-        """A curve whose `gpu_s` weighs phases as the objective does."""
-        weights = self.objective.weights
+    def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
+        """The cost model's curve, but that its `gpu_s` weighs phases as the objective does."""
+        key, weights = self._key(shard, gpu), self.objective.weights
+        curve = self._model_curves.get(key)
+        if curve is None:
+            number = self.kinds[self.kind_of_gpu[gpu]]
+            curve = self.cost_model.cost_curve(self.problem, shard, number)
+            self._model_curves.keep(key, curve)
         if self.delay is not None:
             curve = self.delay.with_phase(curve)
         if self.objective.is_plain_sum:

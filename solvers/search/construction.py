@@ -1,6 +1,7 @@
 """A first assignment: sharding options for a step time, shards put on GPUs, largest first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,11 @@ from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
 
 Block = tuple[TableShard, ...]
 _Balanced = Literal["phases", "hosts", "buffers", "rows"]
+
+Homes = Mapping[Arena, npt.NDArray[np.bool_]]
+"""GPUs that serve each arena, shape (GPUs,), if one of them may; other arenas go anywhere."""
+
+_ANYWHERE: Homes = MappingProxyType({})
 
 _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
     (0.5, "phases", False),
@@ -55,7 +61,11 @@ def options_for(
 
 
 def short_options(
-    instance: Instance, options: Sequence[ShardingOption], price: float, longest_share: float
+    instance: Instance,
+    options: Sequence[ShardingOption],
+    price: float,
+    longest_share: float,
+    allowed: Sequence[Sequence[ShardingOption]] | None = None,
 ) -> list[ShardingOption]:
     """Sharding options without shards that a phase of the step would wait for.
 
@@ -73,6 +83,8 @@ def short_options(
         Seconds that a byte of HBM is worth.
     longest_share : float
         Share of the mean GPU's time in a phase that a shard may take freely.
+    allowed : sequence of sequences of ShardingOption, optional
+        Of each table, the options to choose from; all by default.
     """
     weights, index = instance.objective.weights, instance.price_index(price)
     times = [_phases_of(instance, table, option, index) for table, option in enumerate(options)]
@@ -89,21 +101,18 @@ def short_options(
     for table, (longest_s, _) in enumerate(times):
         excess = np.divide(longest_s, limit_s, out=np.zeros_like(longest_s), where=limit_s > 0)
         if excess.max() > 1:
-            others = _finer(instance, table, options[table], float(excess.max()))
+            every = instance.options_of(table) if allowed is None else allowed[table]
+            others = _finer(every, options[table], float(excess.max()))
             chosen[table] = min(cost_s(table, other) for other in others)[1]
     return chosen
 
 
 def _finer(
-    instance: Instance, table: int, option: ShardingOption, times: float
+    options: Sequence[ShardingOption], option: ShardingOption, times: float
 ) -> list[ShardingOption]:
     """An option, and others with about so many times as many shards, or with rows replicated."""
     most = _MOST_FINER * times * option.shard_count
-    return [
-        other
-        for other in instance.options_of(table)
-        if other.cold == option.cold and other.shard_count <= most
-    ]
+    return [other for other in options if other.cold == option.cold and other.shard_count <= most]
 
 
 def _phases_of(
@@ -127,7 +136,7 @@ def _phases_of(
 
 
 def packed(
-    instance: Instance, options: Sequence[ShardingOption], price: float
+    instance: Instance, options: Sequence[ShardingOption], price: float, homes: Homes = _ANYWHERE
 ) -> Assignment | None:
     """Tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
 
@@ -144,7 +153,7 @@ def packed(
             _option_that_fits(instance, table, option, largest_share, balanced == "rows")
             for table, option in enumerate(options)
         ]
-        assignment = pack(instance, fitting, price, balanced)
+        assignment = pack(instance, fitting, price, balanced, homes)
         if assignment is not None:
             return assignment
     return None
@@ -155,6 +164,7 @@ def pack(
     options: Sequence[ShardingOption],
     price: float,
     balanced: _Balanced = "phases",
+    homes: Homes = _ANYWHERE,
 ) -> Assignment | None:
     """Tables sharded in these ways, on the GPUs that delay the step least or have most HBM left.
 
@@ -162,7 +172,7 @@ def pack(
     """
     shards, replicas = instance.sharded(options)
     blocks = instance.blocks(shards)
-    loads = _Loads(instance, blocks, replicas, price, balanced)
+    loads = _Loads(instance, blocks, replicas, price, balanced, homes)
     for block in sorted(blocks, key=lambda b: (-loads.sizes[b], b)):
         if not loads.put(block):
             return None
@@ -179,8 +189,9 @@ class _Loads:
         replicas: Sequence[TableShard],
         price: float,
         balanced: _Balanced,
+        homes: Homes,
     ) -> None:
-        self.instance, self.price, self.balanced = instance, price, balanced
+        self.instance, self.price, self.balanced, self.homes = instance, price, balanced, homes
         self.kinds = np.array(instance.kind_of_gpu)
         index = instance.price_index(price)
         self.costs = {
@@ -250,6 +261,9 @@ class _Loads:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
+        for arena in self.instance.arenas(block) & self.homes.keys():
+            if (allowed & self.homes[arena]).any():
+                allowed &= self.homes[arena]
         short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
         arenas = [self._arena(arena) for arena in self.instance.arenas(block)]
         phase_s = cost[:, PHASES]

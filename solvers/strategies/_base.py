@@ -232,7 +232,8 @@ def _weighed(search: Search) -> Search:
     for share in _CHAIN_SHARES:
         weights = np.zeros(chains)
         weights[0], weights[longest] = 1 - share, share
-        other = Search.start(Instance(instance.problem, instance.cost_model, weights), search.clock)
+        weighed = Instance(instance.problem, instance.cost_model, weights, like=instance)
+        other = Search.start(weighed, search.clock)
         if other.bound_s > best.bound_s:
             best = other
     return best

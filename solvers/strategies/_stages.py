@@ -11,7 +11,8 @@ from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
-from solvers.model.instance import Instance, ShardingOption
+from solvers.model.instance import Instance
+from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
@@ -58,28 +59,34 @@ def cost_greedy(
 
 def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
     """First assignments, those that promise most first."""
-    made, seen = [], set()
-    for options in _choices(search):
-        if options not in seen:
-            seen.add(options)
-            made.append(packed(search.instance, options, search.lagrangian.price_s_per_byte))
+    made = []
+    for assignment in _packed(search):
+        made.append(assignment)
         if clock.spent and any(made):
             break
     yield from sorted(filter(None, made), key=lambda assignment: assignment.key_s)
 
 
-def _choices(search: Search) -> Iterator[tuple[ShardingOption, ...]]:
-    """A sharding option of each table, in several ways, the usual one first."""
+def _packed(search: Search) -> Iterator[Assignment | None]:
+    """Assignments of several choices of sharding options, the usual one first."""
     instance, bound = search.instance, search.lagrangian
-    for number, target in enumerate(TARGETS):
+    price, seen = bound.price_s_per_byte, set()
+    for target in TARGETS:
         options = options_for(instance, bound, target * bound.step_time_s)
         if options is None:
             continue
-        yield tuple(options)
-        if number == 0 and instance.gpus > 1:
-            for share in LONGEST_SHARES:
-                price = bound.price_s_per_byte
-                yield tuple(short_options(instance, options, price, share))
+        is_first = not seen
+        if tuple(options) not in seen:
+            seen.add(tuple(options))
+            yield packed(instance, options, price)
+        if not is_first or instance.gpus == 1:
+            continue
+        yield from assignments_by_arena(instance, bound)
+        for share in LONGEST_SHARES:
+            short = tuple(short_options(instance, options, price, share))
+            if short not in seen:
+                seen.add(short)
+                yield packed(instance, short, price)
 
 
 def annealing(search: Search, share: float, params: "AnnealingParams") -> Assignment | None:
@@ -129,7 +136,7 @@ def delays(search: Search) -> Assignment | None:
     if waits(instance, delay.lane.before, delay.lane.begin_s):
         # Searches do better with the phases themselves.
         weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
-        other = Instance(instance.problem, instance.cost_model, weights, delay)
+        other = Instance(instance.problem, instance.cost_model, weights, delay, instance)
         search.delayed = Search.start(other, search.clock)
         search.bound_s = max(search.bound_s, search.delayed.bound_s)
     return None

@@ -4,7 +4,7 @@ One assignment goes from stage to stage, until it is within the gap of the bound
 Whenever it is stopped, it returns the best plan so far.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
@@ -56,6 +56,10 @@ class AutoParams:
         Of branch and bound.
     branching_places : int
         Tables × GPUs up to which it is worth its time.
+    promising_gap : float
+        A gap to its first relaxation up to which it comes before most of annealing.
+    first_share : float
+        Of annealing before it.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
     exact_share : float
@@ -81,6 +85,8 @@ class AutoParams:
     few_places: int = 2000
     branching_share: float = 0.75
     branching_places: int = 500
+    promising_gap: float = 0.08
+    first_share: float = 0.2
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
@@ -108,13 +114,17 @@ class Auto(StagedStrategy):
         small, few = places <= p.linear_program_places, places <= p.few_places
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
+        promising = replace(p.branching, most_gap=p.promising_gap)
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
-            Stage("delays", delays, several),
-            Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
-            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
+            Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
+            Stage("delays", delays, several and branched),
+            Stage("branched", lambda s: branching(s, p.branching_share, promising), branched),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
+            Stage("delays", delays, several and not branched),
+            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
+            Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),

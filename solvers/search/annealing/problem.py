@@ -10,6 +10,7 @@ from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
 from solvers.search.annealing.rating import rate, replace_items
 from solvers.search.annealing.state import (
+    HIGH_POWER,
     NOBODY,
     Bool,
     Int,
@@ -95,8 +96,11 @@ class AnnealingProblem:
                 if allowed is not None:
                     self._may_serve[unit] &= allowed
 
-    def start(self, assignment: Assignment) -> tuple[Model, State, float]:
-        """The arrays of an assignment, and its step time in seconds, launches included."""
+    def start(self, assignment: Assignment, power: int = HIGH_POWER) -> tuple[Model, State, float]:
+        """The arrays of an assignment, and its step time in seconds, launches included.
+
+        Energies are of this power of phases.
+        """
         instance = self.instance
         objective, schedule = instance.objective, instance.objective.schedule
         launches = np.array(instance.launches_s)
@@ -133,7 +137,7 @@ class AnnealingProblem:
             # What is part of no chain delays nobody by itself.
             counted_s=np.where(objective.members.any(axis=0), scale_s, 0.0),
         )
-        rules = Rules(0.0, 0.0, 0, step_s, 0.0, 0.0)
+        rules = Rules(0.0, 0.0, 0.0, 0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
             rate(model, state, rules, gpu)
             replace_items(model, state, gpu)
@@ -180,6 +184,7 @@ class AnnealingProblem:
             changed=np.zeros(gpus, dtype=np.int64),
             chosen=np.full(gpu_of.shape[1], NOBODY),
             done_s=np.zeros(gpus),
+            gathered=np.zeros((units, 3), dtype=np.int64),
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:

@@ -12,8 +12,8 @@ from solvers.search.annealing.compiled import compiled
 from solvers.search.annealing.state import (
     BYTES,
     FIRST_PHASE,
+    HIGH_POWER,
     NOBODY,
-    NORM,
     Float,
     Int,
     Model,
@@ -121,8 +121,10 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
         share = phase_s[gpu, phase] / scale_s[phase]
         square = share * share
         eighth = square * square * square * square
-        energy += eighth * eighth * eighth * counted_s[phase]
-    state.new_energy[gpu] = energy / (rules.step_s * NORM)
+        if rules.power == HIGH_POWER:
+            eighth = eighth * eighth * eighth
+        energy += eighth * counted_s[phase]
+    state.new_energy[gpu] = energy / (rules.step_s * rules.power)
     return True
 
 

@@ -24,10 +24,13 @@ from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import rate, replace_items
-from solvers.search.annealing.state import Rules, tiny
+from solvers.search.annealing.state import HIGH_POWER, Rules, tiny
 
 _COMPILED_IN_S = 10.0
 """With a shorter time limit nothing is compiled: that takes longer, though only once."""
+
+Heat = tuple[int, float]
+"""A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""
 
 _INTERPRETED = 1000
 """Times as long as a compiled step an interpreted one takes."""
@@ -39,9 +42,10 @@ class AnnealingParams:
 
     Attributes
     ----------
-    temperatures : tuple of float
-        At the start of a run, by turns: from one that leaves the best assignment behind to one
-        that looks around it. What a move may cost, as a share of the step.
+    heats : tuple of (int, float)
+        Powers and temperatures at the start of a run, by turns: from those that leave the best
+        assignment behind to one that looks around it. A temperature is what a move may cost, as a
+        share of the step.
     cooling : float
         Temperature at the end of a run, beside that at its start.
     steps_per_place, least_steps : int
@@ -50,9 +54,10 @@ class AnnealingParams:
         Times the first run's steps that a run may take.
     idle_runs : int
         Runs of the longest kind without a gain after which the search ends.
-    resharded_below, swapped_below : float
-        Of a random number in [0, 1): below the first a table is sharded anew, below the second
-        two blocks are swapped, and else one is moved.
+    resharded_below, gathered_below, swapped_below : float
+        Of a random number in [0, 1): below the first a table is sharded anew, below the second all
+        shards of an arena leave a GPU, below the third two blocks are swapped, and else one is
+        moved.
     most_shards : int
         Finer sharding options than this are not tried.
     most_items : int
@@ -63,13 +68,14 @@ class AnnealingParams:
         On more GPUs than these, the slowest of a few is taken for the slowest of all.
     """
 
-    temperatures: tuple[float, ...] = (0.3, 0.03, 0.003)
+    heats: tuple[Heat, ...] = ((24, 0.3), (24, 0.03), (24, 0.003))
     cooling: float = 1e-3
     steps_per_place: int = 300
     least_steps: int = 100_000
     longest: int = 8
     idle_runs: int = 6
     resharded_below: float = 0.4
+    gathered_below: float = 0.43
     swapped_below: float = 0.76
     most_shards: int = 8
     most_items: int = 2000
@@ -95,14 +101,14 @@ def anneal(
     number = idle = 0
     steps_per_s = 0.0 if clock.repeats else _speed(problem, best, clock, params)
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
-        length = min(2 ** (number // len(params.temperatures)), params.longest)
+        length = min(2 ** (number // len(params.heats)), params.longest)
         steps = length * first // slower
         # A run that the deadline would end early finds nothing: it ends cold.
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
-        temperature = params.temperatures[number % len(params.temperatures)]
-        annealed = _run(problem, best, rng, steps, temperature, clock, params)
+        heat = params.heats[number % len(params.heats)]
+        annealed = _run(problem, best, rng, steps, heat, clock, params)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
         if annealed is not None and annealed.step_time_s < best.step_time_s * (1 - 1e-7):
             best, idle = annealed, 0
@@ -118,7 +124,7 @@ def _speed(
     """Steps a second, of a few."""
     steps, rng = max(1, params.steps_between_looks // _INTERPRETED), np.random.default_rng(0)
     began = time.monotonic()
-    _run(problem, start, rng, steps, params.temperatures[-1], clock, params)
+    _run(problem, start, rng, steps, params.heats[-1], clock, params)
     return steps / max(1e-9, time.monotonic() - began)
 
 
@@ -133,7 +139,7 @@ def prepare(limits: Limits) -> None:
     if limits.on_state is not None:
         limits.on_state(SearchState("compiling the search, once", None, 0.0))
     model, state = tiny()
-    rules = Rules(0.0, 0.0, 1, 1.0, 1.0, 0.0)
+    rules = Rules(0.0, 0.0, 0.0, 1, HIGH_POWER, 1.0, 1.0, 0.0)
     rng = np.random.default_rng(0)
     rate(model, state, rules, 0)
     replace_items(model, state, 0)
@@ -145,16 +151,19 @@ def _run(
     start: Assignment,
     rng: np.random.Generator,
     steps: int,
-    hot: float,
+    heat: Heat,
     clock: Clock,
     params: AnnealingParams,
 ) -> Assignment | None:
     """The best assignment of `steps` moves, filled exactly; None if none was better."""
-    model, state, step_s = problem.start(start)
+    power, hot = heat
+    model, state, step_s = problem.start(start, power)
     rules = Rules(
         params.resharded_below,
+        params.gathered_below,
         params.swapped_below,
         params.many_gpus,
+        power,
         step_s,
         hot,
         math.log(params.cooling) / max(1, steps),

@@ -18,8 +18,8 @@ BYTES, FIRST_PHASE = 0, 1
 
 NOBODY = -1
 
-NORM = 24
-"""The power of phases in the energy, which `rate` multiplies out."""
+LOW_POWER, HIGH_POWER = 8, 24
+"""Powers of phases in the energy, which `rate` multiplies out."""
 
 
 class Model(NamedTuple):
@@ -111,6 +111,8 @@ class State(NamedTuple):
         GPUs for the items of an option that is tried.
     done_s : float64, shape (GPUs,)
         When each GPU would be done without them.
+    gathered : int64, shape (units, 3)
+        Unit, number and new GPU of the shards that have left one in a move.
     """
 
     option: Int
@@ -129,14 +131,17 @@ class State(NamedTuple):
     changed: Int
     chosen: Int
     done_s: Float
+    gathered: Int
 
 
 class Rules(NamedTuple):
     """Numbers of `AnnealingParams`, and of a run."""
 
     resharded_below: float
+    gathered_below: float
     swapped_below: float
     many_gpus: int
+    power: int
     step_s: float
     hot: float
     cooling: float
@@ -184,5 +189,6 @@ def tiny() -> tuple[Model, State]:
         changed=one.copy(),
         chosen=one.copy(),
         done_s=np.zeros(1),
+        gathered=np.zeros((1, 3), dtype=np.int64),
     )
     return model, state

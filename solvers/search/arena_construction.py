@@ -1,0 +1,223 @@
+"""First assignments whose GPUs serve few arenas each.
+
+An arena's launches take as long for one shard as for a hundred. Where they are much of a step,
+shards of one width belong together: but packing shard by shard spreads them, and moving one of them
+away takes no launch along. So here GPUs are first divided among arenas, and then each shard is
+packed on the GPUs of its arena. Wide tables may be cut into columns of a narrower table's width,
+which makes one arena of two.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.bounds.lagrangian import LagrangianBound
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Arena, Instance, ShardingOption
+from solvers.model.knapsack import BYTES, GPU_S, Float, Int
+from solvers.search.construction import Homes, packed, short_options
+
+_LEAST_SHARE = 0.02
+"""Of a step, which all arenas' launches take: below it, they decide little."""
+
+_TRIED = 4
+"""Choices of widths for which shards are packed: those that promise most."""
+
+_FEW_OPTIONS = 1500
+"""Sharding options of all tables up to which any one or two widths are a choice."""
+
+_MOST_SETS = 6
+"""Sets of arenas that are divided among GPUs in every way; the smallest arenas are one set."""
+
+Arenas = frozenset[Arena]
+
+
+class _Choice(NamedTuple):
+    """A sharding option of each table, the GPUs of each arena, and about the slowest GPU's time."""
+
+    slowest_s: float
+    options: tuple[ShardingOption, ...]
+    homes: Homes
+
+
+def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
+    """Assignments for a few choices of widths; none where launches cost little.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from placer import Problem, Topology
+    >>> from placer.workloads import named_workload
+    >>> from solvers.bounds.lagrangian import lagrangian_bound
+    >>> problem = Problem(named_workload("random-12"), Topology.parse("8xh100"), 16)
+    >>> instance = Instance(problem, Roofline())
+    >>> found = list(assignments_by_arena(instance, lagrangian_bound(instance)))
+    >>> min(max(len(instance.arenas(mine)) for mine in one.shards) for one in found)
+    1
+    """
+    whole = {instance.arena_of(instance.whole(table)) for table in range(instance.tables)}
+    launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
+    step_s = bound.step_time_s + instance.fixed_s
+    if min(instance.gpus, len(whole)) == 1 or launch_s * len(whole) < _LEAST_SHARE * step_s:
+        return
+    price = bound.price_s_per_byte
+    candidates = _candidates(instance)
+    choices = {}
+    for arenas in _choices_of_arenas(whole, candidates):
+        options = _options(instance, candidates, arenas, price)
+        if options is not None and options not in choices:
+            choices[options] = _choice(instance, options, price)
+    known = [choice for choice in choices.values() if choice is not None]
+    for choice in sorted(known, key=lambda choice: choice.slowest_s)[:_TRIED]:
+        assignment = packed(instance, choice.options, price, choice.homes)
+        if assignment is not None:
+            yield assignment
+
+
+def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
+    """Options of each table with the arenas that they need; without replicas, if it has such.
+
+    Replicas would launch something everywhere.
+    """
+    candidates = []
+    for table in range(instance.tables):
+        usual = instance.options_of(table)[0].cold
+        every = [each for each in instance.options_of(table) if each.cold == usual]
+        alone = [each for each in every if not each.replicated_rows]
+        candidates.append({each: _arenas_of(instance, table, each) for each in alone or every})
+    return candidates
+
+
+def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas:
+    replica = instance.replica(table, option)
+    every = [*instance.shards(table, option), *([replica] if replica else [])]
+    return frozenset(instance.arenas(every))
+
+
+def _choices_of_arenas(
+    whole: set[Arena], candidates: Sequence[dict[ShardingOption, Arenas]]
+) -> Iterator[Arenas]:
+    """Arenas to choose from: those of whole tables up to some width, and of any one or two widths."""
+    for width in sorted({arena[2] for arena in whole}):
+        yield frozenset(arena for arena in whole if arena[2] <= width)
+    if sum(map(len, candidates)) > _FEW_OPTIONS:
+        return
+    known = set().union(*(arenas for options in candidates for arenas in options.values()))
+    widths = sorted({arena[2] for arena in known})
+    for chosen in chain(combinations(widths, 1), combinations(widths, 2)):
+        yield frozenset(arena for arena in known if arena[2] in chosen)
+
+
+def _options(
+    instance: Instance,
+    candidates: Sequence[dict[ShardingOption, Arenas]],
+    arenas: Arenas,
+    price: float,
+) -> tuple[ShardingOption, ...] | None:
+    """For each table the cheapest option whose shards are in these arenas.
+
+    Options with shards that a phase would wait for give way to finer ones. A table that has no
+    such option has any; None if few have one.
+    """
+    index, allowed, others = instance.price_index(price), [], 0
+    for options in candidates:
+        fitting = [option for option, needed in options.items() if needed <= arenas]
+        others += not fitting
+        allowed.append(fitting or list(options))
+    if others > instance.tables // 2:
+        return None
+
+    def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
+        bytes_, time_s = instance.option_costs(table, option)[:, index]
+        return float(time_s + price * bytes_), option
+
+    cheapest = [
+        min(cost_s(table, option) for option in options)[1] for table, options in enumerate(allowed)
+    ]
+    return tuple(short_options(instance, cheapest, price, 1.0, allowed))
+
+
+def _choice(
+    instance: Instance, options: tuple[ShardingOption, ...], price: float
+) -> _Choice | None:
+    """GPUs for each arena, such that none takes long; None if there are too few."""
+    index, gpu = instance.price_index(price), instance.kinds[0]
+    shards, replicas = instance.sharded(options)
+    work_s: dict[Arena, float] = defaultdict(float)
+    least: dict[Arena, int] = defaultdict(int)
+    for shard in shards:
+        arena = instance.arena_of(shard)
+        bytes_, time_s = instance.priced_costs(shard, gpu)[[BYTES, GPU_S], index]
+        work_s[arena] += float(time_s + price * bytes_)
+        least[arena] = max(least[arena], shard.option.shard_count)
+    everywhere = instance.arenas(replicas)
+    launch_s = instance.launches_weighed_s(gpu)
+    by_work = sorted(work_s, key=lambda arena: (-work_s[arena], arena))
+    units = [frozenset([arena]) for arena in by_work[:_MOST_SETS]]
+    if rest := by_work[_MOST_SETS:]:
+        units[-1] |= frozenset(rest)
+    best: tuple[float, list[tuple[Arenas, int]]] = math.inf, []
+    for sets in _partitions(units):
+        arenas = [frozenset().union(*each) for each in sets]
+        if len(arenas) > instance.gpus:
+            continue
+        fixed_s = np.array([launch_s * len(each - everywhere) for each in arenas])
+        total_s = np.array([sum(work_s[arena] for arena in each) for each in arenas])
+        at_least = np.array([max(least[arena] for arena in each) for each in arenas])
+        shared = _shared(instance.gpus, fixed_s, total_s, at_least)
+        if shared is not None and shared[0] < best[0]:
+            best = shared[0], list(zip(arenas, shared[1], strict=True))
+    if not best[1]:
+        return None
+    order, first = _spread_over_hosts(instance), 0
+    homes: dict[Arena, npt.NDArray[np.bool_]] = {}
+    for arenas_of_set, count in best[1]:
+        served = np.zeros(instance.gpus, dtype=bool)
+        served[order[first : first + count]] = True
+        homes |= dict.fromkeys(arenas_of_set, served)
+        first += count
+    return _Choice(best[0], options, homes)
+
+
+def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float, list[int]] | None:
+    """The time of the slowest GPU, and how many GPUs each set gets; None if there are too few.
+
+    Parameters
+    ----------
+    fixed_s, work_s : float64, shape (sets,)
+        Of each GPU of a set, and what its GPUs share.
+    least : int64, shape (sets,)
+        GPUs that a set needs at least.
+    """
+    counts = least.copy()
+    if counts.sum() > gpus:
+        return None
+    for _ in range(gpus - int(counts.sum())):
+        counts[int((fixed_s + work_s / counts).argmax())] += 1
+    return float((fixed_s + work_s / counts).max()), counts.tolist()
+
+
+def _partitions(units: Sequence[Arenas]) -> Iterator[list[list[Arenas]]]:
+    """All ways to divide units into sets."""
+    if not units:
+        yield []
+        return
+    for rest in _partitions(units[1:]):
+        yield [[units[0]], *rest]
+        for number, mine in enumerate(rest):
+            yield [*rest[:number], [units[0], *mine], *rest[number + 1 :]]
+
+
+def _spread_over_hosts(instance: Instance) -> list[int]:
+    """GPUs, the first ones of all hosts ahead of the second ones."""
+    seen: dict[int, int] = defaultdict(int)
+    places = []
+    for gpu, host in enumerate(instance.host_of_gpu):
+        places.append((seen[host], gpu))
+        seen[host] += 1
+    return [gpu for _, gpu in sorted(places)]
