@@ -68,10 +68,10 @@ class AnnealingParams:
         On more GPUs than these, the slowest of a few is taken for the slowest of all.
     """
 
-    heats: tuple[Heat, ...] = ((24, 0.3), (24, 0.03), (24, 0.003))
+    heats: tuple[Heat, ...] = ((8, 0.3), (8, 0.03), (24, 0.003))
     cooling: float = 1e-3
     steps_per_place: int = 300
-    least_steps: int = 100_000
+    least_steps: int = 400_000
     longest: int = 8
     idle_runs: int = 6
     resharded_below: float = 0.4
