@@ -93,8 +93,8 @@ def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup) -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: int) -> None:
-    """Fixed times of calibrated constants: steps, arenas, strips, pools, splits and shards."""
-    fixed = ("step", "arena", "strip", "row_cut", "pool", "split", "shard")
+    """Fixed times of calibrated constants: arenas, column slices and shards."""
+    fixed = ("step", "arena", "arena_cached", "column_slice", "rowwise_slice", "shard")
     constants = {term: SECONDS[term] if term in fixed else 0.0 for term in TERMS}
     model = Calibrated(calibration(**constants))
     for case in random_cases(6, 12, gpus=gpus):
@@ -105,10 +105,12 @@ def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: 
         found = timer.times(counts)
         expected = [gpu.launch_s for gpu in model.evaluate(problem, plan).gpus]
         assert found.launch_s == pytest.approx(expected, rel=1e-9)
+        assert model.schedule(problem).fixed_s == (SECONDS["step"],)
 
 
-def test_lookups_of_rows_that_are_read_in_several_ways_cost_more() -> None:
-    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | {"split_lookup": 1e-6}))
+def test_lookups_of_rows_that_do_not_follow_ids_cost_more() -> None:
+    """With hot and cold rows alone they do, where ranks are ids."""
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | {"mapped_lookup": 1e-6}))
     problem = problem_of(zipf_table("a", 5000, 8, lookups=4), topology=machine(1), batch_size=512)
     rows = ((0, 50, 1), (50, 2000, 1), (2000, 5000, 1))
     ways: tuple[Lookup, ...] = ("device", "uva", "host")
@@ -122,12 +124,32 @@ def test_lookups_of_rows_that_are_read_in_several_ways_cost_more() -> None:
         simulator = Simulator(plan)
         timer = StepTimer(simulator.arrangement, model, problem.profile)
         (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
-        expected = 1e-6 * counts.parts.lookups.sum() if number > 1 else 0.0
+        expected = 1e-6 * counts.parts.lookups.sum() if number > 2 else 0.0
         assert timer.times(counts).hbm_s.sum() == pytest.approx(expected)
         predicted = model.evaluate(problem, plan).gpus[0].total_s
-        assert predicted - model.calibration.seconds("step") == pytest.approx(
-            1e-6 * 4 * 512 if number > 1 else 0.0, abs=1e-6
-        )
+        assert predicted == pytest.approx(1e-6 * 4 * 512 if number > 2 else 0.0, abs=1e-6)
+
+
+def test_arenas_take_what_their_lookups_do_however_rows_are_read() -> None:
+    """One table is staged, one in HBM and one pooled by the host: all share an arena."""
+    per_lookup = {"arena_cached_lookup": 1e-6, "arena_host_lookup": 1e-4}
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | per_lookup))
+    tables = [zipf_table(name, 5000, 8, lookups=4) for name in "abc"]
+    problem = problem_of(*tables, topology=machine(1), batch_size=512)
+    ways: tuple[Lookup, ...] = ("device", "staged", "host")
+    shards = [whole(problem, way, "gpu:0", table=number) for number, way in enumerate(ways)]
+    for used, located in ((1, 0), (2, 2), (3, 3)):
+        one = problem_of(*tables[:used], topology=machine(1), batch_size=512)
+        plan = plan_for(one, *shards[:used])
+        simulator = Simulator(plan)
+        timer = StepTimer(simulator.arrangement, model, one.profile)
+        (counts,) = simulator.run(drawn_batches(one.profile, 512, 1, seed=0))
+        lookups = int(counts.parts.lookups.sum())
+        # No more rows are located than there are staged ones.
+        expected = 1e-6 * min(lookups, 5000) * bool(located) + 1e-4 * lookups * (used > 2)
+        assert timer.times(counts).launch_s[0] == pytest.approx(expected, abs=1e-6)
+        predicted = model.evaluate(one, plan).gpus[0].launch_s
+        assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
 
 
 def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:

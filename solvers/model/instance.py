@@ -23,7 +23,9 @@ from cost_models import (
     TableShard,
     shards_of,
 )
+from cost_models.arenas import Arena, ArenaCosts
 from placer.problem import Problem
+from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.delays import Delay
 from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
@@ -42,10 +44,6 @@ _PRICED_TABLES = 500
 
 _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
-
-
-Arena = tuple[str, str, int]
-"""Element type, optimizer and width of shards that one kernel looks up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,8 @@ class Instance:
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
         What each arena takes of each GPU.
+    arena_times : ArenaTimes
+        What arenas take besides.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
     """
@@ -119,6 +119,10 @@ class Instance:
         if delay is not None:
             of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
         self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
+        costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
+        if delay is not None:
+            costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
+        self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
@@ -273,11 +277,7 @@ class Instance:
 
     def arena_of(self, shard: TableShard) -> Arena:
         """The arena that a shard is part of."""
-        option = shard.option
-        table = self.problem.profile.tables[shard.table].table
-        whole = shard.is_replica or not option.column_widths
-        width = table.dim if whole else option.column_widths[shard.column_slice]
-        return table.dtype, table.optimizer, width
+        return self.arena_times.arena_of(shard)
 
     def launches_weighed_s(self, gpu: int) -> float:
         """Seconds that an arena's launches take of a GPU, phases weighed."""
