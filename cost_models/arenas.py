@@ -27,20 +27,20 @@ class ArenaLoad(NamedTuple):
         Of a step, however their rows are read.
     cached_rows : int
         Rows that are staged or cached, read by the step or not.
-    host_rows : int
-        Rows that the host pools.
+    pooled_lookups : float
+        Those of `lookups` in groups of which the host pools some rows.
     """
 
     lookups: float = 0.0
     cached_rows: int = 0
-    host_rows: int = 0
+    pooled_lookups: float = 0.0
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
         """Both in one arena."""
         return ArenaLoad(
             self.lookups + other.lookups,
             self.cached_rows + other.cached_rows,
-            self.host_rows + other.host_rows,
+            self.pooled_lookups + other.pooled_lookups,
         )
 
 
@@ -56,13 +56,14 @@ class ArenaCosts(NamedTuple):
     cached_lookup_s : float64
         Of each lookup there that may be of such a row: an executor makes room to look up as many
         rows as the step has lookups in the arena, or as many as there are such rows if fewer.
-    host_lookup_s : float64
-        Of each lookup in an arena of which the host pools rows: it goes through all of them.
+    pooled_lookup_s : float64
+        Of each lookup in an arena of which the host pools rows: it goes through all of them. Those
+        of the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
     """
 
     cached_s: Float
     cached_lookup_s: Float
-    host_lookup_s: Float
+    pooled_lookup_s: Float
 
     def seconds(self, loads: Iterable[ArenaLoad]) -> Float:
         """What these arenas take together, shape (phases,)."""
@@ -71,10 +72,10 @@ class ArenaCosts(NamedTuple):
             if load.cached_rows:
                 cached += 1.0
                 located += min(load.lookups, load.cached_rows)
-            if load.host_rows:
-                pooled += load.lookups
+            if load.pooled_lookups:
+                pooled += max(0.0, load.lookups - load.pooled_lookups)
         total: Float = (
-            cached * self.cached_s + located * self.cached_lookup_s + pooled * self.host_lookup_s
+            cached * self.cached_s + located * self.cached_lookup_s + pooled * self.pooled_lookup_s
         )
         return total
 

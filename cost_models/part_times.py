@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cost_models.arenas import Arena, arena_of
+from cost_models.arenas import Arena, ArenaLoad, arena_of
 from cost_models.base import Float
 from cost_models.step_equation.arena_loads import arena_loads
 from cost_models.step_equation.equation import StepEquation
@@ -26,7 +26,7 @@ from cost_models.step_equation.unit_costs import (
     ReadKind,
     UnitCosts,
 )
-from cost_models.step_equation.work import group_of, groups_of, is_mapped
+from cost_models.step_equation.work import group_of, groups_of, host_pools, is_mapped
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.simulator.counts import StepCounts
@@ -49,15 +49,17 @@ class PartTimer:
         numbers = dict(zip((table.name for table in plan.tables), tables, strict=True))
         gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        groups = groups_of(plan)
         mapped = {
             key: is_mapped(problem.profile.tables[numbers[key[0]]], group)
-            for key, group in groups_of(plan).items()
+            for key, group in groups.items()
         }
+        pooled = {key for key, group in groups.items() if host_pools(group)}
         self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         self._gpu_shares = np.zeros((len(gpus), len(parts)))
         self._hosts = np.zeros((len(hosts), len(parts)))
-        self._mapped_lookup_s, self._sliced_row_s = np.zeros(len(parts)), np.zeros(len(parts))
+        self._group_lookup_s, self._sliced_row_s = np.zeros(len(parts)), np.zeros(len(parts))
         reads: list[list[ReadCosts]] = []
         kinds_of: list[tuple[ReadKind, ...]] = []
         for at, part in enumerate(parts):
@@ -77,8 +79,9 @@ class PartTimer:
                 own = equation.host_rates(problem, tables[part.table], host)
                 kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
             else:
-                if mapped[group_of(shard)]:
-                    self._mapped_lookup_s[at] = _share(part, shard) * unit.mapped_lookup_s
+                lookup_s = mapped[group_of(shard)] * unit.mapped_lookup_s
+                lookup_s += (group_of(shard) in pooled) * unit.pooled_lookup_s
+                self._group_lookup_s[at] = _share(part, shard) * lookup_s
                 if shard.width < plan.tables[part.table].dim:
                     self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
             reads.append(kinds)
@@ -115,7 +118,7 @@ class PartTimer:
 
         own = of(self._in_hbm, self._in_place)
         looked_up = of(self._lookup_in_hbm, self._lookup_in_place)
-        of_shard_s = c.lookups * self._mapped_lookup_s + touched * self._sliced_row_s
+        of_shard_s = c.lookups * self._group_lookup_s + touched * self._sliced_row_s
         own[0] += of_shard_s
         looked_up[0] += of_shard_s / 2
         missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
@@ -160,6 +163,10 @@ class ArenaTimer:
         plan = arrangement.plan
         gpus = range(len(plan.topology.gpus))
         self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
+        pooled = {key for key, group in groups_of(plan).items() if host_pools(group)}
+        self._pooled = np.array(
+            [group_of(plan.shards[part.shard]) in pooled for part in arrangement.parts], dtype=bool
+        )
         self._launches = [equation.launches(problem, gpu) for gpu in gpus]
         self._costs = [equation.arena_costs(problem, gpu) for gpu in gpus]
         self._parts: dict[tuple[str, Arena], list[int]] = defaultdict(list)
@@ -174,15 +181,17 @@ class ArenaTimer:
     def seconds(self, counts: StepCounts) -> Float:
         """By phase and GPU, shape (6, gpus)."""
         lookups = counts.parts.lookups * self._shares
+        pooled = lookups * self._pooled
         taken_s = np.zeros((len(NAMES), len(self._names)))
         for gpu, (name, loads, costs) in enumerate(
             zip(self._names, self._loads, self._costs, strict=True)
         ):
             taken_s[:, gpu] = len(loads) * self._launches[gpu]
             if costs is not None:
+                members = [(load, self._parts[name, arena]) for arena, load in loads]
                 taken_s[:, gpu] += costs.seconds(
-                    load._replace(lookups=float(lookups[self._parts[name, arena]].sum()))
-                    for arena, load in loads
+                    ArenaLoad(float(lookups[at].sum()), load.cached_rows, float(pooled[at].sum()))
+                    for load, at in members
                 )
         return taken_s
 

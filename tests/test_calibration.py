@@ -77,7 +77,7 @@ def test_designed_cases_meet_every_constant_early(tiers: bool, gpus: int) -> Non
     missing = {term for term, seen in zip(TERMS, met, strict=True) if not seen}
     of_tiers = {term for term in TERMS if term.partition(".")[0] in
                 ("staged", "hit", "miss", "uva", "host", "cache_row", "arena_cached",
-                 "arena_cached_lookup", "arena_host_lookup")}  # fmt: skip
+                 "arena_cached_lookup", "arena_pooled_lookup")}  # fmt: skip
     assert missing == (set() if tiers else of_tiers) | (set() if gpus > 1 else {"exchange_byte"})
     assert sum(case.kind == "reference" for case in cases) >= 5
 

@@ -130,26 +130,24 @@ def test_lookups_of_rows_that_do_not_follow_ids_cost_more() -> None:
         assert predicted == pytest.approx(1e-6 * 4 * 512 if number > 2 else 0.0, abs=1e-6)
 
 
-def test_arenas_take_what_their_lookups_do_however_rows_are_read() -> None:
-    """One table is staged, one in HBM and one pooled by the host: all share an arena."""
-    per_lookup = {"arena_cached_lookup": 1e-6, "arena_host_lookup": 1e-4}
-    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | per_lookup))
-    tables = [zipf_table(name, 5000, 8, lookups=4) for name in "abc"]
+@pytest.mark.parametrize("ways", [["device"], ["device", "staged"], ["device", "staged", "host"]])
+def test_arenas_take_what_all_their_lookups_do(ways: list[Lookup]) -> None:
+    """Of one arena with a table for each way, whichever of them a lookup is of."""
+    seconds = {"arena_cached_lookup": 1e-6, "arena_pooled_lookup": 1e-4}
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | seconds))
+    tables = [zipf_table(f"t{number}", 5000, 8, lookups=4) for number in range(len(ways))]
     problem = problem_of(*tables, topology=machine(1), batch_size=512)
-    ways: tuple[Lookup, ...] = ("device", "staged", "host")
     shards = [whole(problem, way, "gpu:0", table=number) for number, way in enumerate(ways)]
-    for used, located in ((1, 0), (2, 2), (3, 3)):
-        one = problem_of(*tables[:used], topology=machine(1), batch_size=512)
-        plan = plan_for(one, *shards[:used])
-        simulator = Simulator(plan)
-        timer = StepTimer(simulator.arrangement, model, one.profile)
-        (counts,) = simulator.run(drawn_batches(one.profile, 512, 1, seed=0))
-        lookups = int(counts.parts.lookups.sum())
-        # No more rows are located than there are staged ones.
-        expected = 1e-6 * min(lookups, 5000) * bool(located) + 1e-4 * lookups * (used > 2)
-        assert timer.times(counts).launch_s[0] == pytest.approx(expected, abs=1e-6)
-        predicted = model.evaluate(one, plan).gpus[0].launch_s
-        assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
+    plan = plan_for(problem, *shards)
+    simulator = Simulator(plan)
+    timer = StepTimer(simulator.arrangement, model, problem.profile)
+    (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
+    lookups = int(counts.parts.lookups.sum())
+    # The row cache has no more rows to find than there are staged ones.
+    expected = ("staged" in ways) * 1e-6 * min(lookups, 5000) + ("host" in ways) * 1e-4 * lookups
+    assert timer.times(counts).gpu_s[0] == pytest.approx(expected, abs=1e-6)
+    predicted = model.evaluate(problem, plan).gpus[0].total_s
+    assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
 
 
 def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:

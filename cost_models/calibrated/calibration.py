@@ -43,7 +43,7 @@ TERMS = (
     "arena",
     "arena_cached",
     "arena_cached_lookup",
-    "arena_host_lookup",
+    "arena_pooled_lookup",
     "column_slice",
     "rowwise_slice",
     "rowwise_slice_byte",

@@ -69,6 +69,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
         extras = work.extras
         if tiers:
             met["cache_row"] = extras.cache_rows
+            met["arena_pooled_lookup"] = extras.pooled_lookups
         if optimizer == "rowwise_adagrad":
             met["rowwise_slice"] = extras.column_slices
             met["rowwise_slice_byte"] = extras.sliced_row_bytes
@@ -91,7 +92,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
 
 def _arena_terms(loads: Iterable[ArenaLoad]) -> dict[str, Amount]:
     """Terms of arenas by how their rows are read: one second of each constant at a time."""
-    terms = ("arena_cached", "arena_cached_lookup", "arena_host_lookup")
+    terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
     return dict(zip(terms, ArenaCosts(*np.eye(len(terms))).seconds(loads).tolist(), strict=True))
 
 

@@ -90,7 +90,7 @@ class Calibrated(StepEquation):
         """None where tiers are one memory. See `CostModel.arena_costs`."""
         if not self.calibration.tiers:
             return None
-        terms = ("arena_cached", "arena_cached_lookup", "arena_host_lookup")
+        terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
         seconds = map(self.calibration.seconds, terms)
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
@@ -151,6 +151,7 @@ class Calibrated(StepEquation):
             hit=ReadCosts(hit),
             miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
             cache_row_s=of("cache_row"),
+            pooled_lookup_s=of("arena_pooled_lookup"),
             **fixed,
         )
 

@@ -44,6 +44,7 @@ PARTS = (
     "cache_row",
     "column_slice",
     "mapped",
+    "pooled",
 )
 """``lookup`` and ``row``: what lookups and distinct rows cost in HBM, wherever they are. Those of
 a kind of read: what they cost besides. ``dram``: time of the host's memory, of all kinds."""
@@ -58,6 +59,7 @@ _OTHER_PARTS = {
     "cache_row": ("cache_row_s",),
     "column_slice": ("column_slice_s", "sliced_row_byte_s"),
     "mapped": ("mapped_lookup_s",),
+    "pooled": ("pooled_lookup_s",),
 }
 _KIND = {kind: number for number, kind in enumerate(READ_KINDS)}
 _PART = {part: number for number, part in enumerate(PARTS)}

@@ -5,6 +5,7 @@ import numpy as np
 from cost_models.arenas import Arena, ArenaLoad, arena_of
 from cost_models.base import CostModel, Float
 from cost_models.step_equation.slice_load import slice_load
+from cost_models.step_equation.work import group_of, groups_of, host_pools
 from placer.plan.plan import Plan
 from placer.problem import Problem
 
@@ -13,15 +14,17 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them."""
     numbers = {gpu.id: number for number, gpu in enumerate(problem.topology.gpus)}
     profiles = {profile.name: profile for profile in problem.profile}
+    pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
     found: list[dict[Arena, ArenaLoad]] = [{} for _ in numbers]
     for shard in plan.shards:
         profile = profiles[shard.table]
         samples = problem.global_batch_size // len(shard.devices)
         step_lookups = samples * profile.table.lookups_per_sample
+        lookups = slice_load(profile, shard.rows, step_lookups)[0]
         load = ArenaLoad(
-            slice_load(profile, shard.rows, step_lookups)[0],
+            lookups,
             shard.row_count if shard.lookup in ("staged", "cached") else 0,
-            shard.row_count if shard.lookup == "host" else 0,
+            lookups if group_of(shard) in pooled else 0.0,
         )
         arena = arena_of(profile.table, shard.width)
         for number in (numbers[device] for device in shard.devices if device in numbers):

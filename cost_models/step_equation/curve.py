@@ -62,6 +62,8 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         sliced_row_bytes=is_slice * all_unique * row_bytes,
     )
     phase_s += extras.phase_s(costs)[:, None]
+    if cold == "host":
+        phase_s[:, hot < rows] += Extras(pooled_lookups=all_lookups).phase_s(costs)[:, None]
     split_phase_s = np.zeros(ROWS)
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
         split = Extras(shards=1.0)

@@ -127,6 +127,8 @@ class UnitCosts(NamedTuple):
         For a row that a cache has room for, whether the step reads it or not.
     mapped_lookup_s : float
         For a lookup whose id a map turns into a place; see `cost_models.step_equation.work`.
+    pooled_lookup_s : float
+        For a lookup of a group of which the host pools some rows, whichever row it reads.
     sliced_row_byte_s : float
         For a byte, state included, of a distinct row that has only some of the table's columns.
     """
@@ -144,6 +146,7 @@ class UnitCosts(NamedTuple):
     exchange_byte_s: float = 0.0
     cache_row_s: float = 0.0
     mapped_lookup_s: float = 0.0
+    pooled_lookup_s: float = 0.0
     sliced_row_byte_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:

@@ -59,6 +59,8 @@ class Extras(NamedTuple):
         Rows that caches have room for.
     mapped_lookups : float
         Lookups of groups whose rows do not lie in the order of their ids; see `is_mapped`.
+    pooled_lookups : float
+        Lookups of groups of which the host pools some rows.
     sliced_row_bytes : float
         Bytes, state included, of distinct rows in column slices.
     id_bytes, gradient_bytes : float
@@ -72,6 +74,7 @@ class Extras(NamedTuple):
     exchanged_bytes: Amount = 0.0
     cache_rows: Amount = 0.0
     mapped_lookups: Amount = 0.0
+    pooled_lookups: Amount = 0.0
     sliced_row_bytes: Amount = 0.0
     id_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
@@ -81,6 +84,7 @@ class Extras(NamedTuple):
         returned_s = self.output_vectors * costs.output_vector_s
         returned_s += self.output_bytes * costs.output_byte_s
         returned_s += self.mapped_lookups * costs.mapped_lookup_s
+        returned_s += self.pooled_lookups * costs.pooled_lookup_s
         returned_s += self.sliced_row_bytes * costs.sliced_row_byte_s
         return returned_s + self.cache_rows * costs.cache_row_s
 
@@ -176,6 +180,11 @@ def groups_of(plan: Plan) -> dict[Group, list[Shard]]:
     return groups
 
 
+def host_pools(shards: Iterable[Shard]) -> bool:
+    """Whether the host pools any rows of these shards."""
+    return any(shard.lookup == "host" and shard.row_count for shard in shards)
+
+
 def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
     """Whether a map says where the rows of a group's ids lie.
 
@@ -215,6 +224,7 @@ def work_of_group(
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
     is_slice = float(shards[0].width < spec.dim)
     mapped = float(is_mapped(problem.profile.tables[table], shards))
+    pooled = float(host_pools(shards))
     works: list[Work] = []
     for shard in shards:
         reads = _reads(problem, table, shard)
@@ -237,6 +247,7 @@ def work_of_group(
             shards=1.0,
             cache_rows=float(shard.cache_rows),
             mapped_lookups=mapped * lookups,
+            pooled_lookups=pooled * lookups,
             sliced_row_bytes=is_slice * rows * spec.bytes_per_row(shard.width),
         )
         for device in shard.devices:

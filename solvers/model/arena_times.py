@@ -67,5 +67,6 @@ class ArenaTimes:
         cold_rows = every - hot_rows
         if cold == "cached":  # With no cache, rows are read in place; with all in it, in HBM.
             return ArenaLoad(lookups, every if hot_rows and cold_rows else 0)
-        cached_rows, host_rows = (cold_rows if cold == kind else 0 for kind in ("staged", "host"))
-        return ArenaLoad(lookups, cached_rows, host_rows)
+        pooled = cold == "host" and cold_rows > 0
+        cached_rows = cold_rows if cold == "staged" else 0
+        return ArenaLoad(lookups, cached_rows, lookups if pooled else 0.0)
