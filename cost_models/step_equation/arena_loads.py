@@ -34,9 +34,23 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
 
 def arena_times(model: CostModel, problem: Problem, plan: Plan) -> Float:
     """Seconds of each phase that arenas take of each GPU of a plan, shape (phases, GPUs)."""
-    times = []
-    for gpu, loads in enumerate(arena_loads(problem, plan)):
-        costs = model.arena_costs(problem, gpu)
-        taken_s = len(loads) * model.launches(problem, gpu)
-        times.append(taken_s if costs is None else taken_s + costs.seconds(loads.values()))
-    return np.stack(times, axis=1)
+    gpus = range(len(problem.topology.gpus))
+    costs = [model.arena_costs(problem, gpu) for gpu in gpus]
+    counts = _arena_counts(problem, plan)
+    times = np.stack([counts[gpu] * model.launches(problem, gpu) for gpu in gpus], axis=1)
+    if any(cost is not None for cost in costs):
+        for gpu, (cost, loads) in enumerate(zip(costs, arena_loads(problem, plan), strict=True)):
+            times[:, gpu] += 0.0 if cost is None else cost.seconds(loads.values())
+    return times
+
+
+def _arena_counts(problem: Problem, plan: Plan) -> list[int]:
+    """How many arenas each GPU has."""
+    tables = plan.tables_by_name
+    served: dict[str, set[Arena]] = {gpu.id: set() for gpu in problem.topology.gpus}
+    for shard in plan.shards:
+        arena = arena_of(tables[shard.table], shard.width)
+        for device in shard.devices:
+            if device in served:
+                served[device].add(arena)
+    return [len(arenas) for arenas in served.values()]
