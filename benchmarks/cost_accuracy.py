@@ -69,9 +69,9 @@ def unseen_cases(gpus: int, seed: int, *, quick: bool) -> Iterator[Case]:
 
 
 def file_of(what: str, setting: Setting, seed: int = TEST_SEED) -> Path:
-    """Where measurements are."""
+    """Where measurements are; a test set has a calibration set of its own, of the same day."""
     ranks = f"-{setting.ranks}-ranks" if setting.ranks > 1 else ""
-    drawn = f"-seed-{seed}" if seed != TEST_SEED and what != "calibration" else ""
+    drawn = f"-seed-{seed}" if seed != TEST_SEED else ""
     name = f"cost-accuracy-{what}-{slug()}-{setting.backend}{ranks}{drawn}"
     return RESULTS / f"{name}.{'jsonl' if what != 'report' else 'json'}"
 
@@ -93,9 +93,12 @@ def measure(what: str, setting: Setting, options: argparse.Namespace) -> None:
 
 
 def read(what: str, setting: Setting, seed: int = TEST_SEED) -> Dataset:
-    """A set that was measured, compressed or not."""
+    """A set that was measured, compressed or not; another seed's may have no calibration set."""
     path = file_of(what, setting, seed)
-    return Dataset.load(path if path.exists() else path.with_name(f"{path.name}.gz"))
+    path = path if path.exists() else path.with_name(f"{path.name}.gz")
+    if what == "calibration" and seed != TEST_SEED and not path.exists():
+        return read(what, setting)
+    return Dataset.load(path)
 
 
 def by_model(model: CostModel, like: Topology) -> Predict:
@@ -236,7 +239,7 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
 def report(setting: Setting, options: argparse.Namespace) -> None:
     """Fit, predict, print a table, write JSON and a picture."""
     clock, seed = options.clock, options.seed
-    calibration, test = read("calibration", setting), read("test", setting, seed)
+    calibration, test = read("calibration", setting, seed), read("test", setting, seed)
     tested = list(repeated(test.measurements))
     like = Topology.parse("auto", hbm="1GiB")
     found, fitted = models(calibration, clock, like, options.learned)
