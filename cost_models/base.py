@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.arenas import ArenaCosts
 from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from placer.errors import PlanMismatchError
@@ -249,6 +250,14 @@ class CostModel(Protocol):
         """
         ...
 
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """What arenas of GPU number `gpu` take besides launches, by how their rows are read.
+
+        None if nothing. Bounds leave it out, as it is never negative, and searches rate changes
+        of a placement without it; whole assignments, and plans, have it.
+        """
+        ...
+
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan, as reports and comparisons show it.
 
@@ -264,8 +273,8 @@ class CostModel(Protocol):
         """Cost of a shard on GPU number `gpu`.
 
         Summed over the shards of a GPU, and the replicas that every GPU holds, and with
-        `launches` for each arena, it equals `evaluate` of the same placement. The curve of
-        replicas has one point.
+        `launches` and `arena_costs` for each arena, it equals `evaluate` of the same placement.
+        The curve of replicas has one point.
         """
         ...
 

@@ -1,16 +1,20 @@
 """Seconds of what batches do with each part of a plan's shards; see `cost_models.replay`."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
+from cost_models.arenas import Arena, ArenaLoad, arena_of
 from cost_models.base import Float
+from cost_models.step_equation.arena_loads import arena_loads
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
     COPIES,
     LINK_LOOKUP,
     LINK_UPDATE,
     LOOKUP,
+    NAMES,
     ROWS,
     UPDATE,
 )
@@ -22,10 +26,11 @@ from cost_models.step_equation.unit_costs import (
     ReadKind,
     UnitCosts,
 )
-from cost_models.step_equation.work import group_of, groups_of
+from cost_models.step_equation.work import group_of, groups_of, host_pools, is_mapped
+from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.simulator.counts import StepCounts
-from placer.simulator.parts import Arrangement
+from placer.simulator.parts import Arrangement, Part
 
 
 class PartTimer:
@@ -41,17 +46,20 @@ class PartTimer:
     ) -> None:
         plan, parts = arrangement.plan, arrangement.parts
         topology = plan.topology
+        numbers = dict(zip((table.name for table in plan.tables), tables, strict=True))
         gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
-        split = {
-            key: len({shard.lookup for shard in group if shard.row_count}) > 1
-            for key, group in groups_of(plan).items()
+        groups = groups_of(plan)
+        mapped = {
+            key: is_mapped(problem.profile.tables[numbers[key[0]]], group)
+            for key, group in groups.items()
         }
+        pooled = {key for key, group in groups.items() if host_pools(group)}
         self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         self._gpu_shares = np.zeros((len(gpus), len(parts)))
         self._hosts = np.zeros((len(hosts), len(parts)))
-        self._split_lookup_s = np.zeros(len(parts))
+        self._group_lookup_s, self._sliced_row_s = np.zeros(len(parts)), np.zeros(len(parts))
         reads: list[list[ReadCosts]] = []
         kinds_of: list[tuple[ReadKind, ...]] = []
         for at, part in enumerate(parts):
@@ -70,9 +78,12 @@ class PartTimer:
             if gpu is None:
                 own = equation.host_rates(problem, tables[part.table], host)
                 kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
-            elif split[group_of(shard)]:
-                share = (part.cols[1] - part.cols[0]) / shard.width
-                self._split_lookup_s[at] = share * unit.split_lookup_s
+            else:
+                lookup_s = mapped[group_of(shard)] * unit.mapped_lookup_s
+                lookup_s += (group_of(shard) in pooled) * unit.pooled_lookup_s
+                self._group_lookup_s[at] = _share(part, shard) * lookup_s
+                if shard.width < plan.tables[part.table].dim:
+                    self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
             reads.append(kinds)
             kinds_of.append(_KINDS[part.lookup])
         weight_bytes = np.array([part.weight_bytes for part in parts], dtype=np.float64)
@@ -107,8 +118,9 @@ class PartTimer:
 
         own = of(self._in_hbm, self._in_place)
         looked_up = of(self._lookup_in_hbm, self._lookup_in_place)
-        own[0] += c.lookups * self._split_lookup_s
-        looked_up[0] += c.lookups * self._split_lookup_s / 2
+        of_shard_s = c.lookups * self._group_lookup_s + touched * self._sliced_row_s
+        own[0] += of_shard_s
+        looked_up[0] += of_shard_s / 2
         missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
         both = (c.staged_rows + c.written_back_rows) / 2
         busier = np.maximum(c.staged_rows, c.written_back_rows)
@@ -136,6 +148,57 @@ class PartTimer:
             self._hosts @ own[2] + dram_ahead_s,
             dram_ahead_s,
         )
+
+
+class ArenaTimer:
+    """Seconds that arenas take, of the lookups that batches really have in them.
+
+    Parameters
+    ----------
+    problem : Problem
+        With the plan's tables and the pipeline ``serial``.
+    """
+
+    def __init__(self, arrangement: Arrangement, equation: StepEquation, problem: Problem) -> None:
+        plan = arrangement.plan
+        gpus = range(len(plan.topology.gpus))
+        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
+        pooled = {key for key, group in groups_of(plan).items() if host_pools(group)}
+        self._pooled = np.array(
+            [group_of(plan.shards[part.shard]) in pooled for part in arrangement.parts], dtype=bool
+        )
+        self._launches = [equation.launches(problem, gpu) for gpu in gpus]
+        self._costs = [equation.arena_costs(problem, gpu) for gpu in gpus]
+        self._parts: dict[tuple[str, Arena], list[int]] = defaultdict(list)
+        self._shares = np.zeros(len(arrangement.parts))
+        self._names = [gpu.id for gpu in plan.topology.gpus]
+        for at, part in enumerate(arrangement.parts):
+            shard = plan.shards[part.shard]
+            arena = arena_of(plan.tables[part.table], shard.width)
+            self._parts[part.device, arena].append(at)
+            self._shares[at] = _share(part, shard)
+
+    def seconds(self, counts: StepCounts) -> Float:
+        """By phase and GPU, shape (6, gpus)."""
+        lookups = counts.parts.lookups * self._shares
+        pooled = lookups * self._pooled
+        taken_s = np.zeros((len(NAMES), len(self._names)))
+        for gpu, (name, loads, costs) in enumerate(
+            zip(self._names, self._loads, self._costs, strict=True)
+        ):
+            taken_s[:, gpu] = len(loads) * self._launches[gpu]
+            if costs is not None:
+                members = [(load, self._parts[name, arena]) for arena, load in loads]
+                taken_s[:, gpu] += costs.seconds(
+                    ArenaLoad(float(lookups[at].sum()), load.cached_rows, float(pooled[at].sum()))
+                    for load, at in members
+                )
+        return taken_s
+
+
+def _share(part: Part, shard: Shard) -> float:
+    """The part of a shard's columns that is in a part: its lookups are counted for each part."""
+    return (part.cols[1] - part.cols[0]) / shard.width
 
 
 _KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.dense import dense_phase_s
-from cost_models.part_times import PartTimer
+from cost_models.part_times import ArenaTimer, PartTimer
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import with_own_part
@@ -47,10 +47,7 @@ from cost_models.step_equation.unit_costs import (
 )
 from cost_models.step_equation.work import (
     Extras,
-    arena_count,
-    group_charges,
     group_of,
-    groups_of,
 )
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
@@ -172,13 +169,7 @@ class StepTimer:
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
         self._launch_s = _launch_s(arrangement, costs)
-        serial = replace(problem, pipeline="serial")
-        self._arena_s = np.array(
-            [
-                arena_count(plan, gpu.id) * equation.launches(serial, number)
-                for number, gpu in enumerate(topology.gpus)
-            ]
-        ).T
+        self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
@@ -197,12 +188,13 @@ class StepTimer:
             extras = Extras(exchanged_bytes=sent * spread)
             phase_s[phase] = np.sum(extras.exchange_s(self._costs), axis=0)
         phase_s[[LOOKUP, UPDATE]] += (outputs_s + self._launch_s) / 2
-        phase_s[: len(NAMES)] += self._arena_s
+        arenas_s = self._arenas.seconds(counts)
+        phase_s[: len(NAMES)] += arenas_s
         return StepTimes(
             hbm_s + outputs_s,
             link_s,
             phase_s[list(exchanges)].sum(axis=0),
-            self._launch_s + self._arena_s.sum(axis=0),
+            self._launch_s + arenas_s.sum(axis=0),
             phase_s,
             dram_s,
             dram_ahead_s,
@@ -301,20 +293,19 @@ class TimeSummary:
 
 
 def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
-    """Fixed costs of the shards and groups of each GPU, shape (gpus,)."""
+    """Fixed costs of the shards and column slices of each GPU, shape (gpus,)."""
     plan = arrangement.plan
     numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
-    dims = {table.name: table.dim for table in plan.tables}
-    charges = {key: group_charges(group, dims[key[0]]) for key, group in groups_of(plan).items()}
+    dims = [table.dim for table in plan.tables]
     launch_s, seen = np.zeros(len(numbers)), set()
     for part in arrangement.parts:
         if part.device not in numbers:
             continue
-        gpu, group = numbers[part.device], group_of(plan.shards[part.shard])
-        extras = Extras(shards=float(part.leads_shard))
-        if (group, gpu) not in seen:
-            seen.add((group, gpu))
-            extras = charges[group]._replace(shards=extras.shards)
+        shard, gpu = plan.shards[part.shard], numbers[part.device]
+        key = group_of(shard), gpu
+        is_slice = shard.width < dims[part.table] and key not in seen
+        seen.add(key)
+        extras = Extras(float(is_slice), float(part.leads_shard))
         launch_s[gpu] += extras.launch_s(costs[part.table][gpu])
     return launch_s
 

@@ -21,8 +21,9 @@ SECONDS = {
     "host.row": 1e-7, "host.row_byte": 3e-10, "host.vector": 3e-8, "host.vector_byte": 3e-10,
     "output_vector": 5e-8, "output_byte": 2e-10,
     "exchange_byte": 1e-9, "step": 1e-3,
-    "arena": 5e-4, "strip": 3e-4, "row_cut": 4e-4, "pool": 6e-4,
-    "split": 2e-4, "split_lookup": 1e-8, "shard": 5e-5,
+    "arena": 5e-4, "arena_cached": 6e-4, "arena_cached_lookup": 5e-8, "arena_pooled_lookup": 2e-8,
+    "column_slice": 3e-4, "rowwise_slice": 4e-4, "rowwise_slice_byte": 1e-9,
+    "mapped_lookup": 1e-8, "shard": 5e-5,
 }  # fmt: skip
 """About what one core of a CPU takes with tiers of its own."""
 

@@ -209,6 +209,8 @@ class CostModelContract:
                 unsure[gpu.id] += row_map_bytes(spec)
         for number in gpus:
             phase_s[:, number] += len(instance.arenas(served[number])) * instance.launches_s[number]
+            placed = [(p.shard, p.hot_rows) for p in case.placements if p.gpu == number]
+            phase_s[:, number] += instance.arena_times.seconds(number, placed, case.replicas)
         assert report.phase_times_s == pytest.approx(phase_s, rel=1e-9, abs=1e-18)
         for cost in report.gpus:
             total = report.memory[cost.device].total_bytes

@@ -27,9 +27,10 @@ from cost_models.learned.features import FREE_FEATURES, MONOTONE_FEATURES, featu
 from cost_models.learned.file import LearnedFile
 from cost_models.learned.fit import examples as examples_of
 from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
-from cost_models.learned.parts import PARTS, contributions, parts_of
+from cost_models.learned.parts import PARTS, contributions, fixed_times, parts_of
 from cost_models.learned.shipped import shipped_name
 from cost_models.learned.training import Example, Fit, train
+from cost_models.step_equation.arena_loads import arena_times
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
     Rates,
@@ -38,7 +39,6 @@ from cost_models.step_equation.unit_costs import (
     as_array,
     from_array,
 )
-from cost_models.step_equation.work import arena_count
 from placer import Problem
 from placer.errors import DataError, PlacerError
 from placer.measurement import Case, Measured, Setting, random_cases
@@ -158,12 +158,15 @@ def test_contributions_add_up_to_the_plan(gpus: int) -> None:
             problem, plan = case.problem(), case.plan()
             report = base.evaluate(problem, plan)
             seconds = contributions(base, problem, plan).sum(axis=(1, 2))
-            # Launches are of arenas, and of no table.
+            # Arenas are of no table.
+            arenas_s = arena_times(base, problem, plan).sum(axis=0)
             expected = [
-                gpu.total_s - arena_count(plan, gpu.device) * base.launches(problem, number).sum()
-                for number, gpu in enumerate(report.gpus)
+                gpu.total_s - arena_s for gpu, arena_s in zip(report.gpus, arenas_s, strict=True)
             ] + [host.dram_s for host in report.hosts]
             np.testing.assert_allclose(seconds, expected, rtol=1e-9)
+            fixed_s = fixed_times(base, problem, plan)
+            whole_s = float((seconds + fixed_s).max())
+            assert gpus > 1 or whole_s == pytest.approx(report.step_time_s)
 
 
 # Features and networks
@@ -230,11 +233,12 @@ def true_factors(free: np.ndarray, monotone: np.ndarray) -> np.ndarray:
 
 
 def example(case: Case) -> Example:
-    problem = case.problem()
+    problem, plan, base = case.problem(), case.plan(), Calibrated(CALIBRATION)
     free, monotone = features(problem)
-    parts_s = contributions(Calibrated(CALIBRATION), problem, case.plan())
-    step_s = float((parts_s * true_factors(free, monotone)).sum(axis=(1, 2)).max())
-    return Example(case.workload, free, monotone, parts_s, step_s)
+    parts_s, fixed_s = contributions(base, problem, plan), fixed_times(base, problem, plan)
+    of_tables_s = (parts_s * true_factors(free, monotone)).sum(axis=(1, 2))
+    step_s = float((of_tables_s + fixed_s).max())
+    return Example(case.workload, free, monotone, parts_s, fixed_s, step_s)
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +391,7 @@ def without(key: str) -> Callable[[dict[str, Any]], None]:
     [
         (without("format"), "is no learned cost model, or damaged"),
         (lambda about: about.update(version=99), "of version 99; this placer reads"),
-        (lambda about: about.update(format="other"), "'other' of version 1"),
+        (lambda about: about.update(format="other"), "'other' of version 2"),
         (lambda about: about["features"].reverse(), "trained on other features"),
         (lambda about: about["parts"].pop(), "trained on other features"),
         (without("residual"), "is damaged: KeyError"),

@@ -242,7 +242,7 @@ def test_constants_of_a_file_have_another_key_each() -> None:
 
 CALIBRATION = json.dumps(
     {
-        "format": "placer-calibration", "version": 1, "constants": {}, "noise": {},
+        "format": "placer-calibration", "version": 2, "constants": {}, "noise": {},
         "relative_error": 0.1, "p90_error": 0.2, "setting": {}, "tiers": False,
     }
 )  # fmt: skip

@@ -93,8 +93,8 @@ def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup) -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: int) -> None:
-    """Fixed times of calibrated constants: steps, arenas, strips, pools, splits and shards."""
-    fixed = ("step", "arena", "strip", "row_cut", "pool", "split", "shard")
+    """Fixed times of calibrated constants: arenas, column slices and shards."""
+    fixed = ("step", "arena", "arena_cached", "column_slice", "rowwise_slice", "shard")
     constants = {term: SECONDS[term] if term in fixed else 0.0 for term in TERMS}
     model = Calibrated(calibration(**constants))
     for case in random_cases(6, 12, gpus=gpus):
@@ -105,10 +105,12 @@ def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: 
         found = timer.times(counts)
         expected = [gpu.launch_s for gpu in model.evaluate(problem, plan).gpus]
         assert found.launch_s == pytest.approx(expected, rel=1e-9)
+        assert model.schedule(problem).fixed_s == (SECONDS["step"],)
 
 
-def test_lookups_of_rows_that_are_read_in_several_ways_cost_more() -> None:
-    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | {"split_lookup": 1e-6}))
+def test_lookups_of_rows_that_do_not_follow_ids_cost_more() -> None:
+    """With hot and cold rows alone they do, where ranks are ids."""
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | {"mapped_lookup": 1e-6}))
     problem = problem_of(zipf_table("a", 5000, 8, lookups=4), topology=machine(1), batch_size=512)
     rows = ((0, 50, 1), (50, 2000, 1), (2000, 5000, 1))
     ways: tuple[Lookup, ...] = ("device", "uva", "host")
@@ -122,12 +124,30 @@ def test_lookups_of_rows_that_are_read_in_several_ways_cost_more() -> None:
         simulator = Simulator(plan)
         timer = StepTimer(simulator.arrangement, model, problem.profile)
         (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
-        expected = 1e-6 * counts.parts.lookups.sum() if number > 1 else 0.0
+        expected = 1e-6 * counts.parts.lookups.sum() if number > 2 else 0.0
         assert timer.times(counts).hbm_s.sum() == pytest.approx(expected)
         predicted = model.evaluate(problem, plan).gpus[0].total_s
-        assert predicted - model.calibration.seconds("step") == pytest.approx(
-            1e-6 * 4 * 512 if number > 1 else 0.0, abs=1e-6
-        )
+        assert predicted == pytest.approx(1e-6 * 4 * 512 if number > 2 else 0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("ways", [["device"], ["device", "staged"], ["device", "staged", "host"]])
+def test_arenas_take_what_all_their_lookups_do(ways: list[Lookup]) -> None:
+    """Of one arena with a table for each way, whichever of them a lookup is of."""
+    seconds = {"arena_cached_lookup": 1e-6, "arena_pooled_lookup": 1e-4}
+    model = Calibrated(calibration(**dict.fromkeys(TERMS, 0.0) | seconds))
+    tables = [zipf_table(f"t{number}", 5000, 8, lookups=4) for number in range(len(ways))]
+    problem = problem_of(*tables, topology=machine(1), batch_size=512)
+    shards = [whole(problem, way, "gpu:0", table=number) for number, way in enumerate(ways)]
+    plan = plan_for(problem, *shards)
+    simulator = Simulator(plan)
+    timer = StepTimer(simulator.arrangement, model, problem.profile)
+    (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
+    lookups = int(counts.parts.lookups.sum())
+    # The row cache has no more rows to find than there are staged ones.
+    expected = ("staged" in ways) * 1e-6 * min(lookups, 5000) + ("host" in ways) * 1e-4 * lookups
+    assert timer.times(counts).gpu_s[0] == pytest.approx(expected, abs=1e-6)
+    predicted = model.evaluate(problem, plan).gpus[0].total_s
+    assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
 
 
 def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:

@@ -13,7 +13,7 @@ from placer.read_files import LimitError, read_json
 from placer.tables import OPTIMIZERS
 
 FORMAT = "placer-calibration"
-VERSION = 1
+VERSION = 2
 
 TERMS = (
     "lookup",
@@ -38,22 +38,25 @@ TERMS = (
     "output_vector",
     "output_byte",
     "exchange_byte",
+    "mapped_lookup",
     "step",
     "arena",
-    "strip",
-    "row_cut",
-    "pool",
-    "split",
-    "split_lookup",
+    "arena_cached",
+    "arena_cached_lookup",
+    "arena_pooled_lookup",
+    "column_slice",
+    "rowwise_slice",
+    "rowwise_slice_byte",
     "shard",
 )
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself.
 
-An *arena* is the tables of one width, dtype and optimizer, which kernels handle at once; ``pool``
-comes on top where any of its rows are staged or cached, ``split`` where rows of one table are read
-in several ways on one GPU. A *strip* is the part on a GPU of a table that is cut by columns;
-``row_cut`` comes on top under row-wise Adagrad, whose state needs whole rows.
+An ``arena`` is the rows of one element type, width and optimizer on a GPU, which kernels handle at
+once; what comes on top of it, by how its rows are read, is that of `cost_models.arenas.ArenaCosts`.
+``rowwise_slice`` comes on top of a ``column_slice`` under row-wise Adagrad, whose state needs whole
+rows; ``rowwise_slice_byte`` is for a byte of each of its distinct rows. A ``mapped_lookup`` has to
+ask a map where its row lies.
 """
 
 
@@ -147,7 +150,7 @@ class Calibration:
         Raises
         ------
         PlacerError
-            If it is no such file, or of a newer version.
+            If it is no such file, or of another version.
         """
         try:
             data = read_json(Path(path))
@@ -165,7 +168,7 @@ class Calibration:
         Raises
         ------
         PlacerError
-            If it is something else, or of a newer version.
+            If it is something else, or of another version.
         """
         try:
             data = dict(document)
@@ -180,7 +183,8 @@ class Calibration:
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
-                f"version {VERSION}: run `placer calibrate` again"
+                f"version {VERSION}: run the `placer calibrate` that made it again, with --budget "
+                "0s if its measurements are still beside it, so that nothing is measured anew"
             )
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}

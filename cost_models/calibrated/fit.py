@@ -10,15 +10,16 @@ to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.arenas import ArenaCosts, ArenaLoad
 from cost_models.base import Float
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant, Noise
-from cost_models.calibrated.model import group_shares, row_cache_share
+from cost_models.step_equation.arena_loads import arena_loads
 from cost_models.step_equation.unit_costs import Amount
 from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
@@ -59,32 +60,40 @@ class Observation:
 
 def amounts(case: Case, *, tiers: bool) -> Float:
     """How often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
-    problem = case.problem()
+    problem, plan = case.problem(), case.plan()
     counted = np.zeros((case.gpus, len(TERMS)))
-    arena_shares, step_share = group_shares(problem)
-    for work in work_of(problem, case.plan()):
+    for work in work_of(problem, plan):
         assert work.gpu is not None, "cases have no shards of hosts"
         optimizer = problem.profile.tables[work.table].table.optimizer
         met = _read_terms(work if tiers else replace(work, kind="device"), optimizer)
-        extras, arena_share = work.extras, arena_shares[work.table]
+        extras = work.extras
         if tiers:
             met["cache_row"] = extras.cache_rows
-            met["pool"] = extras.row_caches * row_cache_share(arena_share)
-            met["split"] = extras.splits
-            met["split_lookup"] = extras.split_lookups
+            met["arena_pooled_lookup"] = extras.pooled_lookups
         if optimizer == "rowwise_adagrad":
-            met["row_cut"] = extras.column_slices
+            met["rowwise_slice"] = extras.column_slices
+            met["rowwise_slice_byte"] = extras.sliced_row_bytes
         met |= {
             "output_vector": extras.output_vectors,
             "output_byte": extras.output_bytes,
             "exchange_byte": extras.exchanged_bytes * (case.gpus - 1) / case.gpus,
-            "arena": extras.groups * arena_share,
-            "step": extras.groups * step_share,
-            "strip": extras.column_slices,
+            "mapped_lookup": extras.mapped_lookups,
+            "column_slice": extras.column_slices,
             "shard": extras.shards,
         }
         counted[work.gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
+    for gpu, loads in enumerate(arena_loads(problem, plan)):
+        met = {"step": 1.0, "arena": float(len(loads))}
+        if tiers:
+            met |= _arena_terms(loads.values())
+        counted[gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
     return counted
+
+
+def _arena_terms(loads: Iterable[ArenaLoad]) -> dict[str, Amount]:
+    """Terms of arenas by how their rows are read: one second of each constant at a time."""
+    terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
+    return dict(zip(terms, ArenaCosts(*np.eye(len(terms))).seconds(loads).tolist(), strict=True))
 
 
 def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:

@@ -8,17 +8,24 @@ exchanged in the measurements, the links between GPUs count.
 
 import os
 import weakref
-from collections import Counter
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from cost_models.arenas import ArenaCosts
+from cost_models.base import Float
 from cost_models.calibrated.calibration import Calibration
+from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
+from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, with_lanes
 from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from placer.pipeline import Pipeline
 from placer.problem import Problem
 from placer.tables import Table
 
 LEAST_SHARD_S = 1e-7
-"""A shard takes at least a few calls, even where a fit charges all to groups of shards."""
+"""A shard takes at least a few calls, even where a fit charges all to arenas."""
 
 
 class Calibrated(StepEquation):
@@ -36,7 +43,6 @@ class Calibrated(StepEquation):
         self.calibration = calibration
         # Of the last problem that was asked about: costs by table and by exchange.
         self._problem: weakref.ref[Problem] | None = None
-        self._shares: tuple[list[float], float] = [], 0.0
         self._costs: dict[tuple[int, float], UnitCosts] = {}
 
     @classmethod
@@ -63,19 +69,34 @@ class Calibrated(StepEquation):
         """As measured, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
-            self._shares = group_shares(problem)
         key = table, self._exchange_byte_s(problem, gpu)
         costs = self._costs.get(key)
         if costs is None:
             spec = problem.profile.tables[table].table
-            costs = self._costs[key] = self._costs_of(spec, self._shares[0][table], key[1])
+            costs = self._costs[key] = self._costs_of(spec, key[1])
         return costs
 
+    def schedule(self, problem: Problem) -> Schedule:
+        """With what every step takes, in its main chain. See `CostModel.schedule`."""
+        schedule = super().schedule(problem)
+        main_s, *others_s = schedule.fixed_s
+        return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """What an arena takes whatever is in it. See `CostModel.launches`."""
+        return _in_phases(self.calibration.seconds("arena"), problem.pipeline)
+
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """None where tiers are one memory. See `CostModel.arena_costs`."""
+        if not self.calibration.tiers:
+            return None
+        terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
+        seconds = map(self.calibration.seconds, terms)
+        return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
+
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """A further group; what shards return and sort is never less. See `CostModel`."""
-        arena_shares, step_share = group_shares(problem)
-        of = self.calibration.seconds
-        return self._shard_s + min(arena_shares) * of("arena") + step_share * of("step")
+        """A further shard; what shards return and sort is never less. See `CostModel`."""
+        return self._shard_s
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
         """Seconds of a byte that is spread evenly over all GPUs."""
@@ -89,7 +110,7 @@ class Calibrated(StepEquation):
     def _shard_s(self) -> float:
         return max(LEAST_SHARD_S, self.calibration.seconds("shard"))
 
-    def _costs_of(self, table: Table, arena_share: float, exchange_byte_s: float) -> UnitCosts:
+    def _costs_of(self, table: Table, exchange_byte_s: float) -> UnitCosts:
         of, optimizer = self.calibration.seconds, table.optimizer
         # Rows that are where they are used.
         own = Rates(
@@ -103,11 +124,13 @@ class Calibrated(StepEquation):
             "output_vector_s": of("output_vector"),
             "output_byte_s": of("output_byte"),
             "exchange_byte_s": exchange_byte_s,
-            "group_s": arena_share * of("arena") + self._shares[1] * of("step"),
-            "column_slice_s": of("strip")
-            + (of("row_cut") if optimizer == "rowwise_adagrad" else 0.0),
+            "column_slice_s": of("column_slice"),
+            "mapped_lookup_s": of("mapped_lookup"),
             "shard_s": self._shard_s,
         }
+        if optimizer == "rowwise_adagrad":
+            fixed["column_slice_s"] += of("rowwise_slice")
+            fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
         if not self.calibration.tiers:
             # Whoever pools is the host, and reads each row in place.
             return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
@@ -128,29 +151,13 @@ class Calibrated(StepEquation):
             hit=ReadCosts(hit),
             miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
             cache_row_s=of("cache_row"),
-            row_cache_s=row_cache_share(arena_share) * of("pool"),
-            split_s=of("split"),
-            split_lookup_s=of("split_lookup"),
+            pooled_lookup_s=of("arena_pooled_lookup"),
             **fixed,
         )
 
 
-def group_shares(problem: Problem) -> tuple[list[float], float]:
-    """Each table's part of an arena on a GPU, and of the step of one.
-
-    Tables of one width, dtype and optimizer share an arena. So that the parts of a GPU's tables
-    add up to whole ones, tables are taken to be spread evenly over the GPUs.
-    """
-    specs, gpus = [profile.table for profile in problem.profile], len(problem.topology.gpus)
-    alike = Counter((spec.dim, spec.dtype, spec.optimizer) for spec in specs)
-    shares = [min(1.0, gpus / alike[spec.dim, spec.dtype, spec.optimizer]) for spec in specs]
-    return shares, min(1.0, gpus / len(specs))
-
-
-def row_cache_share(arena_share: float) -> float:
-    """A table's part of an arena's cost of staging rows, from the table's part of the arena.
-
-    The arena's row cache is paid for once, whether one of its tables needs it or all of them do.
-    The geometric mean of what is right in the one case, 1, and in the other, the table's part.
-    """
-    return float(arena_share**0.5)
+def _in_phases(seconds: float, pipeline: Pipeline) -> Float:
+    """Seconds of each phase: half of them are the lookup's, the others the update's."""
+    phase_s = np.zeros(ROWS)
+    phase_s[[LOOKUP, UPDATE]] = seconds / 2
+    return with_lanes(phase_s, pipeline)

@@ -26,7 +26,7 @@ from placer.files import replacing, sha256_json
 from placer.read_files import read_limited
 
 FORMAT = "placer-learned-cost-model"
-VERSION = 1
+VERSION = 2
 
 _KEY = "placer"
 _MOST_BYTES = 1 << 28

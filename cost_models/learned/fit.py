@@ -11,7 +11,7 @@ from cost_models.calibrated.fit import calibrate
 from cost_models.calibrated.model import Calibrated
 from cost_models.learned.features import features
 from cost_models.learned.file import LearnedFile
-from cost_models.learned.parts import contributions
+from cost_models.learned.parts import contributions, fixed_times
 from cost_models.learned.training import Example, train
 from placer.errors import DataError
 from placer.measurement import Dataset
@@ -79,11 +79,12 @@ def examples(
     made = []
     for dataset in datasets:
         for case, measured in repeated(dataset.measurements):
-            problem = case.problem()
+            problem, plan = case.problem(), case.plan()
             free, monotone = features(problem)
-            parts_s = contributions(model, problem, case.plan())
+            parts_s = contributions(model, problem, plan)
+            fixed_s = fixed_times(model, problem, plan)
             seconds = step_s(measured, clock)
-            made.append(Example(case.workload, free, monotone, parts_s, seconds))
+            made.append(Example(case.workload, free, monotone, parts_s, fixed_s, seconds))
     return made
 
 

@@ -17,18 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
 from cost_models.calibrated.model import Calibrated
 from cost_models.learned.features import features
 from cost_models.learned.file import LearnedFile
-from cost_models.learned.parts import PARTS, contributions, parts_of
+from cost_models.learned.parts import PARTS, contributions, fixed_times, parts_of
 from cost_models.learned.shipped import of_this_machine, shipped
+from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.unit_costs import UnitCosts, from_array
 from placer.plan.plan import Plan
 from placer.problem import Problem
 
-_OF_A_SHARD = [PARTS.index("piece"), PARTS.index("shard")]
+_OF_A_SHARD = PARTS.index("shard")
 
 MISSES_PER_CACHE_ROW = 8.0
 """A miss costs so much more than a hit than room for a row does."""
@@ -129,6 +131,18 @@ class Learned(StepEquation):
             costs = known.costs[key] = from_array(known.factors[table] @ parts_of(base))
         return costs
 
+    def schedule(self, problem: Problem) -> Schedule:
+        """The calibrated one. See `CostModel.schedule`."""
+        return self.calibrated.schedule(problem)
+
+    def launches(self, problem: Problem, gpu: int) -> Float:
+        """The calibrated ones, as an arena is of no table. See `CostModel.launches`."""
+        return self.calibrated.launches(problem, gpu)
+
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """The calibrated ones. See `CostModel.arena_costs`."""
+        return self.calibrated.arena_costs(problem, gpu)
+
     def sharding_overhead_s(self, problem: Problem) -> float | None:
         """The overhead under the calibrated costs, times the least factor of any table.
 
@@ -149,10 +163,11 @@ class Learned(StepEquation):
         mean_s = self.evaluate(problem, plan).step_time_s
         known = self._known(problem)
         seconds = contributions(self.calibrated, problem, plan)
+        fixed_s = fixed_times(self.calibrated, problem, plan)
         by_member = np.einsum("dtk,mtk->mdt", seconds, np.exp(known.log_factors))
-        spread_s = float(by_member.sum(axis=2).max(axis=1).std(ddof=1))
+        spread_s = float((by_member.sum(axis=2) + fixed_s).max(axis=1).std(ddof=1))
         by_device = by_member.mean(axis=0)
-        slowest = by_device[by_device.sum(axis=1).argmax()]
+        slowest = by_device[(by_device.sum(axis=1) + fixed_s).argmax()]
         far = float(slowest @ known.novelty) / max(float(slowest.sum()), 1e-300)
         return Prediction(mean_s, math.hypot(spread_s, self.file.residual * (1 + far) * mean_s))
 

@@ -8,7 +8,9 @@ hot rows. Curves then fall and are convex, as solvers expect.
 import numpy as np
 
 from cost_models.base import Float
+from cost_models.step_equation.arena_loads import arena_times
 from cost_models.step_equation.equation import StepEquation
+from cost_models.step_equation.phases import NAMES
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
     READS,
@@ -38,12 +40,11 @@ PARTS = (
     "dram",
     "output",
     "exchange",
-    "piece",
     "shard",
     "cache_row",
-    "strip",
-    "pool",
-    "split",
+    "column_slice",
+    "mapped",
+    "pooled",
 )
 """``lookup`` and ``row``: what lookups and distinct rows cost in HBM, wherever they are. Those of
 a kind of read: what they cost besides. ``dram``: time of the host's memory, of all kinds."""
@@ -54,12 +55,11 @@ _HOST_PARTS = {"lookup": slice(0, 2), "row": slice(2, 4), "vector": slice(4, 6)}
 _OTHER_PARTS = {
     "output": ("output_vector_s", "output_byte_s"),
     "exchange": ("exchange_byte_s",),
-    "piece": ("group_s",),
     "shard": ("shard_s",),
     "cache_row": ("cache_row_s",),
-    "strip": ("column_slice_s",),
-    "pool": ("row_cache_s",),
-    "split": ("split_s", "split_lookup_s"),
+    "column_slice": ("column_slice_s", "sliced_row_byte_s"),
+    "mapped": ("mapped_lookup_s",),
+    "pooled": ("pooled_lookup_s",),
 }
 _KIND = {kind: number for number, kind in enumerate(READ_KINDS)}
 _PART = {part: number for number, part in enumerate(PARTS)}
@@ -122,8 +122,8 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
     Returns
     -------
     float64, shape (GPUs + hosts, tables, parts)
-        Devices in the topology's order, GPUs first. Summed over parts and tables, and the largest
-        over devices, they are the step time that the model says.
+        Devices in the topology's order, GPUs first. Summed over parts and tables, and with
+        `fixed_times`, the largest over devices is the step time that the model says.
     """
     known: dict[int, tuple[UnitCosts, Float]] = {}
 
@@ -154,6 +154,13 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
         serving = numbers[(attached or topology.gpus)[0].id]
         seconds[host, table] += _read_s(parts(table, serving), work)[_DRAM]
     return seconds
+
+
+def fixed_times(model: StepEquation, problem: Problem, plan: Plan) -> Float:
+    """Seconds of each device that belong to no table: arenas, and any step; shape (devices,)."""
+    phases = arena_times(model, problem, plan)[: len(NAMES)]
+    main_s = float(model.schedule(problem).fixed[0])
+    return np.concatenate((phases.sum(axis=0) + main_s, np.zeros(len(problem.topology.hosts))))
 
 
 def _read_s(parts: Float, work: Work) -> Float:

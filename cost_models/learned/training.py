@@ -47,6 +47,8 @@ class Example:
     free, monotone : float64, shapes (tables, features)
     parts_s : float64, shape (devices, tables, k)
         Seconds of each device for each table by the calibrated constants, in parts.
+    fixed_s : float64, shape (devices,)
+        What each device takes besides: arenas, and the step, as calibrated.
     step_s : float
         Measured time of the slowest device.
     """
@@ -55,6 +57,7 @@ class Example:
     free: Float
     monotone: Float
     parts_s: Float
+    fixed_s: Float
     step_s: float
 
 
@@ -229,6 +232,8 @@ class _Batch:
     parts_s : float64, shape (e, k)
     row, device : int64, shape (e,)
         Table and device of each of `parts_s`.
+    fixed_s : float64, shape (d,)
+        What each device takes besides.
     example : int64, shape (d,)
         Example of each device.
     measured_log : float64, shape (examples,)
@@ -239,6 +244,7 @@ class _Batch:
     parts_s: Tensor
     row: Tensor
     device: Tensor
+    fixed_s: Tensor
     example: Tensor
     measured_log: Tensor
 
@@ -261,6 +267,7 @@ class _Batch:
             torch.from_numpy(np.concatenate(parts_s)),
             torch.from_numpy(np.concatenate(row)),
             torch.from_numpy(np.concatenate(device)),
+            torch.from_numpy(np.concatenate([one.fixed_s for one in examples])),
             torch.tensor(example),
             torch.tensor([np.log(one.step_s) for one in examples], dtype=torch.float64),
         )
@@ -289,7 +296,7 @@ class _Batch:
         """Predicted step times by member and example, from factors by member and table."""
         members = factors.shape[0]
         costs = (factors[:, self.row] * self.parts_s).sum(2)
-        times = factors.new_zeros(members, len(self.example)).index_add(1, self.device, costs)
+        times = self.fixed_s.repeat(members, 1).index_add(1, self.device, costs)
         steps = factors.new_zeros(members, len(self.measured_log))
         owner = self.example.expand(members, -1)
         # A step without any work still has a logarithm.

@@ -38,19 +38,12 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     profile, option = problem.profile.tables[shard.table], shard.option
     spec, cold = profile.table, option.cold
     step_lookups = problem.global_batch_size * spec.lookups_per_sample
-    row_cache_s = costs.row_cache_s if cold in ("staged", "cached") else 0.0
     # Costs of some jump beside none and all.
-    jumps = bool(row_cache_s) or cold in ("host", "cached")
-    load = load_of(profile, shard.rows(spec.rows), step_lookups, jumps)
+    load = load_of(profile, shard.rows(spec.rows), step_lookups, cold in ("host", "cached"))
     hot, (all_lookups, all_unique) = load.hot_rows, load.hot[:, -1].tolist()
     rows, (first, last) = int(hot[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
     phase_s, dram_s = _read_s(problem, shard, costs, shares, load)
-    split_s = costs.shard_s + costs.split_s + all_lookups * costs.split_lookup_s
-    # A row cache is needed however few rows are staged.
-    if cold == "staged" and rows and row_cache_s:
-        phase_s[[LOOKUP, UPDATE], 0] += row_cache_s / 2
-        split_s += row_cache_s
     exchange = exchange_of(
         problem,
         shard.table,
@@ -60,16 +53,27 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         all_rows=option.row_slices == 1 and not option.replicated_rows,
         column_slices=max(1, len(option.column_widths)),
     )
-    extras = Extras(1.0, float(len(option.column_widths) > 1), 1.0, **exchange)
+    is_slice, by_rank = width < spec.dim, option.row_slices > 1 and not option.blocked
+    extras = Extras(
+        **exchange,
+        column_slices=float(is_slice),
+        shards=1.0,
+        mapped_lookups=by_rank * all_lookups,
+        sliced_row_bytes=is_slice * all_unique * row_bytes,
+    )
     phase_s += extras.phase_s(costs)[:, None]
+    if cold == "host":
+        phase_s[:, hot < rows] += Extras(pooled_lookups=all_lookups).phase_s(costs)[:, None]
     split_phase_s = np.zeros(ROWS)
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
-        split_phase_s[LOOKUP] = split_phase_s[UPDATE] = split_s / 2
+        split = Extras(shards=1.0)
+        if profile.counts is not None and not by_rank:
+            split = Extras(shards=1.0, mapped_lookups=all_lookups)
+        split_phase_s = split.phase_s(costs)
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
     map_bytes = row_map_bytes(spec) if has_map else 0
-    by_rank = option.row_slices > 1 and not option.blocked
     buffers = _buffer_bytes(problem, shard, load)
     in_dram = ((rows - hot) * row_bytes).astype(np.float64)
     if cold == "cached":
@@ -107,7 +111,7 @@ def replica_curve(
     )
     sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row())
     phase_s = read_matrix(costs, "device", *sizes, shares)[:HOST, :2] @ (lookups, unique)
-    phase_s += Extras(1.0, 0.0, 1.0, **exchange).phase_s(costs)
+    phase_s += Extras(**exchange, shards=1.0).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
     hbm_bytes += index_buffer_bytes(lookups, spec.dim)
@@ -147,7 +151,7 @@ def _read_s(
         cold_s[:, (hot == hot[-1]) & (hot[-1] > 0)] = 0.0
     every_s = cold_s + seconds_of("hit" if cold == "cached" else "device")[:, :2] @ load.hot
     if cold == "cached":
-        every_s[[LOOKUP, UPDATE]] += (hot * costs.cache_row_s + costs.row_cache_s) / 2
+        every_s[[LOOKUP, UPDATE]] += hot * costs.cache_row_s / 2
         # Ends of a cache's curve are shards without one: in place, or just in HBM.
         ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
         for end, kind in ends:

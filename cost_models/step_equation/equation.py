@@ -8,9 +8,10 @@ link) or of its host (its memory) is busy for
 
 seconds, with constants a to f that depend on how rows are read, and for ``output_byte_s`` per
 byte that it returns, ``exchange_byte_s`` per byte that it exchanges, and constants for shards and
-groups of shards (`UnitCosts`). Each of these seconds belongs to a phase of the step
-(`cost_models.step_equation.phases`). Phases wait for the slowest GPU in each; besides them, a step
-takes at least as long as the busiest host's memory, which its GPUs share.
+column slices (`UnitCosts`). Arenas of a GPU take time besides (`cost_models.arenas`). Each of these
+seconds belongs to a phase of the step (`cost_models.step_equation.phases`). Phases wait for the
+slowest GPU in each; besides them, a step takes at least as long as the busiest host's memory, which
+its GPUs share.
 
 Constants of a table are the same for all its shards, whatever its sharding option: so a plan costs
 what its shards cost, and curves of staged rows and of rows read in place fall and are convex
@@ -23,11 +24,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from cost_models.arenas import ArenaCosts
 from cost_models.base import Cold, CostCurve, Float, ShardingOption, TableShard
 from cost_models.cost_report import CostReport, GpuCost, HostCost
 from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
+from cost_models.step_equation.arena_loads import arena_times
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.phases import (
     NAMES,
@@ -39,7 +42,6 @@ from cost_models.step_equation.phases import (
 from cost_models.step_equation.unit_costs import Rates, UnitCosts
 from cost_models.step_equation.work import (
     Work,
-    arena_count,
     hbm_lookup_share,
     only_link,
     work_of,
@@ -84,7 +86,7 @@ class StepEquation(ABC):
         """See `CostModel.sharding_overhead_s`.
 
         Where one kind of GPU has the least of all constants of every table: the least
-        ``group_s + shard_s``, as shards return and sort no less than the whole. Else None: hot
+        ``shard_s``, as shards return and sort no less than the whole. Else None: hot
         rows may then be best on one kind of GPU and cold ones on another, which a whole table
         cannot have.
         """
@@ -110,6 +112,10 @@ class StepEquation(ABC):
     def launches(self, problem: Problem, gpu: int) -> Float:
         """None, unless a model has constants for them. See `CostModel.launches`."""
         return with_lanes(np.zeros(ROWS), problem.pipeline)
+
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """None, unless a model has constants for them. See `CostModel.arena_costs`."""
+        return None
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options` and `standard_options`."""
@@ -156,11 +162,9 @@ class StepEquation(ABC):
                 of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
                 phase_s[:, number] += of_gpu_s
                 gpu_s[number, 1] += of_gpu_s[: len(NAMES)].sum()
-        rows_s = with_lanes(phase_s, problem.pipeline)
-        for number, gpu in enumerate(topology.gpus):
-            launches_s = arena_count(plan, gpu.id) * self.launches(problem, number)
-            rows_s[:, number] += launches_s
-            gpu_s[number, 3] += launches_s[: len(NAMES)].sum()
+        arenas_s = arena_times(self, problem, plan)
+        rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
+        gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
         return CostReport(
             self.name,
             tuple(

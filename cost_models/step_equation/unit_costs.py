@@ -108,14 +108,14 @@ class UnitCosts(NamedTuple):
     together, than one of ``device`` and ``hit``.
 
     Shards of a table with the same columns on one GPU are a *group*: they are pooled into one
-    output.
+    output. What kernels take that serve many tables at once is in `cost_models.arenas`.
 
     Attributes
     ----------
     device, staged, uva, host, hit, miss : ReadCosts
         By how rows are read; a cache's hits and misses each by themselves.
-    group_s, column_slice_s : float
-        For a group, and for one that has only some of the table's columns.
+    column_slice_s : float
+        For a group that has only some of the table's columns.
     shard_s : float
         For each shard.
     output_vector_s, output_byte_s : float
@@ -125,10 +125,12 @@ class UnitCosts(NamedTuple):
         For a byte that a GPU spreads evenly over all GPUs, itself included.
     cache_row_s : float
         For a row that a cache has room for, whether the step reads it or not.
-    row_cache_s : float
-        For a group with staged or cached rows.
-    split_s, split_lookup_s : float
-        For a group whose rows are read in several ways, and for each of its lookups.
+    mapped_lookup_s : float
+        For a lookup whose id a map turns into a place; see `cost_models.step_equation.work`.
+    pooled_lookup_s : float
+        For a lookup of a group of which the host pools some rows, whichever row it reads.
+    sliced_row_byte_s : float
+        For a byte, state included, of a distinct row that has only some of the table's columns.
     """
 
     device: ReadCosts
@@ -137,16 +139,15 @@ class UnitCosts(NamedTuple):
     host: ReadCosts
     hit: ReadCosts
     miss: ReadCosts
-    group_s: float = 0.0
     column_slice_s: float = 0.0
     shard_s: float = 0.0
     output_vector_s: float = 0.0
     output_byte_s: float = 0.0
     exchange_byte_s: float = 0.0
     cache_row_s: float = 0.0
-    row_cache_s: float = 0.0
-    split_s: float = 0.0
-    split_lookup_s: float = 0.0
+    mapped_lookup_s: float = 0.0
+    pooled_lookup_s: float = 0.0
+    sliced_row_byte_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:
         """Costs of reading rows in this way."""

@@ -41,6 +41,7 @@ from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
+from placer.profile.table_profile import TableProfile
 
 
 class Extras(NamedTuple):
@@ -48,33 +49,33 @@ class Extras(NamedTuple):
 
     Attributes
     ----------
-    groups, column_slices, shards : float
-        Groups of shards with the same columns; those of them with only some of the table's
-        columns; shards.
+    column_slices, shards : float
+        Groups of shards with the same columns that are only some of the table's; shards.
     output_vectors, output_bytes : float
         Vectors that the GPU returns, and their bytes.
     exchanged_bytes : float
         All that the GPU sends and receives for the shards, spread evenly over all GPUs.
     cache_rows : float
         Rows that caches have room for.
-    row_caches, splits : float
-        Groups with staged or cached rows, and those that are read in several ways.
-    split_lookups : float
-        Lookups of groups that are read in several ways.
+    mapped_lookups : float
+        Lookups of groups whose rows do not lie in the order of their ids; see `is_mapped`.
+    pooled_lookups : float
+        Lookups of groups of which the host pools some rows.
+    sliced_row_bytes : float
+        Bytes, state included, of distinct rows in column slices.
     id_bytes, gradient_bytes : float
         Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
     """
 
-    groups: Amount = 0.0
     column_slices: Amount = 0.0
     shards: Amount = 0.0
     output_vectors: Amount = 0.0
     output_bytes: Amount = 0.0
     exchanged_bytes: Amount = 0.0
     cache_rows: Amount = 0.0
-    row_caches: Amount = 0.0
-    splits: Amount = 0.0
-    split_lookups: Amount = 0.0
+    mapped_lookups: Amount = 0.0
+    pooled_lookups: Amount = 0.0
+    sliced_row_bytes: Amount = 0.0
     id_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
 
@@ -82,6 +83,9 @@ class Extras(NamedTuple):
         """Time of the GPU's memory."""
         returned_s = self.output_vectors * costs.output_vector_s
         returned_s += self.output_bytes * costs.output_byte_s
+        returned_s += self.mapped_lookups * costs.mapped_lookup_s
+        returned_s += self.pooled_lookups * costs.pooled_lookup_s
+        returned_s += self.sliced_row_bytes * costs.sliced_row_byte_s
         return returned_s + self.cache_rows * costs.cache_row_s
 
     def exchange_s(self, costs: UnitCosts) -> Amount:
@@ -89,10 +93,8 @@ class Extras(NamedTuple):
         return self.exchanged_bytes * costs.exchange_byte_s
 
     def launch_s(self, costs: UnitCosts) -> Amount:
-        """Fixed costs of shards and groups."""
-        group_s = self.groups * costs.group_s + self.column_slices * costs.column_slice_s
-        group_s += self.row_caches * costs.row_cache_s + self.splits * costs.split_s
-        return group_s + self.split_lookups * costs.split_lookup_s + self.shards * costs.shard_s
+        """Fixed costs of shards and column slices."""
+        return self.column_slices * costs.column_slice_s + self.shards * costs.shard_s
 
     def gpu_s(self, costs: UnitCosts) -> Amount:
         """GPU seconds of all of these together."""
@@ -178,15 +180,19 @@ def groups_of(plan: Plan) -> dict[Group, list[Shard]]:
     return groups
 
 
-def group_charges(shards: Sequence[Shard], dim: int) -> Extras:
-    """What the shards of a group of a table of `dim` columns are charged together."""
-    kinds = {shard.lookup for shard in shards if shard.row_count}
-    return Extras(
-        groups=1.0,
-        column_slices=float(shards[0].width < dim),
-        row_caches=float(not kinds.isdisjoint(("staged", "cached"))),
-        splits=float(len(kinds) > 1),
-    )
+def host_pools(shards: Iterable[Shard]) -> bool:
+    """Whether the host pools any rows of these shards."""
+    return any(shard.lookup == "host" and shard.row_count for shard in shards)
+
+
+def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
+    """Whether a map says where the rows of a group's ids lie.
+
+    They follow from ids where these are ranks, and the group has no more than hot and cold rows,
+    each one after the other.
+    """
+    most = 2 if profile.counts is None else 1
+    return len(shards) > most or any(shard.rows[2] > 1 for shard in shards)
 
 
 def work_of(problem: Problem, plan: Plan) -> list[Work]:
@@ -216,28 +222,33 @@ def work_of_group(
     topology, spec = problem.topology, problem.profile.tables[table].table
     gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
-    charges = group_charges(shards, spec.dim)
+    is_slice = float(shards[0].width < spec.dim)
+    mapped = float(is_mapped(problem.profile.tables[table], shards))
+    pooled = float(host_pools(shards))
     works: list[Work] = []
     for shard in shards:
         reads = _reads(problem, table, shard)
-        lookups = sum(read.lookups for read in reads)
+        lookups, rows = sum(read.lookups for read in reads), sum(read.rows for read in reads)
         exchange = exchange_of(
             problem,
             table,
             shard.width,
             lookups,
-            sum(read.rows for read in reads),
+            rows,
             replicated=shard.rows if len(shard.devices) > 1 else None,
             replicas=len(shard.devices),
             returns_bags=shard is shards[0],
             all_rows=all_rows,
             column_slices=column_slices,
         )
-        extras = (charges if shard is shards[0] else NO_EXTRAS)._replace(
+        extras = Extras(
             **exchange,
+            column_slices=is_slice if shard is shards[0] else 0.0,
             shards=1.0,
             cache_rows=float(shard.cache_rows),
-            split_lookups=charges.splits * lookups,
+            mapped_lookups=mapped * lookups,
+            pooled_lookups=pooled * lookups,
+            sliced_row_bytes=is_slice * rows * spec.bytes_per_row(shard.width),
         )
         for device in shard.devices:
             if device not in gpus:
@@ -322,18 +333,6 @@ def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
     """Unit costs of rows that a host reads by itself: the GPU's link alone."""
     link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
     return costs._replace(**link)
-
-
-def arena_count(plan: Plan, device: str) -> int:
-    """Arenas that a device serves: element types, widths and optimizers of its shards."""
-    tables = plan.tables_by_name
-    return len(
-        {
-            (tables[shard.table].dtype, tables[shard.table].optimizer, shard.width)
-            for shard in plan.shards
-            if device in shard.devices
-        }
-    )
 
 
 def column_slice_counts(plan: Plan) -> Counter[str]:

@@ -144,6 +144,9 @@ class TorchRec:
         """None: launches are not in TorchRec's model."""
         return np.zeros(1)
 
+    def arena_costs(self, problem: Problem, gpu: int) -> None:
+        """None: nor are arenas."""
+
     def sharding_overhead_s(self, problem: Problem) -> None:
         """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""
 

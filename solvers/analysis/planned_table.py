@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cost_models import CostModel, CostReport, TableShard
-from cost_models.step_equation.work import arena_count
+from cost_models.step_equation.arena_loads import arena_times
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -84,14 +84,13 @@ class PlannedTable:
     def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
         """An alternative whose table costs `cost`.
 
-        The costs of tables add up, but for launches of arenas that they share.
+        The costs of tables add up, but for those of arenas that they share.
         """
-        others, topology = self.others_cost, self.problem.topology
-        phase_s = cost.phase_times_s + others.phase_times_s
-        for number, gpu in enumerate(topology.gpus):
-            twice = arena_count(own, gpu.id) + arena_count(self._others, gpu.id)
-            shared = twice - arena_count(plan, gpu.id)
-            phase_s[:, number] -= shared * self.instance.launches_s[number]
+        others = self.others_cost
+        together, *alone = (
+            arena_times(self.cost_model, self.problem, part) for part in (plan, own, self._others)
+        )
+        phase_s = cost.phase_times_s + others.phase_times_s + together - sum(alone)
         hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
         step_time_s = max(cost.schedule.step_time_s(phase_s), *hosts)
         table_s = sum(gpu.total_s for gpu in cost.gpus)

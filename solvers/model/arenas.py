@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Arena, Instance, TableShard
+from solvers.model.instance import Instance, TableShard
 from solvers.model.knapsack import Int
 
 Block = tuple[TableShard, ...]

@@ -145,6 +145,14 @@ class Assignment:
         """Time of each GPU in each phase, shape (gpus, phases)."""
         return np.array([knapsack.phase_s for knapsack in self.knapsacks])
 
+    def arena_s(self, gpus: Sequence[int]) -> Float:
+        """What arenas take of some GPUs besides launches, shape (len(gpus), phases).
+
+        Changes of placements are rated as if this stayed as it is.
+        """
+        nothing = np.zeros(self.instance.launches_s[0].size)
+        return np.array([self.knapsacks[gpu].arena_s + nothing for gpu in gpus])
+
     @property
     def step_time_s(self) -> float:
         """Time of the longest chain of phases, or of the busiest host's memory."""
@@ -231,6 +239,10 @@ class Assignment:
         if filled is None:
             return None
         launches_s = len(instance.arenas((*shards, *everywhere))) * instance.launches_s[gpu]
+        arena_s = instance.arena_times.seconds(
+            gpu, zip(shards, filled.hot_rows, strict=True), everywhere
+        )
+        launches_s = launches_s + arena_s
         weights = instance.objective.weights
         return Knapsack(
             filled.hot_rows,
@@ -241,6 +253,7 @@ class Assignment:
             filled.dram_s,
             filled.hbm_bytes + float(base[BYTES]),
             filled.dram_bytes,
+            arena_s,
         )
 
     def changed(self, change: Change) -> "Assignment | None":

@@ -23,11 +23,14 @@ from cost_models import (
     TableShard,
     shards_of,
 )
+from cost_models.arenas import Arena, ArenaCosts
 from placer.problem import Problem
+from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.delays import Delay
 from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
 from solvers.model.objective import Objective
+from solvers.model.option_words import ways_to_shard
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
@@ -42,10 +45,6 @@ _PRICED_TABLES = 500
 
 _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
-
-
-Arena = tuple[str, str, int]
-"""Element type, optimizer and width of shards that one kernel looks up."""
 
 
 class _Kept(OrderedDict[tuple[object, ...], CostCurve]):
@@ -85,6 +84,8 @@ class Instance:
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
         What each arena takes of each GPU.
+    arena_times : ArenaTimes
+        What arenas take besides.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
 
@@ -135,6 +136,10 @@ class Instance:
         if delay is not None:
             of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
         self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
+        costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
+        if delay is not None:
+            costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
+        self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
@@ -292,11 +297,7 @@ class Instance:
 
     def arena_of(self, shard: TableShard) -> Arena:
         """The arena that a shard is part of."""
-        option = shard.option
-        table = self.problem.profile.tables[shard.table].table
-        whole = shard.is_replica or not option.column_widths
-        width = table.dim if whole else option.column_widths[shard.column_slice]
-        return table.dtype, table.optimizer, width
+        return self.arena_times.arena_of(shard)
 
     def launches_weighed_s(self, gpu: int) -> float:
         """Seconds that an arena's launches take of a GPU, phases weighed."""
@@ -375,39 +376,11 @@ class Instance:
         options = {option for table in range(self.tables) for option in self.options_of(table)}
         within = ", within the constraints" if self._rules.any else ""
         return (
-            f"each table {_ways_to_shard(options)}; each shard on one GPU, any number of its "
+            f"each table {ways_to_shard(options)}; each shard on one GPU, any number of its "
             "hottest rows in HBM and the rest in DRAM, "
             + " or ".join(sorted({option.cold for option in options}))
             + within
         )
-
-
-def _ways_to_shard(options: Iterable[ShardingOption]) -> str:
-    """Sharding options in words: "whole, in 2, 4 strided row slices, in 2 column slices"."""
-    rows: set[int] = set()
-    columns: set[int] = set()
-    grids: set[tuple[int, int]] = set()
-    blocked = replicated = False
-    for option in options:
-        blocked |= option.blocked
-        replicated |= option.replicated_rows > 0
-        if not option.column_widths:
-            rows.add(option.row_slices)
-        elif option.row_slices == 1:
-            columns.add(len(option.column_widths))
-        else:
-            grids.add((option.row_slices, len(option.column_widths)))
-    ways = ["whole"]
-    if rows := {count for count in rows if count > 1}:
-        slices = "blocks of rows" if blocked else "strided row slices"
-        ways.append(f"in {', '.join(map(str, sorted(rows)))} {slices}")
-    if columns:
-        ways.append(f"in {', '.join(map(str, sorted(columns)))} column slices")
-    if grids:
-        ways.append("in grids of " + ", ".join(f"{w}×{s}" for w, s in sorted(grids)))
-    if replicated:
-        ways.append("with all or its hottest rows replicated")
-    return ", ".join(ways)
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:

@@ -68,7 +68,8 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
 class Knapsack:
     """Hot rows of each shard of one GPU, and the time and memory of the GPU with them.
 
-    `gpu_s` weighs the seconds of the phases, `phase_s` of shape (phases,).
+    `gpu_s` weighs the seconds of the phases, `phase_s` of shape (phases,). Of these, `arena_s` are
+    what arenas take besides their launches (`cost_models.CostModel.arena_costs`).
     """
 
     hot_rows: tuple[int, ...]
@@ -77,6 +78,7 @@ class Knapsack:
     dram_s: float
     hbm_bytes: float
     dram_bytes: float
+    arena_s: Float | float = 0.0
 
 
 def least_times(sums: Float, hbm_bytes: Float | float) -> Float:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Arena, Instance, ShardingOption
+from solvers.model.instance import Instance, ShardingOption
 from solvers.model.knapsack import BYTES, GPU_S, Float, Int
 from solvers.search.construction import Homes, packed, short_options
 
@@ -102,7 +103,7 @@ def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas
 def _choices_of_arenas(
     whole: set[Arena], candidates: Sequence[dict[ShardingOption, Arenas]]
 ) -> Iterator[Arenas]:
-    """Arenas to choose from: those of whole tables up to some width, and of any one or two widths."""
+    """Arenas to choose from: whole tables' up to some width, and those of any one or two widths."""
     for width in sorted({arena[2] for arena in whole}):
         yield frozenset(arena for arena in whole if arena[2] <= width)
     if sum(map(len, candidates)) > _FEW_OPTIONS:

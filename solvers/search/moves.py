@@ -8,10 +8,11 @@ from collections import Counter
 
 import numpy as np
 
+from cost_models.arenas import Arena
 from solvers.model.arenas import arena_changes, arena_counts
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, total
 from solvers.model.clock import Clock
-from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
+from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import (
     GPU_S,
     OF_GPU,
@@ -135,7 +136,7 @@ def _exchange_keys(
     ):
         counts = arena_counts(assignment, gpu)
         arenas = len(counts) + arena_changes(instance, counts, leaving, arriving)
-        times += arenas[..., None] * instance.launches_s[gpu]
+        times += arenas[..., None] * instance.launches_s[gpu] + assignment.arena_s([gpu])
     scale_s = objective.scale_s(phase_s)
     rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s).sum(axis=0)
     changed = objective.powers(of_slow, scale_s)
@@ -307,6 +308,7 @@ class _Without:
                 present.add(instance.arena_of(replica))
         launch_s = np.array([instance.launches_s[gpu] for gpu in candidates])
         launches_s = np.array([len(present) for present in arenas])[:, None] * launch_s
+        launches_s += assignment.arena_s(candidates)
         phase_s = self.phase_s.copy() if everywhere else self.phase_s
         if everywhere and len(candidates) < instance.gpus:
             others = np.delete(np.arange(instance.gpus), candidates)

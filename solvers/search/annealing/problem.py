@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cost_models.arenas import Arena
 from solvers.model.arenas import Block
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Arena, Instance, ShardingOption, TableShard
+from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
 from solvers.search.annealing.rating import rate, replace_items
 from solvers.search.annealing.state import (
@@ -105,7 +106,9 @@ class AnnealingProblem:
         objective, schedule = instance.objective, instance.objective.schedule
         launches = np.array(instance.launches_s)
         state = self._state(assignment)
-        phase_s = phases_at(assignment.sums, instance.hbm_bytes)
+        arena_s = assignment.arena_s(range(instance.gpus))
+        state.sums[:, :, 1:] += arena_s[:, None]
+        phase_s = phases_at(assignment.sums, instance.hbm_bytes) + arena_s
         phase_s = phase_s + state.arenas[:, None] * launches
         # What shared lanes add depends on what others are waited for, which hardly changes.
         waits_s = objective.scale_s(phase_s)

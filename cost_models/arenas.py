@@ -1,0 +1,85 @@
+"""Arenas: the rows of one element type, optimizer and width that a GPU serves, and what they take.
+
+One kernel of a GPU serves an arena, in however many shards, and rows that are staged or cached
+share one row cache. What that takes belongs to no shard: it comes on top of what shards cost.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.tables import DType, OptimizerName, Table
+
+Float = npt.NDArray[np.float64]
+
+Arena = tuple[DType, OptimizerName, int]
+"""Element type, optimizer and width of rows."""
+
+
+class ArenaLoad(NamedTuple):
+    """What a step of a GPU does in one arena, or in a shard of it.
+
+    Attributes
+    ----------
+    lookups : float
+        Of a step, however their rows are read.
+    cached_rows : int
+        Rows that are staged or cached, read by the step or not.
+    pooled_lookups : float
+        Those of `lookups` in groups of which the host pools some rows.
+    """
+
+    lookups: float = 0.0
+    cached_rows: int = 0
+    pooled_lookups: float = 0.0
+
+    def joined(self, other: "ArenaLoad") -> "ArenaLoad":
+        """Both in one arena."""
+        return ArenaLoad(
+            self.lookups + other.lookups,
+            self.cached_rows + other.cached_rows,
+            self.pooled_lookups + other.pooled_lookups,
+        )
+
+
+class ArenaCosts(NamedTuple):
+    """Seconds of each phase that an arena takes besides its launches; of shape (phases,) each.
+
+    None is negative.
+
+    Attributes
+    ----------
+    cached_s : float64
+        Of an arena with staged or cached rows.
+    cached_lookup_s : float64
+        Of each lookup there that may be of such a row: an executor makes room to look up as many
+        rows as the step has lookups in the arena, or as many as there are such rows if fewer.
+    pooled_lookup_s : float64
+        Of each lookup in an arena of which the host pools rows: it goes through all of them. Those
+        of the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
+    """
+
+    cached_s: Float
+    cached_lookup_s: Float
+    pooled_lookup_s: Float
+
+    def seconds(self, loads: Iterable[ArenaLoad]) -> Float:
+        """What these arenas take together, shape (phases,)."""
+        cached = located = pooled = 0.0
+        for load in loads:
+            if load.cached_rows:
+                cached += 1.0
+                located += min(load.lookups, load.cached_rows)
+            if load.pooled_lookups:
+                pooled += max(0.0, load.lookups - load.pooled_lookups)
+        total: Float = (
+            cached * self.cached_s + located * self.cached_lookup_s + pooled * self.pooled_lookup_s
+        )
+        return total
+
+
+def arena_of(table: Table, width: int) -> Arena:
+    """The arena of a shard of a table with so many columns."""
+    return table.dtype, table.optimizer, width

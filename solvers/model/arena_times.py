@@ -1,0 +1,72 @@
+"""What arenas take besides their launches: the one part of a GPU's time that is of no shard.
+
+It depends on which rows are in HBM (`cost_models.arenas.ArenaCosts`), so that it is known of whole
+assignments. Changes of these are rated, and bounds counted, without it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from cost_models import TableShard
+from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, Float, arena_of
+from cost_models.step_equation.slice_load import slice_load
+from placer.problem import Problem
+
+
+class ArenaTimes:
+    """Times of arenas by the shards of a GPU and their rows in HBM.
+
+    Parameters
+    ----------
+    costs : sequence of ArenaCosts or None
+        Of each GPU.
+    """
+
+    def __init__(self, problem: Problem, costs: Sequence[ArenaCosts | None]) -> None:
+        self._problem, self._costs = problem, costs
+        self._lookups: dict[TableShard, float] = {}
+
+    def arena_of(self, shard: TableShard) -> Arena:
+        """The arena that a shard is part of."""
+        table = self._problem.profile.tables[shard.table].table
+        first, last = shard.columns(table.dim)
+        return arena_of(table, last - first)
+
+    def seconds(
+        self,
+        gpu: int,
+        shards: Iterable[tuple[TableShard, int]],
+        replicas: Iterable[TableShard] = (),
+    ) -> Float | float:
+        """Seconds of each phase, shape (phases,), or 0.
+
+        Parameters
+        ----------
+        shards : iterable of (TableShard, int)
+            What the GPU serves, replicas aside, each with its rows in HBM.
+        """
+        costs = self._costs[gpu]
+        if costs is None:
+            return 0.0
+        loads: dict[Arena, ArenaLoad] = {}
+        for shard, hot_rows in (*shards, *((one, one.option.replicated_rows) for one in replicas)):
+            arena = self.arena_of(shard)
+            loads[arena] = loads.get(arena, ArenaLoad()).joined(self._load(shard, hot_rows))
+        return costs.seconds(loads.values())
+
+    def _load(self, shard: TableShard, hot_rows: int) -> ArenaLoad:
+        """What a shard brings into its arena."""
+        profile = self._problem.profile.tables[shard.table]
+        rows, cold = shard.rows(profile.table.rows), shard.option.cold
+        lookups = self._lookups.get(shard)
+        if lookups is None:
+            gpus = len(self._problem.topology.gpus)
+            samples = self._problem.global_batch_size // (gpus if shard.is_replica else 1)
+            step_lookups = samples * profile.table.lookups_per_sample
+            lookups = self._lookups[shard] = slice_load(profile, rows, step_lookups)[0]
+        every = len(range(*rows))
+        cold_rows = every - hot_rows
+        if cold == "cached":  # With no cache, rows are read in place; with all in it, in HBM.
+            return ArenaLoad(lookups, every if hot_rows and cold_rows else 0)
+        pooled = cold == "host" and cold_rows > 0
+        cached_rows = cold_rows if cold == "staged" else 0
+        return ArenaLoad(lookups, cached_rows, lookups if pooled else 0.0)

@@ -1,0 +1,123 @@
+"""Searches under a model whose arenas take time by how their rows are read."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from calibration_cases import calibration
+from fast_and_full import fewer, mostly_slow
+from plan_cases import machine
+from problem_cases import problem_of, zipf_table
+from test_solvers import with_hbm
+
+from cost_models import Calibrated
+from cost_models.arenas import ArenaCosts, ArenaLoad
+from cost_models.step_equation.arena_loads import arena_loads, arena_times
+from placer import Problem
+from placer.measurement import random_cases
+from solvers import Limits, solve
+from solvers.model.assignment import Assignment
+from solvers.model.build_plan import build_plan
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance, Placement
+from solvers.search.moves import improve
+
+MODEL = Calibrated(calibration(arena_cached=2e-3, arena_cached_lookup=2e-6))
+
+
+def problem(gpus: int, seed: int) -> Problem:
+    """Tables of two widths, of which about half fit in HBM."""
+    rng = np.random.default_rng(seed)
+    tables = [
+        zipf_table(f"t{n}", int(rng.integers(200, 4000)), int(rng.choice([8, 16])),
+                   lookups=float(rng.uniform(1, 8)), exponent=float(rng.uniform(0.3, 1.2)))
+        for n in range(4)
+    ]  # fmt: skip
+    return with_hbm(problem_of(*tables, topology=machine(gpus), batch_size=64), 0.6)
+
+
+def random_placements(instance: Instance, rng: random.Random) -> list[Placement]:
+    """Any options that replicate nothing, any GPUs, any rows in HBM."""
+    found = []
+    for table in range(instance.tables):
+        options = [one for one in instance.options_of(table) if not one.replicated_rows]
+        shards = instance.shards(table, rng.choice(options))
+        homes = rng.sample(range(instance.gpus), len(shards))
+        for shard, gpu in zip(shards, homes, strict=True):
+            rows = int(instance.curve(shard, gpu).hot_rows[-1])
+            gpu = gpu if shard.home_gpu is None else shard.home_gpu
+            found.append(Placement(shard, gpu, rng.choice([0, rows, rng.randint(0, rows)])))
+    return found
+
+
+def test_loads_of_a_plan_are_those_of_its_shards() -> None:
+    """Of 1 GPU: lookups are counted once for each column slice, rows by how they are read."""
+    for case in random_cases(8, 10):
+        (loads,) = arena_loads(case.problem(), case.plan())
+        widths = {shard.width for shard in case.shards}
+        assert {arena[2] for arena in loads} == widths
+        specs = {table.name: table for table in case.tables}
+        for width in widths:
+            own = [shard for shard in case.shards if shard.width == width]
+            (load,) = (load for arena, load in loads.items() if arena[2] == width)
+            slices = {(shard.table, shard.cols) for shard in own}
+            lookups = sum(specs[name].lookups_per_sample for name, _ in slices) * case.batch_size
+            assert load.lookups == pytest.approx(lookups)
+            cached = [s.row_count for s in own if s.lookup in ("staged", "cached")]
+            assert load.cached_rows == sum(cached)
+            assert load.pooled_lookups <= load.lookups * (1 + 1e-12)
+            assert (load.pooled_lookups > 0) == any(s.lookup == "host" for s in own)
+
+
+def test_what_arenas_take_by_hand() -> None:
+    costs = ArenaCosts(*(np.array([seconds]) for seconds in (100.0, 1.0, 0.01)))
+    loads = [ArenaLoad(30), ArenaLoad(20, 7), ArenaLoad(20, 50), ArenaLoad(20, 0, 5)]
+    assert [costs.seconds([load])[0] for load in loads] == pytest.approx([0, 107, 120, 0.15])
+    joined = loads[0].joined(loads[2]).joined(loads[3])
+    assert costs.seconds([joined])[0] == pytest.approx(100 + 50 + 0.65)
+    assert costs.seconds(loads)[0] == pytest.approx(227.15)
+
+
+@pytest.mark.parametrize("gpus", [1, 3])
+def test_assignments_take_what_their_plans_do(gpus: int) -> None:
+    """Before and after local search, whose ratings leave arenas out."""
+    for seed in range(fewer(12, 4)):
+        instance = Instance(problem(gpus, seed), MODEL)
+        placements = random_placements(instance, random.Random(seed))
+        found = Assignment.of(instance, [(one.shard, one.gpu) for one in placements])
+        if found is None:
+            continue
+        before_s = found.key_s
+        for _ in range(2):
+            plan = build_plan(instance, found.placements())
+            report = MODEL.evaluate(instance.problem, plan)
+            assert found.step_time_s == pytest.approx(report.step_time_s, rel=1e-9)
+            arenas_s = arena_times(MODEL, instance.problem, plan).T
+            launched = [len(instance.arenas(shards)) for shards in found.shards]
+            launches_s = np.array(launched)[:, None] * np.array(instance.launches_s)
+            np.testing.assert_allclose(
+                found.arena_s(range(gpus)), arenas_s - launches_s, atol=1e-12
+            )
+            improve(found, Clock.start(Limits(time_limit_s=1e9, max_steps=30)))
+        assert found.key_s <= before_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "solver", mostly_slow(["greedy-cost", "local-search", "ilp", "auto"], "greedy-cost")
+)
+def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
+    for seed in range(fewer(6, 2)):
+        asked = problem(2, seed)
+        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=60, seed=0)
+        assert result.plan is not None
+        assert result.bound_s is not None
+        assert result.step_time_s == MODEL.evaluate(asked, result.plan).step_time_s
+        assert result.bound_s <= result.step_time_s * (1 + 1e-9)
+        roomy = replace(asked, topology=asked.topology.with_memory(hbm=1 << 30))
+        instance, rng = Instance(roomy, MODEL), random.Random(seed)
+        bound_s = solve(roomy, solver="greedy-cost", cost_model=MODEL, max_steps=9).bound_s
+        assert bound_s is not None
+        for _ in range(20):
+            plan = build_plan(instance, random_placements(instance, rng))
+            assert MODEL.evaluate(roomy, plan).step_time_s >= bound_s * (1 - 1e-9)
