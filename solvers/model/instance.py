@@ -145,7 +145,7 @@ class Instance:
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
-        self._model_curves = _Kept() if like is None else like._model_curves
+        self._model_curves: _Kept = _Kept() if like is None else like._model_curves
         self._curves = _Kept()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}

@@ -11,7 +11,7 @@ from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
-from solvers.model.instance import Instance
+from solvers.model.instance import Instance, ShardingOption
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
@@ -70,7 +70,8 @@ def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
 def _packed(search: Search) -> Iterator[Assignment | None]:
     """Assignments of several choices of sharding options, the usual one first."""
     instance, bound = search.instance, search.lagrangian
-    price, seen = bound.price_s_per_byte, set()
+    price = bound.price_s_per_byte
+    seen: set[tuple[ShardingOption, ...]] = set()
     for target in TARGETS:
         options = options_for(instance, bound, target * bound.step_time_s)
         if options is None:
