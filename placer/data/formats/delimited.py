@@ -14,6 +14,7 @@ from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnOptions, ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, Columns, wrong_id
 from placer.data.formats.dialect import header_names, infer_dialect
+from placer.data.formats.plain import PlainText
 from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
 from placer.data.keys import is_text
 from placer.data.layout import Layout
@@ -67,6 +68,7 @@ class DelimitedSource(ColumnSource):
         self.layout = replace(
             known, format=format, types=self.columns.types, lists=self.columns.lists
         )
+        self._plain = PlainText(self.layout, self.columns, self.missing)
         # Columns of ids that some block had as 7.0, from which on all are read so.
         self._as_floats: set[str] = set()
 
@@ -89,6 +91,9 @@ class DelimitedSource(ColumnSource):
                         f"{shown(block.file)} has {count} column {name!r}; "
                         f"it has {', '.join(names)}"
                     )
+        plain = self._plain.batch(block, names)
+        if plain is not None:
+            return plain
         while True:
             try:
                 table = _table(
@@ -200,34 +205,38 @@ def _without_hive_nulls(table: pa.Table) -> pa.Table:
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     """The first samples of a file, their types inferred; texts that are none are missing."""
-    ends, _ = record_ends(start, bool(layout.quotes))
+    ends, newlines = record_ends(start, bool(layout.quotes))
     if not ends.size:
         raise DataError(f"{shown(file)}: its first line does not end; is a quote not closed?")
     start = start[: int(ends[-1])]
     names: Sequence[str] = layout.names
     if layout.header:
-        end = int(record_ends(start, bool(layout.quotes))[0][0])
+        end = int(ends[0])
         names, start = header_names(file, start[:end], layout), start[end:]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{shown(file)} has more than one column {twice[0]!r}")
-    ends, newlines = record_ends(start, bool(layout.quotes))
-    count, multiline = ends.size, newlines is not None
-    block = Block(file, None, memoryview(start), count, 1 + bool(layout.header), None)
+    first, multiline = int(bool(layout.header)), newlines is not None
+    block = Block(file, None, memoryview(start), ends.size - first, 1 + first, None)
     try:
-        texts = _table(start, names, layout, dict.fromkeys(names, pa.binary()), multiline)
         guessed = _table(start, names, layout, None, multiline, strings_can_be_null=True)
+        numbers = [field.name for field in guessed.schema if _is_number(field.type)]
+        texts = guessed
+        if numbers:
+            texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
     except pa.ArrowInvalid as error:
         ragged = lone_return(block) or _ragged(block, len(names), layout)
         reason = str(error).splitlines()[0]
         raise ragged or DataError(f"{shown(file)}, from line 1 on: {reason}") from error
     columns = {}
     for name in names:
-        text, column = texts.column(name), guessed.column(name)
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            column = _without_padding(text, column)
-        columns[name] = column
+        column = guessed.column(name)
+        columns[name] = _without_padding(texts.column(name), column) if name in numbers else column
     return pa.table(columns)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:

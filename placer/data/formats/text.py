@@ -254,7 +254,7 @@ def record_ends(
     """
     text = np.frombuffer(block, dtype=np.uint8)
     newlines = np.flatnonzero(text == _NEWLINE)
-    if not quotes:
+    if not quotes or not (text == _QUOTE).any():
         return newlines + 1, None
     # A newline ends a record unless a quote is open: a quote within quotes is written twice.
     opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1
