@@ -14,7 +14,7 @@ from placer.data.formats.text import Block
 from placer.data.layout import Layout
 from placer.data.names import Missing
 from placer.data.source import RawBags, RawBatch
-from placer.data.text_keys import Keys, Offsets, as_words, first_words, keys_in
+from placer.data.text_keys import MOST_TEXT_BYTES, Keys, Offsets, as_words, first_words, keys_in
 
 _UNUSUAL = b'"\r\\'
 _NEWLINE = ord("\n")
@@ -80,6 +80,8 @@ class PlainText:
         for name in self._columns.sparse:
             starts, lengths = field(name)
             if self._columns.types[name] == "text":
+                if int(lengths.max()) > MOST_TEXT_BYTES:
+                    return None
                 keys = keys_in(words, starts, lengths)
             else:
                 ids = _ids(words, starts, lengths)
@@ -152,7 +154,9 @@ def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.f
     if digits is None:
         return None
     # Dividing in float64 rounds eight digits to the float32 that is nearest to them.
-    values: npt.NDArray[np.float64] = digits / _SCALES.take(np.frexp(point.astype(np.float64))[1] >> 3)
+    values: npt.NDArray[np.float64] = digits / _SCALES.take(
+        np.frexp(point.astype(np.float64))[1] >> 3
+    )
     np.negative(values, out=values, where=negative)
     values[empty] = np.nan
     return values.astype(np.float32)

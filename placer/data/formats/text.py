@@ -136,7 +136,9 @@ class TextCursor:
             lines = self._lines_before + 1 + np.searchsorted(self._newlines, starts)
             first = int(lines[0])
         # Arrow would take a blank line for a sample of which every field is missing, or for none.
-        blank = np.diff(ends, prepend=start) == 1
+        lengths = np.diff(ends, prepend=start)
+        text = np.frombuffer(block, dtype=np.uint8)
+        blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
         if blank.any():
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
@@ -178,6 +180,8 @@ class TextCursor:
         while True:
             read = self._read_more(stream)
             at_end = not read
+            if at_end and not self._buffer[: self._size].strip(b"\r\n"):
+                self._size = 0  # Blank lines that end a file are no samples.
             if at_end and self._size and self._buffer[self._size - 1] != _NEWLINE:
                 # The last line of a file may lack its newline.
                 self._buffer[self._size], read = _NEWLINE, 1
@@ -189,6 +193,10 @@ class TextCursor:
                 if self._quotes and block.find(b'"', 0, size) >= 0:
                     ends, newlines = record_ends(memoryview(block)[:size], quotes=True)
                     end, records = int(ends[-1]) if ends.size else 0, ends.size
+                kept = _before_blank(block, end)
+                if kept < end:
+                    records -= block.count(b"\n", kept, end)
+                    end, ends = kept, None if ends is None else ends[:records]
                 if records or at_end:
                     break
             if size > MOST_LINE_BYTES:
@@ -225,6 +233,9 @@ class TextCursor:
         np.equal(text, _NEWLINE, out=found)
         np.logical_and(found[1:], found[:-1], out=doubled[1:])
         self._may_be_blank = bool(found[:1].any() or doubled[1:].any())
+        if self._buffer.find(b"\r", 0, self._size) >= 0:
+            np.logical_and(found[2:], found[:-2], out=doubled[2:])
+            self._may_be_blank |= bool(found[1:2].any() or doubled[2:].any())
         lines = int(np.count_nonzero(found))
         return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
 
@@ -240,6 +251,14 @@ class TextCursor:
             f"{shown(self._file)}, line {line} has more than {MOST_LINE_BYTES} bytes, "
             "which no sample has; is it a log?"
         )
+
+
+def _before_blank(buffer: bytearray, end: int) -> int:
+    """Where a block of lines ends without the blank ones at its end, which may end the file."""
+    start = end
+    while start and buffer[start - 1] in (_NEWLINE, _RETURN):
+        start -= 1
+    return buffer.find(b"\n", start, end) + 1 if start else 0
 
 
 def record_ends(
