@@ -4,13 +4,14 @@ Their fields are where their separators are, and short numbers and texts are rea
 Whatever is unusual, such as a quote, a carriage return or a missing field, is left to Arrow.
 """
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.data.formats.columns import Columns
-from placer.data.formats.text import Block
+from placer.data.formats.text import Block, pieces
 from placer.data.layout import Layout
 from placer.data.names import Missing
 from placer.data.source import RawBags, RawBatch
@@ -43,8 +44,8 @@ class PlainText:
         kinds = {columns.types.get(name, "integer") for name in columns.names}
         can_be = len(self._separator) == 1 and not columns.lists and kinds <= {"integer", "text"}
         self._tries = _MOST_MISSES if can_be else 0
-        # Of each byte, whether it is looked for; in the same memory for every block.
-        self._found = np.empty((2, 0), dtype=np.bool_)
+        # Where fields end, in the same memory for every block.
+        self._places = np.empty((2, 0), dtype=np.int64)
 
     def batch(self, block: Block, names: Sequence[str]) -> RawBatch | None:
         """The samples of a block of a file with the named columns; None if Arrow has to read it."""
@@ -58,8 +59,6 @@ class PlainText:
         if block.lines is not None or not set(self._columns.names) <= set(names):
             return None
         data = np.frombuffer(block.data, dtype=np.uint8)
-        if self._found.shape[1] < data.size:
-            self._found = np.empty((2, data.size), dtype=np.bool_)
         # A byte in the whole buffer, of which the block is a part, is looked for in no time.
         for byte in _UNUSUAL:
             if byte in block.data.obj and (data == byte).any():  # type: ignore[operator]
@@ -67,14 +66,17 @@ class PlainText:
         ends = self._field_ends(data, block.samples, len(names))
         if ends is None:
             return None
-        words, place = as_words(data), block.place
+        words, first = _words_of(block, data)
+        place = block.place
 
         def field(name: str) -> tuple[Offsets, Offsets]:
             """Starts and lengths of a column."""
             number = names.index(name)
             before = ends[number - 1] if number else np.concatenate(([-1], ends[-1, :-1]))
             starts = before + 1
-            return starts, ends[number] - starts
+            lengths = ends[number] - starts
+            starts += first
+            return starts, lengths
 
         features = {}
         for name in self._columns.sparse:
@@ -106,16 +108,38 @@ class PlainText:
         self, data: npt.NDArray[np.uint8], records: int, fields: int
     ) -> npt.NDArray[np.int64] | None:
         """Where fields end, shape (fields, records); None if some record has not so many."""
-        found, newlines = self._found[:, : data.size]
-        np.equal(data, self._separator[0], out=found)
-        np.equal(data, _NEWLINE, out=newlines)
-        found |= newlines
-        ends = np.flatnonzero(found)
-        if ends.size != records * fields:
+        if self._places.shape[1] < records * fields:
+            self._places = np.empty((2, records * fields), dtype=np.int64)
+        in_order, by_field = self._places[:, : records * fields]
+        filled = 0
+        for first, piece in pieces(data):
+            found = piece == self._separator[0]
+            found |= piece == _NEWLINE
+            places = np.flatnonzero(found)
+            if places.size > in_order.size - filled:
+                return None
+            np.add(places, first, out=in_order[filled : filled + places.size])
+            filled += places.size
+        if filled < in_order.size:
             return None
-        ends = np.ascontiguousarray(ends.reshape(records, fields).T)
+        ends = by_field.reshape(fields, records)
+        np.copyto(ends, in_order.reshape(records, fields).T)
         # There are as many newlines as records: none is elsewhere if each is where it should be.
-        return ends if newlines[ends[-1]].all() else None
+        return ends if (data[ends[-1]] == _NEWLINE).all() else None
+
+
+def _words_of(block: Block, data: npt.NDArray[np.uint8]) -> tuple[Keys, int]:
+    """The memory of a block as words, and where its data begins there, in bytes.
+
+    What is around the block's data is there too.
+    """
+    memory = np.frombuffer(block.data.obj, dtype=np.uint8)  # type: ignore[call-overload]
+    words = memory[: memory.size // 8 * 8].view(np.uint64)
+    first = data.ctypes.data - memory.ctypes.data
+    is_whole = first + data.size <= 8 * words.size
+    if sys.byteorder == "little" and words.flags.aligned and is_whole:
+        return words, first
+    return as_words(data), 0
 
 
 def _bags(keys: Keys, present: npt.NDArray[np.bool_], missing: Missing) -> RawBags:

@@ -38,13 +38,15 @@ def no_ids(texts: Sequence[str], distinct_share: float = 0.0) -> str | None:
 
 def _are_amounts(texts: Sequence[str]) -> bool:
     """Whether texts are numbers with a unit, or with separators between thousands."""
-    if any(map(_UNITS.search, texts)):
-        bare = [_UNITS.sub("", text).strip() for text in texts]
-        return any(all(map(number.fullmatch, bare)) for number in _NUMBERS)
+    has_units = any(map(_UNITS.search, texts))
+    bare = [_UNITS.sub("", text).strip() for text in texts] if has_units else texts
     for number in _NUMBERS:
-        found = [number.fullmatch(text) for text in texts]
+        if not number.fullmatch(bare[0]):
+            continue  # Of most columns no further text is looked at.
+        found = [number.fullmatch(text) for text in bare]
         # 101,202 may be a list of two ids; in 1,234 the first digits are fewer.
-        if all(found) and any(one and one[2] and len(one[1]) < 3 for one in found):
+        grouped = any(one and one[2] and len(one[1]) < 3 for one in found)
+        if all(found) and (has_units or grouped):
             return True
     return False
 

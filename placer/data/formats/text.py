@@ -1,7 +1,7 @@
 """Text formats: blocks of whole records, each a line or, between quotes, several."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,6 +19,7 @@ MOST_LINE_BYTES = 16 << 20
 BLOCK_BYTES = 2 << 20
 HEAD_BYTES = 1 << 20
 """How much of a log's first file is looked at to tell what its columns are."""
+_PIECE_BYTES = 96 << 10
 _NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
 
 
@@ -81,8 +82,6 @@ class TextCursor:
         # the same memory: pages that a process is given anew cost as much as reading them.
         self._buffer = bytearray()
         self._end = self._size = 0
-        # Of each of its bytes, whether it is a newline, and whether it follows one, too.
-        self._newline_flags = np.empty((2, 0), dtype=np.bool_)
         self._may_be_blank = False
         # The block's records, their ends, newline included, where these are known already, and
         # how many records are behind us.
@@ -218,25 +217,25 @@ class TextCursor:
     def _read_more(self, stream: IO[bytes]) -> int:
         """Read behind what there is; how many bytes, 0 at the file's end."""
         start = self._size
-        if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
-            room = bytearray(2 * start + BLOCK_BYTES + 1)
+        if len(self._buffer) <= start + BLOCK_BYTES:  # More for a newline, and to whole words.
+            room = bytearray((2 * start + BLOCK_BYTES) // 8 * 8 + 16)
             room[:start] = memoryview(self._buffer)[:start]
             self._buffer = room
-            self._newline_flags = np.empty((2, len(room)), dtype=np.bool_)
         free = memoryview(self._buffer)[start : start + BLOCK_BYTES]
         return guarded(lambda: int(stream.readinto(free)), self._file)  # type: ignore[attr-defined]
 
     def _find_newlines(self) -> tuple[int, int]:
         """Where the last line ends, and how many lines there are; notes if one may be blank."""
         text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._size)
-        found, doubled = self._newline_flags[:, : self._size]
-        np.equal(text, _NEWLINE, out=found)
-        np.logical_and(found[1:], found[:-1], out=doubled[1:])
-        self._may_be_blank = bool(found[:1].any() or doubled[1:].any())
-        if self._buffer.find(b"\r", 0, self._size) >= 0:
-            np.logical_and(found[2:], found[:-2], out=doubled[2:])
-            self._may_be_blank |= bool(found[1:2].any() or doubled[2:].any())
-        lines = int(np.count_nonzero(found))
+        has_returns = self._buffer.find(b"\r", 0, self._size) >= 0
+        lines, last = 0, np.ones(2, dtype=np.bool_)  # As if newlines were before.
+        self._may_be_blank = False
+        for _, piece in pieces(text):
+            found = np.concatenate((last, piece == _NEWLINE))
+            lines += int(np.count_nonzero(found[2:]))
+            self._may_be_blank |= bool((found[2:] & found[1:-1]).any())
+            self._may_be_blank |= has_returns and bool((found[2:] & found[:-2]).any())
+            last = found[-2:]
         return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
 
     def _too_long(self, start: int) -> DataError:
@@ -259,6 +258,12 @@ def _before_blank(buffer: bytearray, end: int) -> int:
     while start and buffer[start - 1] in (_NEWLINE, _RETURN):
         start -= 1
     return buffer.find(b"\n", start, end) + 1 if start else 0
+
+
+def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """Parts of a block that fit a processor's cache with what is found of them; their places."""
+    for first in range(0, text.size, _PIECE_BYTES):
+        yield first, text[first : first + _PIECE_BYTES]
 
 
 def record_ends(
