@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
+from _machine import RESULTS, machine, versions
 
 from placer.data import open_log
 from placer.profile.count import AccessCounter
 
-RESULT = Path(__file__).parent / "results" / "csv_reading.json"
+RESULT = RESULTS / "csv_reading.json"
 ROWS = 1_000_000
 
 
@@ -31,7 +32,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     pa.set_cpu_count(1)
-    result = {}
+    result: dict[str, object] = {
+        "machine": machine(),
+        "versions": versions("pyarrow", "numpy"),
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name, table in logs(options.samples).items():
             file = Path(folder) / f"{name}.csv"

@@ -30,12 +30,29 @@ LOGS = {"scarab-recs": 0, "orm-busy": 0, "gowalla_1m": 1}
 STEP = 512
 
 
-def served(ids: Int, rows: int, hot: Int, policy: Policy, expected_lookups: float) -> float:
-    """Share of accesses that a cache serves, which begins with rows `hot`."""
+def rows_of_a_step(ids: Int) -> float:
+    """Distinct rows that a step reads, in the mean."""
+    return float(
+        np.mean([np.unique(ids[at : at + STEP]).size for at in range(0, ids.size - STEP + 1, STEP)])
+    )
+
+
+def served(
+    ids: Int,
+    rows: int,
+    hot: Int,
+    policy: Policy,
+    expected_lookups: float,
+    staged_steps: float = 2.6,
+) -> float:
+    """Share of accesses that a cache serves, which begins with rows `hot`.
+
+    Rows that no entry is kept for are staged in entries for those of so many steps.
+    """
     row_cache.EXPECTED_LOOKUPS = expected_lookups
     steps = [np.unique(ids[at : at + STEP], return_counts=True)
              for at in range(0, ids.size - STEP + 1, STEP)]  # fmt: skip
-    staging = int(2.6 * np.mean([slots.size for slots, _ in steps]))
+    staging = int(staged_steps * np.mean([slots.size for slots, _ in steps]))
     cache = row_cache.RowCache([CacheRange(0, rows, staging, hot.size, hot)], 0, "cpu", policy)
     for ticket, (slots, counts) in enumerate(steps):
         cache.resolve(
@@ -47,17 +64,35 @@ def served(ids: Int, rows: int, hot: Int, policy: Policy, expected_lookups: floa
     return cache.stats().hit_rate or 0.0
 
 
+def still_staged(counts: Int, hot: Int, entries: int) -> float:
+    """Share of accesses to rows that are not hot and still staged, were accesses drawn at random.
+
+    After H. Che et al., "Hierarchical Web Caching Systems", IEEE JSAC 20(7), 2002: a row is still
+    there if it was read within the accesses that fill the entries with others.
+    """
+    shares = np.delete(counts, hot) / counts.sum()
+    few, many = 0.0, float(1 << 40)
+    for _ in range(80):
+        middle = (few + many) / 2
+        filled = -np.expm1(-shares * middle).sum()
+        few, many = (middle, many) if filled < entries else (few, middle)
+    return float(shares @ -np.expm1(-shares * few))
+
+
 def measured(known: Int, ids: Int, share: float) -> dict[str, float]:
     """What is counted on by accesses `known`, and served of `ids`, by policy."""
     rows = int(max(known.max(), ids.max())) + 1
     counts = np.bincount(known, minlength=rows)
     hot = np.argsort(-counts, kind="stable")[: int(rows * share)]
+    plan = float(counts[hot].sum() / counts.sum())
     usual = row_cache.EXPECTED_LOOKUPS
     results = {
-        "plan": float(counts[hot].sum() / counts.sum()),
+        "plan": plan,
         "lfu": served(ids, rows, hot, "lfu", usual),
         "lfu without weight": served(ids, rows, hot, "lfu", 0.0),
         "rank": served(ids, rows, hot, "rank", usual),
+        "plan and still staged": plan + still_staged(counts, hot, int(2.6 * rows_of_a_step(ids))),
+        "lfu, one step staged": served(ids, rows, hot, "lfu", usual, 1.05),
     }
     row_cache.EXPECTED_LOOKUPS = usual
     return results

@@ -342,10 +342,13 @@ def test_files_of_other_kinds_are_refused_by_name(
 
 BAD = {
     "ragged": ("3,4\n", r"line 4: 2 fields, expected 3 separated by commas"),
-    "blank": ("\n", r"line 4 is blank"),
+    "blank": ("\n0,1,2\n", r"line 4 is blank"),
     "text id": ("0,x,1\n", r"line 4: user is 'x', and its column was taken for integers"),
     "text number": ("0,1,x\n", r"line 4: price is 'x', which is not a number"),
-    "text label": ("no,1,2\n", r"line 4: click is 'no', which is not a number; write 1 and 0, or"),
+    "text label": (
+        "maybe,1,2\n",
+        r"line 4: click is 'maybe', which is not a number; write 1 and 0, or",
+    ),
     "return": ("0,1,2\r0,1,2\n", r"line 4 has a carriage return that does not end it"),
     "open quote": ('0,"1,2\n', r"line 4 opens a quote that nothing closes"),
 }

@@ -180,7 +180,8 @@ def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Ro
         raise DataError(
             f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
             f"table {table!r} has rows 0..{mapping.rows - 1}; give it more rows, or map ids "
-            "with id_mapping='hash' or 'vocabulary'"
+            "with id_mapping='hash' or 'vocabulary' "
+            f"(--rows {table}=N, --id-mapping {table}=hash)"
         ) from None
 
 

@@ -53,7 +53,13 @@ def can_be_ids(kind: pa.DataType) -> bool:
     """Whether a column of this Arrow type can be a categorical feature."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return not is_list(kind.value_type) and can_be_ids(kind.value_type)
-    return bool(is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+    is_whole = pa.types.is_integer(kind) or is_whole_decimal(kind)
+    return bool(is_text(kind) or is_whole or pa.types.is_boolean(kind))
+
+
+def is_whole_decimal(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is of decimals without decimals, as Snowflake and Oracle write ids."""
+    return bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
 def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | None]:
@@ -102,6 +108,11 @@ def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
         return np.where(present, keys[index], np.uint64(0)), present
     if is_text(kind):
         return _text_keys(array.cast(pa.large_binary()))
+    if is_whole_decimal(kind):
+        try:
+            return _keys(array.cast(pa.int64()))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"an id is beyond 64 bits: {error}; write it as text") from error
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         valid = _valid(array)
         values = array if array.null_count == 0 else pc.fill_null(array, _zero(kind))

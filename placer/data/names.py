@@ -14,6 +14,8 @@ Missing = Literal["zero", "empty"]
 FORMATS: tuple[str, ...] = get_args(Format)
 ID_MAPPINGS: tuple[str, ...] = ("auto", *get_args(MappingKind))
 
+NULLS = ("", "NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
+"""What is written for a missing number."""
 LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))

@@ -46,28 +46,41 @@ def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
     >>> [hex(key) for key in keys]
     ['0x2a', '0x2f80650177ed612a', '0x0']
     """
-    words = _words(data)
+    return keys_in(as_words(data), starts, lengths)
+
+
+def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """The same of bytes that are words already; see `as_words`."""
     eight = np.flatnonzero(lengths == _WORD)
     if eight.size == lengths.size:
-        keys, spelled = _hex_keys(words, starts)
-        hashed = np.flatnonzero(~spelled)
+        if eight.size and int(starts[-1]) == _WORD * (starts.size - 1):
+            text = words[: starts.size]  # One text after another, none between.
+        else:
+            text = first_words(words, starts)
     else:
-        keys = np.zeros(lengths.size, dtype=np.uint64)
-        others = lengths > 0
-        if eight.size:
-            keys[eight], spelled = _hex_keys(words, starts[eight])
-            others[eight[spelled]] = False
-        hashed = np.flatnonzero(others)
-    if hashed.size == lengths.size:
+        text = first_words(words, starts[eight])
+        possible = _could_be_hex(text)
+        eight, text = eight[possible], text[possible]
+    keys, spelled = _hex_values(text)
+    if not spelled.all():
+        eight, keys = eight[spelled], keys[spelled]
+    if eight.size == lengths.size:
+        return keys
+    others = lengths > 0
+    others[eight] = False
+    if others.all():
         return _hashes(words, starts, lengths)
+    hashed = np.flatnonzero(others)
+    mixed = np.zeros(lengths.size, dtype=np.uint64)
+    mixed[eight] = keys
     if hashed.size:
-        keys[hashed] = _hashes(words, starts[hashed], lengths[hashed])
-    return keys
+        mixed[hashed] = _hashes(words, starts[hashed], lengths[hashed])
+    return mixed
 
 
 def fnv1a(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
     """64-bit FNV-1a hashes of the texts ``data[starts[i]:starts[i] + lengths[i]]``."""
-    return _hashes(_words(data), starts, lengths)
+    return _hashes(as_words(data), starts, lengths)
 
 
 def _hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
@@ -100,14 +113,22 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
     shortest, longest = int(lengths.min()), int(lengths.max())
     hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
     byte = np.empty_like(hashes)
+    alike = True
     for first, word in zip(range(0, longest, _WORD), _words_of(words, starts), strict=False):
         if shortest < first + _WORD:
             word &= _FIRST_BYTES.take(lengths - first, mode="clip")
-        for _ in range(min(_WORD, longest - first)):
+        done = 0
+        if alike:  # Many columns' texts begin alike, as in user-7: that part is hashed once.
+            done = min(_bytes_alike(word), max(shortest - first, 0))
+            alike = done == _WORD
+            hashes[:] = _hash_of(int(hashes[0]), int(word[0]).to_bytes(_WORD, "little")[:done])
+            word >>= np.uint64(8 * done % 64)
+        for place in range(done, min(_WORD, longest - first)):
             np.bitwise_and(word, _BYTE, out=byte)
             hashes ^= byte
             hashes *= _FNV_PRIME
-            word >>= _BYTE_BITS
+            if place + 1 < longest - first:
+                word >>= _BYTE_BITS
     if shortest < longest:
         undone = np.full(longest - shortest + 1, _FNV_INVERSE)
         undone[0] = 1
@@ -115,16 +136,39 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
     return hashes
 
 
-def _hex_keys(words: Keys, starts: Offsets) -> tuple[Keys, npt.NDArray[np.bool_]]:
+def _bytes_alike(word: Keys) -> int:
+    """How many first bytes all words have in common."""
+    if (word[0] ^ word[-1]) & _BYTE:
+        return 0  # Without a look at the others.
+    different = int(np.bitwise_or.reduce(word ^ word[0]))
+    return _WORD if not different else ((different & -different).bit_length() - 1) // 8
+
+
+def _hash_of(hash_before: int, text: bytes) -> int:
+    """A hash to which a text is added."""
+    for byte in text:
+        hash_before = (hash_before ^ byte) * int(_FNV_PRIME) % (1 << 64)
+    return hash_before
+
+
+def _could_be_hex(text: Keys) -> npt.NDArray[np.bool_]:
+    """False of most texts of eight characters that are not hexadecimal.
+
+    A digit has the bit 0x10 and a letter up to o the bit 0x40; none of these has both.
+    """
+    either = text >> np.uint64(2)
+    either ^= text
+    either &= _ONES * np.uint64(0x10)
+    possible: npt.NDArray[np.bool_] = either == _ONES * np.uint64(0x10)
+    return possible
+
+
+def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
     """Values of texts of eight characters, and which of them are hexadecimal.
 
     A digit is 0x30 to 0x39, a letter 0x61 to 0x66: its value is its lower half, and 9 more if it
     has the bit of letters. The text is hexadecimal if its values, all below 16, are written so.
     """
-    if starts.size and int(starts[-1]) == _WORD * (starts.size - 1):
-        text = words[: starts.size]  # One text after another, none between.
-    else:
-        text = next(_words_of(words, starts))
     values = text >> np.uint64(6)
     values &= _ONES
     values *= np.uint64(9)
@@ -138,7 +182,6 @@ def _hex_keys(words: Keys, starts: Offsets) -> tuple[Keys, npt.NDArray[np.bool_]
     other += values
     other ^= text
     other |= values & (_ONES * np.uint64(0x10))
-    spelled = other == 0
     # Of two neighbours the first is the higher digit, and the lower byte.
     values *= np.uint64(1 + (1 << 12))
     values >>= np.uint64(8)
@@ -148,13 +191,16 @@ def _hex_keys(words: Keys, starts: Offsets) -> tuple[Keys, npt.NDArray[np.bool_]
     values &= np.uint64(0x0000FFFF0000FFFF)
     values *= np.uint64(1 + (1 << 48))
     values >>= np.uint64(32)
-    if not spelled.all():
-        values[~spelled] = 0
-    return values, spelled
+    return values, other == 0
 
 
-def _words(data: Bytes) -> Keys:
-    """A copy as words, with a further one beyond the last byte."""
+def first_words(words: Keys, starts: Offsets) -> Keys:
+    """Eight bytes from each start on, whatever is behind a text's end."""
+    return next(_words_of(words, starts))
+
+
+def as_words(data: Bytes) -> Keys:
+    """A copy of bytes as words, with a further one beyond the last byte."""
     words = np.zeros(data.size // _WORD + 2, dtype=np.uint64)
     words.view(np.uint8)[: data.size] = data
     return words if words.dtype.byteorder != ">" else words.byteswap()

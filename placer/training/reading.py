@@ -105,14 +105,19 @@ def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
     Raises
     ------
     DataError
-        If there are none, or one is not within 0 to 1.
+        If there are none, or one is not within 0 to 1 and not -1, which stands for 0.
     """
     if chunk.labels is None:
-        raise DataError("the log has no labels to train on; name its label column")
+        raise DataError(
+            "the log has no labels to train on; profile it anew, with --label and the column of "
+            "clicks, and plan with that profile"
+        )
     labels = np.ascontiguousarray(chunk.labels, dtype=np.float32)
+    labels = np.where(labels == -1, np.float32(0), labels)  # Some logs write -1 and 1.
     wrong = ~((labels >= 0) & (labels <= 1))
     if wrong.any():
         raise DataError(
-            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; name the label column"
+            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; profile the log anew, with "
+            "--label and a column of clicks, as the bundled model learns these"
         )
     return labels

@@ -21,6 +21,8 @@ _OPENERS: dict[str, Callable[..., Any]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
+_MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
+"""How compressed files begin."""
 COMPRESSIONS = (*_OPENERS, ".zst")
 
 
@@ -56,7 +58,7 @@ def open_file(file: str) -> Any:
 
 
 def open_unpacked(file: str) -> IO[bytes]:
-    """A file's content from its start, unpacked where its suffix says that it is compressed.
+    """A file's content from its start, unpacked where its suffix or its first bytes say so.
 
     Raises
     ------
@@ -65,19 +67,29 @@ def open_unpacked(file: str) -> IO[bytes]:
     """
     packed = suffixes(file)[1]
     try:
+        if not packed:  # Hadoop's parts are called part-00000, compressed or not.
+            stream = open_file(file)
+            packed = _packing(stream)
+            if not packed:
+                return stream  # type: ignore[no-any-return]
+            stream.close()
         # What is opened by its name closes its file itself.
         source: Any = local_path(file) if scheme_of(file) == "file" else open_file(file)
-        stream: Any = None
         if packed in _OPENERS:
             stream = _OPENERS[packed](source, "rb")
-        elif packed == ".zst":
-            stream = pa.CompressedInputStream(open_file(file), "zstd")
         else:
-            stream = open_file(file)
+            stream = pa.CompressedInputStream(open_file(file), "zstd")
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise DataError(f"cannot open {shown(file)}: {reason}") from error
     return stream  # type: ignore[no-any-return]
+
+
+def _packing(stream: Any) -> str:
+    """The suffix of what a file at its start is compressed by; an empty one if by nothing."""
+    start = guarded(lambda: bytes(stream.read(6)), "")
+    stream.seek(0)
+    return next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), "")
 
 
 def guarded(read: Callable[[], T], file: str) -> T:

@@ -13,7 +13,7 @@ from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import bags_from_arrow, can_be_ids, is_list, is_text
 from placer.data.layout import Layout
-from placer.data.names import IdType, Missing
+from placer.data.names import NULLS, IdType, Missing
 from placer.data.source import RawBags, RawBatch
 from placer.errors import DataError
 
@@ -229,7 +229,14 @@ def raw_batch(
     """
     features = {}
     for name in columns.sparse:
-        keys, offsets = bags_from_arrow(_ids(batch, name, columns, place), missing)
+        ids = _ids(batch, name, columns, place)
+        try:
+            keys, offsets = bags_from_arrow(ids, missing)
+        except DataError as error:
+            raise DataError(
+                f"{_where(ids, place)}: {name}: {error}; if it is no id, leave it out "
+                f"(--ignore {name})"
+            ) from error
         features[name] = RawBags(keys, offsets)
     dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
     for position, name in enumerate(columns.dense):
@@ -239,6 +246,14 @@ def raw_batch(
         labels = _numbers(single(batch.column(columns.label)), columns.label, place)
     samples, at = batch.num_rows, place
     return RawBatch(at.file, at.first, at.unit, samples, features, dense, labels, at.lines)
+
+
+def _where(ids: pa.Array, place: Place) -> str:
+    """The sample with the longest text, or the first."""
+    if not is_text(ids.type) or is_list(ids.type) or pa.types.is_dictionary(ids.type):
+        return f"{place.of(0)} and on"
+    lengths = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
+    return place.of(int(np.argmax(lengths)))
 
 
 def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -268,15 +283,25 @@ def _split(column: pa.Array, name: str, separator: str, kind: IdType, place: Pla
         texts = pc.ascii_trim(column.cast(pa.large_string()), "[]() ")
     except pa.ArrowException as error:
         raise DataError(f"{place.of(0)} and on: {name} is no UTF-8 text") from error
+    if pc.any(pc.starts_with(texts, "{")).as_py():  # A list of PostgreSQL's.
+        texts = pc.replace_substring_regex(texts, r"^\{([^{}]*)\}$", r"\1")
     texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    if kind != "text":
+        texts = _without_nulls(texts)
     split = pc.split_pattern(texts, separator)
     elements = pc.ascii_trim(split.flatten(), " '\"")
     if kind != "text":
         lengths = pc.fill_null(pc.list_value_length(split), 0).to_numpy(zero_copy_only=False)
         samples = np.repeat(np.arange(lengths.size), lengths)
-        elements = _integers(elements, name, kind, place, samples)
+        elements = _integers(_without_nulls(elements), name, kind, place, samples)
     offsets = split.offsets if split.null_count == 0 else _offsets(split)
     return pa.LargeListArray.from_arrays(offsets.cast(pa.int64()), elements)
+
+
+def _without_nulls(texts: pa.Array) -> pa.Array:
+    """Texts that should be numbers; those that stand for a missing one are missing."""
+    null = pc.is_in(texts, pa.array(list(NULLS), texts.type))
+    return pc.if_else(null, pa.scalar(None, texts.type), texts)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:

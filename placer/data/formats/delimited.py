@@ -14,14 +14,17 @@ from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnOptions, ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, Columns, wrong_id
 from placer.data.formats.dialect import header_names, infer_dialect
+from placer.data.formats.plain import PlainText
 from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, Format
+from placer.data.names import CATEGORIES, DENSE, LABEL, NULLS, Format
 from placer.data.source import RawBatch
 from placer.errors import DataError
 
-_NULLS = ["", "NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N"]
+_TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
+_FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]
+"""How Booleans are written, where a column holds nothing else."""
 _HIVE_NULL = b"\\N"
 """What no text is, while a text NA or NULL may be one."""
 _UNIT = "\x1f"
@@ -46,10 +49,10 @@ class DelimitedSource(ColumnSource):
     ) -> None:
         super().__init__(files, layout, **options)
         self.notes: list[str] = []
-        start = head_lines(self.files[0])
+        file, start = self._first_with_samples()
         # Files without a label have other columns: what was recorded is of another file.
         known = replace(self._known, names=()) if format == "criteo" else self._known
-        known = infer_dialect(self.files[0], start, known, format)
+        known = infer_dialect(file, start, known, format)
         if known.decimal != self._known.decimal:
             self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
@@ -57,16 +60,18 @@ class DelimitedSource(ColumnSource):
         if format == "criteo":
             self._choose(_criteo_columns(known.names))
         else:
-            table = _sample(self.files[0], start, known)
+            table = _sample(file, start, known)
             if known.header and len(self.files) > 1:
                 last = self.files[-1]
                 names = header_names(last, head_lines(last).partition(b"\n")[0], known)
                 self.notes += self._further_columns(last, names, table.column_names)
             schema = self._partitions.added_to(table.schema)
-            self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
+            self._infer(schema, self._sampled(table, file, schema), as_text=True)
+            self._read_words(table)
         self.layout = replace(
             known, format=format, types=self.columns.types, lists=self.columns.lists
         )
+        self._plain = PlainText(self.layout, self.columns, self.missing)
         # Columns of ids that some block had as 7.0, from which on all are read so.
         self._as_floats: set[str] = set()
 
@@ -76,6 +81,25 @@ class DelimitedSource(ColumnSource):
         return TextCursor(
             self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
         )
+
+    def _first_with_samples(self) -> tuple[str, bytes]:
+        """The first file that has more than one line, which may be a header, and how it begins."""
+        for file in self.files:
+            start = head_lines(file)
+            if start.count(b"\n") > 1:
+                return file, start
+        return self.files[0], head_lines(self.files[0])
+
+    def _read_words(self, table: pa.Table) -> None:
+        """Read a label of words, such as t and f, as Boolean."""
+        label = self.columns.label
+        kind = pa.null() if label is None else table.schema.field(label).type
+        if label is None or not is_text(kind):
+            return
+        words = {str(word) for word in table.column(label).drop_null().unique().to_pylist()}
+        if words and words <= {*_TRUE, *_FALSE}:
+            types = {**self.columns.types, label: "boolean"}
+            self._choose(replace(self.columns, types=types))
 
     def _parse(self, block: Block) -> RawBatch:
         layout = self.layout
@@ -89,6 +113,9 @@ class DelimitedSource(ColumnSource):
                         f"{shown(block.file)} has {count} column {name!r}; "
                         f"it has {', '.join(names)}"
                     )
+        plain = self._plain.batch(block, names)
+        if plain is not None:
+            return plain
         while True:
             try:
                 table = _table(
@@ -180,9 +207,11 @@ def _table(
             ignore_empty_lines=False,
         ),
         convert_options=csv.ConvertOptions(
+            true_values=None if types is None else _TRUE,
+            false_values=None if types is None else _FALSE,
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
-            null_values=_NULLS,
+            null_values=list(NULLS),
             decimal_point=layout.decimal or ".",
             **convert,
         ),
@@ -200,34 +229,42 @@ def _without_hive_nulls(table: pa.Table) -> pa.Table:
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     """The first samples of a file, their types inferred; texts that are none are missing."""
-    ends, _ = record_ends(start, bool(layout.quotes))
+    ends, newlines = record_ends(start, bool(layout.quotes))
+    if layout.header and ends.size == 1:
+        raise DataError(f"{shown(file)} names columns and has no sample; a log needs one")
     if not ends.size:
         raise DataError(f"{shown(file)}: its first line does not end; is a quote not closed?")
     start = start[: int(ends[-1])]
     names: Sequence[str] = layout.names
     if layout.header:
-        end = int(record_ends(start, bool(layout.quotes))[0][0])
+        end = int(ends[0])
         names, start = header_names(file, start[:end], layout), start[end:]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise DataError(f"{shown(file)} has more than one column {twice[0]!r}")
-    ends, newlines = record_ends(start, bool(layout.quotes))
-    count, multiline = ends.size, newlines is not None
-    block = Block(file, None, memoryview(start), count, 1 + bool(layout.header), None)
+        raise DataError(
+            f"{shown(file)} has more than one column {twice[0]!r}; rename one in its first line"
+        )
+    first, multiline = int(bool(layout.header)), newlines is not None
+    block = Block(file, None, memoryview(start), ends.size - first, 1 + first, None)
     try:
-        texts = _table(start, names, layout, dict.fromkeys(names, pa.binary()), multiline)
         guessed = _table(start, names, layout, None, multiline, strings_can_be_null=True)
+        numbers = [field.name for field in guessed.schema if _is_number(field.type)]
+        texts = guessed
+        if numbers:
+            texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
     except pa.ArrowInvalid as error:
         ragged = lone_return(block) or _ragged(block, len(names), layout)
         reason = str(error).splitlines()[0]
         raise ragged or DataError(f"{shown(file)}, from line 1 on: {reason}") from error
     columns = {}
     for name in names:
-        text, column = texts.column(name), guessed.column(name)
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            column = _without_padding(text, column)
-        columns[name] = column
+        column = guessed.column(name)
+        columns[name] = _without_padding(texts.column(name), column) if name in numbers else column
     return pa.table(columns)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from placer.data.files.stores import shown
+from placer.data.formats.foreign import binary_kind, text_kind, undivided_kind
 from placer.data.formats.text import record_ends
 from placer.data.layout import Layout
 from placer.data.names import CATEGORIES, DENSE, LABEL, Format
@@ -15,7 +16,6 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_LIBSVM = re.compile(r"[^\s:]+(?: [0-9]+:[^\s:]+(?::[^\s:]+)?)* *")
 _DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+(?:,[0-9]+)?")
 _HEX = re.compile(r"^[0-9a-f]{8}$")
 _LABELS = ("label", "click", "clicked", "target")
@@ -38,6 +38,9 @@ def sniff(file: str, start: bytes) -> Format:
         return "arrow"
     if start.lstrip()[:1] == b"{":
         return "jsonl"
+    kind = binary_kind(start)
+    if kind is not None:
+        raise DataError(f"{shown(file)} is {kind}")
     if b"\0" in start[:4096]:
         raise DataError(
             f"{shown(file)} is no text and of no known format; name it with --log-format"
@@ -132,6 +135,8 @@ def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
     names = fields(line, layout.separator or ",", bool(layout.quotes))
+    if names and names[0].startswith("#"):
+        names[0] = names[0].lstrip("#")  # A comment that names columns, as in #user,item.
     return tuple(name.strip() for name in names)
 
 
@@ -152,6 +157,9 @@ def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
 
 def _separator(file: str, lines: list[str]) -> str:
     """What separates fields: what each line has equally often, the most common one first."""
+    kind = text_kind(lines)
+    if kind is not None:
+        raise DataError(f"{shown(file)} looks like {kind}")
     best, most = "", 0
     for separator in _SEPARATORS:
         counts = [len(fields(line, separator, len(separator) == 1)) - 1 for line in lines]
@@ -161,11 +169,10 @@ def _separator(file: str, lines: list[str]) -> str:
             best, most = separator, count
             if separator in ("\t", ",", "::"):
                 break
-    if not best and ":" in "".join(lines) and all(_LIBSVM.fullmatch(line) for line in lines):
-        raise DataError(
-            f"{shown(file)} looks like LibSVM's format, which placer does not read; write JSON "
-            'lines, such as {"label": 1, "ids": [3, 17]}'
-        )
+    if not best or (best == " " and all("  " in line for line in lines)):
+        kind = undivided_kind(lines)
+        if kind is not None:
+            raise DataError(f"{shown(file)} looks like {kind}")
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
@@ -192,7 +199,9 @@ def _is_header(rows: list[list[str]]) -> bool:
     """Whether the first row names columns, rather than being a sample."""
     first, others = rows[0], rows[1:]
     named = [name.strip() for name in first]
-    if len(set(named)) != len(named) or any(_HEX.match(n) for n in named) or len(named) < 1:
+    if named:
+        named[0] = named[0].lstrip("# ")
+    if any(_HEX.match(name) for name in named) or len(named) < 1:
         return False
     # An index that pandas wrote has no name.
     if not all(_NAME.match(name) for name in named[1:]) or not (
@@ -204,6 +213,8 @@ def _is_header(rows: list[list[str]]) -> bool:
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     if any(column and all(_is_number(one) for one in column if one) for column in columns):
         return True
+    if len(set(named)) != len(named):
+        return False  # If it names columns, then some twice; nothing else says that it does.
     return not any(name in column for name, column in zip(named, columns, strict=False))
 
 

@@ -1,5 +1,6 @@
 """What the columns of a log are taken for where nobody says, and why."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.keys import can_be_ids, is_list, is_text
-from placer.data.names import CATEGORIES, DENSE, IdType
+from placer.data.formats.prose import no_ids
+from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
+from placer.data.names import CATEGORIES, DENSE, NULLS, IdType
 
 Role = Literal["label", "sparse", "dense", "ignore"]
 
@@ -30,6 +32,13 @@ _WRITTEN_TIME = re.compile(
     r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?(?: ?[AP]M)?)?"
 )
+_CALENDAR = re.compile(
+    r"(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])(?:[0-9]{2}){0,3}(?:[0-9]{3})?"
+)
+"""A date such as 20230501, and a time of the day behind it."""
+_TIME_NAME = re.compile(r"timestamp|(?:^|[\W_])(?:time|date|datetime|ts)(?:$|[\W_])")
+_LEAST_RISING = 20
+"""Samples from which on it is no accident that values never fall."""
 _MOST_SHOWN = 80
 """Characters of a type in a message."""
 _LEAST_SAMPLES = 1000
@@ -142,11 +151,17 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
         return Decision(name, "ignore", why, warns=True)
     if pa.types.is_temporal(kind):
         return Decision(name, "ignore", "it holds times", warns=True)
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if is_whole_decimal(kind) and column is not None and len(column):
+        with contextlib.suppress(pa.ArrowInvalid):
+            kind, column = pa.int64(), column.cast(pa.int64())
+    if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale):
         return _guess_number(name, kind, column)
     if not can_be_ids(kind):
         return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
     if is_list(kind):
+        times = None if column is None else _times_in_lists(name, column)
+        if times is not None:
+            return Decision(name, "ignore", times, warns=True)
         return Decision(name, "sparse", "it holds lists of ids")
     if pa.types.is_dictionary(kind) or column is None or not len(column):
         return Decision(name, "sparse", "it holds texts" if is_text(kind) else f"it holds {kind}")
@@ -169,8 +184,6 @@ def _shown(kind: pa.DataType) -> str:
 
 
 def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) -> Decision:
-    if pa.types.is_decimal(kind) and kind.scale == 0:
-        return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
     if column is not None and pa.types.is_floating(kind) and len(column):
         values = column.to_numpy().astype(np.float64)
         values = values[np.isfinite(values)]
@@ -189,8 +202,12 @@ def _guess_text(name: str, column: pa.ChunkedArray) -> Decision:
     column = pc.cast(column, pa.binary())
     column = column.filter(pc.greater(pc.binary_length(column), 0))
     distinct = len(column.unique())
-    if _are_written_times(column):
+    texts = [text.decode("utf-8", "replace") for text in column.slice(0, 200).to_pylist()]
+    if _are_written_times(name, texts):
         return Decision(name, "ignore", "it holds times", warns=True)
+    other = no_ids(texts, distinct / max(len(column), 1))
+    if other is not None:
+        return Decision(name, "ignore", other, warns=True)
     separator, element = _list_separator(column)
     if separator is not None:
         why = f"texts of {element} ids between {separator!r}"
@@ -209,29 +226,52 @@ def _unless_it_names_samples(guess: Decision, column: pa.ChunkedArray, distinct:
     return Decision(guess.column, "sparse", f"{why}; leave it out if it names samples", warns=True)
 
 
-def _times(name: str, column: pa.ChunkedArray) -> str | None:
+def _is_named_time(name: str) -> bool:
+    called = f"_{name.lower()}".replace(".", "_")
+    return any(word in called for word in _TIME_WORDS)
+
+
+def _times_in_lists(name: str, column: pa.ChunkedArray) -> str | None:
+    """Why the integers of lists are times, if they are and are called so."""
+    if not pa.types.is_integer(column.type.value_type) or not _is_named_time(name):
+        return None
+    return _times(name, pc.list_flatten(column).drop_null(), rises=False)
+
+
+def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
     """Why integers are times, if they are: of this century, and called so or never falling."""
     values = column.to_numpy()
     if values.size < 2 or values.dtype.kind not in "iu":
         return None
     least, most = int(values.min()), int(values.max())
+    is_named = _is_named_time(name)
+    rises = rises and least < most and bool((values[1:] >= values[:-1]).all())
+    if is_named and all(_CALENDAR.fullmatch(str(value)) for value in values[:1000].tolist()):
+        return "it looks like dates"
     for unit, scale in _TIME_UNITS.items():
         first, last = (
             int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) * scale
             for year in (_FIRST_YEAR, _LAST_YEAR)
         )
-        if first <= least and most < last:
-            named = any(word in f"_{name.lower()}" for word in _TIME_WORDS)
-            if named or (least < most and bool((values[1:] >= values[:-1]).all())):
-                day = datetime.fromtimestamp(most // scale, UTC).date()
-                return f"it looks like times in {unit}, up to {day}"
+        if first <= least and most < last and (is_named or rises):
+            day = datetime.fromtimestamp(most // scale, UTC).date()
+            return f"it looks like times in {unit}, up to {day}"
+    if (
+        _TIME_NAME.search(name.lower())
+        and rises
+        and 2 * len(column.unique()) > len(column) > _LEAST_RISING
+    ):
+        return "it is called a time, and never falls"
     return None
 
 
-def _are_written_times(column: pa.ChunkedArray) -> bool:
+def _are_written_times(name: str, texts: Sequence[str]) -> bool:
     """Whether texts are dates, with or without a time of the day, that Arrow does not read."""
-    texts = [text.decode("utf-8", "replace") for text in column.slice(0, 200).to_pylist()]
-    return bool(texts) and all(_WRITTEN_TIME.fullmatch(text) for text in texts)
+    if not texts:
+        return False
+    if _is_named_time(name) and all(_CALENDAR.fullmatch(text) for text in texts):
+        return True
+    return all(_WRITTEN_TIME.fullmatch(text) for text in texts)
 
 
 def _has_two_values(column: pa.ChunkedArray | None) -> bool:
@@ -243,6 +283,12 @@ def _has_two_values(column: pa.ChunkedArray | None) -> bool:
         return False
     values = {float(value) for value in pc.unique(column).to_pylist()[:3]}
     return values in ({0.0, 1.0}, {-1.0, 1.0})
+
+
+def _unbraced(text: str) -> str:
+    """A list of PostgreSQL's without its braces."""
+    is_braced = text[:1] == "{" and text[-1:] == "}" and text.count("{") == text.count("}") == 1
+    return text[1:-1] if is_braced else text
 
 
 def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]:
@@ -259,13 +305,15 @@ def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]
     if not texts:
         return None, None
     bracketed = sum(text[:1] == "[" and text[-1:] == "]" for text in texts) > len(texts) / 2
-    texts = [text.strip("[]() ") for text in texts]
+    texts = [_unbraced(text).strip("[]() ") for text in texts]
     for separator in separators:
         holding = sum(separator in text for text in texts)
         if holding < max(1, _LEAST_SHARE * len(texts)):
             continue
         ids = [one.strip(" '\"") for text in texts if text for one in text.split(separator)]
-        whole = all(one.isascii() and one.removeprefix("-").isdigit() for one in ids if one)
+        whole = all(
+            one.isascii() and one.removeprefix("-").isdigit() for one in ids if one not in NULLS
+        )
         padded = any(len(one) > 1 and one[0] == "0" for one in ids)
         if whole and not padded:
             return separator, "integer"

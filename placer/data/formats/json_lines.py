@@ -56,6 +56,16 @@ class JsonLinesSource(ColumnSource):
                 f"{shown(file)} is a JSON array; write JSON lines, an object a line "
                 "(jq -c '.[]' does so)"
             )
+        if re.match(rb"\s*\{\s*u?'", start):
+            raise DataError(
+                f"{shown(file)} has dictionaries as Python writes them; write JSON lines: python "
+                "-c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in "
+                "sys.stdin]' < FILE"
+            )
+        if re.match(rb"\s*\{\s*\n", start):
+            raise DataError(
+                f"{shown(file)} has an object on several lines; write one a line (jq -c . does so)"
+            )
         lines = record_ends(start, quotes=False)[0].size
         first = Block(file, None, memoryview(start), lines, 1, None)
         _check_depth(first)

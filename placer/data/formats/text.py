@@ -1,7 +1,7 @@
 """Text formats: blocks of whole records, each a line or, between quotes, several."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,6 +19,7 @@ MOST_LINE_BYTES = 16 << 20
 BLOCK_BYTES = 2 << 20
 HEAD_BYTES = 1 << 20
 """How much of a log's first file is looked at to tell what its columns are."""
+_PIECE_BYTES = 96 << 10
 _NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
 
 
@@ -81,8 +82,6 @@ class TextCursor:
         # the same memory: pages that a process is given anew cost as much as reading them.
         self._buffer = bytearray()
         self._end = self._size = 0
-        # Of each of its bytes, whether it is a newline, and whether it follows one, too.
-        self._newline_flags = np.empty((2, 0), dtype=np.bool_)
         self._may_be_blank = False
         # The block's records, their ends, newline included, where these are known already, and
         # how many records are behind us.
@@ -136,7 +135,9 @@ class TextCursor:
             lines = self._lines_before + 1 + np.searchsorted(self._newlines, starts)
             first = int(lines[0])
         # Arrow would take a blank line for a sample of which every field is missing, or for none.
-        blank = np.diff(ends, prepend=start) == 1
+        lengths = np.diff(ends, prepend=start)
+        text = np.frombuffer(block, dtype=np.uint8)
+        blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
         if blank.any():
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
@@ -178,6 +179,8 @@ class TextCursor:
         while True:
             read = self._read_more(stream)
             at_end = not read
+            if at_end and not self._buffer[: self._size].strip(b"\r\n"):
+                self._size = 0  # Blank lines that end a file are no samples.
             if at_end and self._size and self._buffer[self._size - 1] != _NEWLINE:
                 # The last line of a file may lack its newline.
                 self._buffer[self._size], read = _NEWLINE, 1
@@ -189,6 +192,10 @@ class TextCursor:
                 if self._quotes and block.find(b'"', 0, size) >= 0:
                     ends, newlines = record_ends(memoryview(block)[:size], quotes=True)
                     end, records = int(ends[-1]) if ends.size else 0, ends.size
+                kept = _before_blank(block, end)
+                if kept < end:
+                    records -= block.count(b"\n", kept, end)
+                    end, ends = kept, None if ends is None else ends[:records]
                 if records or at_end:
                     break
             if size > MOST_LINE_BYTES:
@@ -210,22 +217,25 @@ class TextCursor:
     def _read_more(self, stream: IO[bytes]) -> int:
         """Read behind what there is; how many bytes, 0 at the file's end."""
         start = self._size
-        if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
-            room = bytearray(2 * start + BLOCK_BYTES + 1)
+        if len(self._buffer) <= start + BLOCK_BYTES:  # More for a newline, and to whole words.
+            room = bytearray((2 * start + BLOCK_BYTES) // 8 * 8 + 16)
             room[:start] = memoryview(self._buffer)[:start]
             self._buffer = room
-            self._newline_flags = np.empty((2, len(room)), dtype=np.bool_)
         free = memoryview(self._buffer)[start : start + BLOCK_BYTES]
         return guarded(lambda: int(stream.readinto(free)), self._file)  # type: ignore[attr-defined]
 
     def _find_newlines(self) -> tuple[int, int]:
         """Where the last line ends, and how many lines there are; notes if one may be blank."""
         text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._size)
-        found, doubled = self._newline_flags[:, : self._size]
-        np.equal(text, _NEWLINE, out=found)
-        np.logical_and(found[1:], found[:-1], out=doubled[1:])
-        self._may_be_blank = bool(found[:1].any() or doubled[1:].any())
-        lines = int(np.count_nonzero(found))
+        has_returns = self._buffer.find(b"\r", 0, self._size) >= 0
+        lines, last = 0, np.ones(2, dtype=np.bool_)  # As if newlines were before.
+        self._may_be_blank = False
+        for _, piece in pieces(text):
+            found = np.concatenate((last, piece == _NEWLINE))
+            lines += int(np.count_nonzero(found[2:]))
+            self._may_be_blank |= bool((found[2:] & found[1:-1]).any())
+            self._may_be_blank |= has_returns and bool((found[2:] & found[:-2]).any())
+            last = found[-2:]
         return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
 
     def _too_long(self, start: int) -> DataError:
@@ -242,6 +252,20 @@ class TextCursor:
         )
 
 
+def _before_blank(buffer: bytearray, end: int) -> int:
+    """Where a block of lines ends without the blank ones at its end, which may end the file."""
+    start = end
+    while start and buffer[start - 1] in (_NEWLINE, _RETURN):
+        start -= 1
+    return buffer.find(b"\n", start, end) + 1 if start else 0
+
+
+def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+    """Parts of a block that fit a processor's cache with what is found of them; their places."""
+    for first in range(0, text.size, _PIECE_BYTES):
+        yield first, text[first : first + _PIECE_BYTES]
+
+
 def record_ends(
     block: bytes | memoryview, quotes: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
@@ -254,7 +278,7 @@ def record_ends(
     """
     text = np.frombuffer(block, dtype=np.uint8)
     newlines = np.flatnonzero(text == _NEWLINE)
-    if not quotes:
+    if not quotes or not (text == _QUOTE).any():
         return newlines + 1, None
     # A newline ends a record unless a quote is open: a quote within quotes is written twice.
     opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1

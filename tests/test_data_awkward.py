@@ -1,0 +1,191 @@
+"""Logs as public data sets and companies have them: read as they are meant, or refused by name."""
+
+import decimal
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+
+from placer.data import open_log
+from placer.data.encoded import EncodedLog
+from placer.errors import DataError
+from placer.training.reading import labels_of
+
+SAMPLES = 60
+
+
+def written(tmp_path: Path, lines: list[str], name: str = "log.csv") -> Path:
+    path = tmp_path / name
+    path.write_text("\n".join(lines) + "\n", newline="")
+    return path
+
+
+def left_out(log: EncodedLog) -> str:
+    return next(note for note in log.notes if note.startswith("left out"))
+
+
+def samples_of(log: EncodedLog) -> int:
+    return sum(chunk.samples for chunk in log.chunks(7))
+
+
+NO_IDS = {
+    "milliseconds since a day": ("timestamp", [str(61 + 977 * i) for i in range(SAMPLES)], "never"),
+    "dates": ("event_date", [f"202305{1 + i % 30:02d}" for i in range(SAMPLES)], "dates"),
+    "dates with times": (
+        "ts",
+        [f"201306{6 + i % 7:02d}0001{i:02d}123" for i in range(60)],
+        "dates",
+    ),
+    "thousands": ("views", [f'"{1 + i % 9},{100 + i}"' for i in range(SAMPLES)], "'1,100'"),
+    "money": ("price", [f"${i}.50" for i in range(SAMPLES)], "amounts such as '$0.50'"),
+    "shares": ("share", [f"{i}%" for i in range(SAMPLES)], "amounts such as '0%'"),
+    "objects": ("value", [f'"{{""item"": {i}}}"' for i in range(SAMPLES)], "objects of JSON"),
+    "prose": ("text", [f"it was {i} " + "very good " * 9 for i in range(SAMPLES)], "holds prose"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_IDS)
+def test_what_is_no_id_is_left_out(tmp_path: Path, kind: str) -> None:
+    name, values, why = NO_IDS[kind]
+    lines = [f"{i % 2},{i % 7},{value}" for i, value in enumerate(values)]
+    log = open_log(written(tmp_path, [f"label,user,{name}", *lines]))
+    assert list(log.tables) == ["user"]
+    assert f"{name} (" in left_out(log)
+    assert why in left_out(log)
+
+
+def test_lists_of_two_ids_are_no_amounts(tmp_path: Path) -> None:
+    lines = [f'{i % 2},"{i},{100 + i}"' for i in range(SAMPLES)] + ['1,"7,8"']
+    assert open_log(written(tmp_path, ["label,items", *lines])).tables == {"items": 160}
+    lines = [f'{i % 2},"{100 + i},{200 + i}"' for i in range(SAMPLES)]
+    assert open_log(written(tmp_path, ["label,items", *lines])).tables == {"items": 260}
+
+
+def test_times_within_lists_of_objects(tmp_path: Path) -> None:
+    events = [{"aid": i, "ts": 1_659_304_800_025 + i} for i in range(3)]
+    lines = [json.dumps({"session": i % 5, "events": events[: i % 4]}) for i in range(SAMPLES)]
+    log = open_log(written(tmp_path, lines, "train.jsonl"))
+    assert list(log.tables) == ["session", "events.aid"]
+    assert "events.ts (it looks like times in milliseconds" in left_out(log)
+
+
+@pytest.mark.parametrize("words", ["f t", "No Yes", "n y", "FALSE TRUE", "false true"])
+def test_labels_of_words(tmp_path: Path, words: str) -> None:
+    both = words.split()
+    lines = ["clicked,user", *(f"{both[i % 2]},{i}" for i in range(SAMPLES))]
+    chunk = next(open_log(written(tmp_path, lines)).chunks(SAMPLES))
+    assert chunk.labels is not None
+    assert chunk.labels.tolist() == [i % 2 for i in range(SAMPLES)]
+
+
+def test_labels_of_minus_one_and_one(tmp_path: Path) -> None:
+    lines = ["label,user", *(f"{2 * (i % 2) - 1},{i}" for i in range(SAMPLES))]
+    chunk = next(open_log(written(tmp_path, lines)).chunks(SAMPLES))
+    assert labels_of(chunk).tolist() == [i % 2 for i in range(SAMPLES)]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("block", [8, 1 << 20])
+def test_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, block: int) -> None:
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block)
+    path = tmp_path / "log.csv"
+    path.write_text(end.join(["label,user", "0,1", "1,2", "", "", ""]), newline="")
+    assert samples_of(open_log(path, rows=9)) == 2
+    path.write_text(end.join(["label,user", "0,1", "", "1,2", ""]), newline="")
+    with pytest.raises(DataError, match="line 3 is blank; remove it"):
+        samples_of(open_log(path, rows=9))
+
+
+def test_files_that_only_name_columns(tmp_path: Path) -> None:
+    first = written(tmp_path, ["label,user"], "part-0.csv")
+    second = written(tmp_path, ["label,user", "0,1", "1,2"], "part-1.csv")
+    assert samples_of(open_log([first, second, first])) == 2
+    with pytest.raises(DataError, match=r"part-0\.csv names columns and has no sample"):
+        open_log(first)
+
+
+def test_parts_without_a_suffix_are_unpacked(tmp_path: Path) -> None:
+    folder = tmp_path / "dt=2024-01-01"
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    (folder / ".part-00000.crc").write_bytes(b"crc\0")
+    text = "".join(f"{i % 2}\t{i % 5}\tit{i % 3}\n" for i in range(SAMPLES))
+    for number in range(2):
+        (folder / f"part-0000{number}").write_bytes(gzip.compress(text.encode()))
+    assert samples_of(open_log(tmp_path)) == 2 * SAMPLES
+
+
+def test_lists_with_missing_values_and_in_braces(tmp_path: Path) -> None:
+    lines = ['1,"{1,2}"', "0,null", '1,"{3,NULL}"', "0,{}", '1,"{4,5}"']
+    log = open_log(written(tmp_path, ["label,items", *lines]))
+    items = next(log.chunks(9)).features["items"]
+    assert log.tables == {"items": 6}
+    assert items.ids.tolist() == [1, 2, 3, 0, 4, 5]
+    assert items.offsets is not None
+    assert np.diff(items.offsets).tolist() == [2, 0, 2, 0, 2]
+
+
+def test_decimals_of_a_warehouse_are_ids(tmp_path: Path) -> None:
+    def decimals(values: list[Any], scale: int = 0) -> pa.Array:
+        numbers = [None if one is None else decimal.Decimal(one) for one in values]
+        return pa.array(numbers, pa.decimal128(38, scale))
+
+    table = {"USER_ID": decimals([7, None, 3]), "PRICE": decimals([1, 2, 3], 2)}
+    pq.write_table(pa.table({**table, "LABEL": decimals([0, 1, 0])}), tmp_path / "log.parquet")
+    log = open_log(tmp_path / "log.parquet")
+    chunk = next(log.chunks(9))
+    assert log.tables == {"USER_ID": 8}
+    assert chunk.features["USER_ID"].ids.tolist() == [7, 0, 3]
+    assert chunk.dense.tolist() == [[1], [2], [3]]
+    assert chunk.labels is not None and chunk.labels.tolist() == [0, 1, 0]  # noqa: PT018
+    pq.write_table(pa.table({"USER_ID": decimals([10**30])}), tmp_path / "log.parquet")
+    with pytest.raises(DataError, match=r"row 0 and on: USER_ID: an id is beyond 64 bits"):
+        open_log(tmp_path / "log.parquet")
+
+
+def test_a_header_behind_a_hash(tmp_path: Path) -> None:
+    log = open_log(written(tmp_path, ["#user\tclick", "u1\t0", "u2\t1"], "log.tsv"))
+    assert log.tables == {"user": 3}
+
+
+FOREIGN = {
+    "orc": (b"ORC\x00\x01", "is an ORC file; write it as Parquet, or"),
+    "avro": (b"Obj\x01\x04", "is an Avro file; write it as Parquet or JSON lines"),
+    "zip": (b"PK\x03\x04\0\0", "is a ZIP archive, or a spreadsheet"),
+    "sql": (b"INSERT INTO clicks VALUES (1,2),(3,4);\n" * 9, "looks like a script of SQL"),
+    "netflix": (b"1:\n3,5\n4,4\n2:\n1,1\n", "looks like the Netflix prize's format"),
+    "vowpal": (b"1 |u 7 |i 3 4\n-1 |u 8 |i 5\n", "looks like Vowpal Wabbit's format"),
+    "blanks": (b"1   77   3\n0    8  12\n" * 9, "looks like columns between several blanks"),
+    "comments": (b"# exported\n# by us\nlabel,user\n1,2\n", "begins with comments; remove them"),
+    "names": (b"label,item,item\n1,2,3\n", "more than one column 'item'; rename one"),
+    "python": (b"{u'user': u'x'}\n", "has dictionaries as Python writes them"),
+    "pretty": (b'{\n "user": 1\n}\n', "has an object on several lines; write one a line"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_other_formats_are_refused_by_name(tmp_path: Path, kind: str) -> None:
+    content, message = FOREIGN[kind]
+    path = tmp_path / "part-00000"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"part-00000 {message}|part-00000 .*{message}"):
+        open_log(path)
+
+
+def test_orc_is_read_through_arrow(tmp_path: Path) -> None:
+    orc.write_table(pa.table({"user": [1, 2], "label": [0, 1]}), tmp_path / "log.orc")
+    log = open_log(ds.dataset(str(tmp_path / "log.orc"), format="orc"))
+    assert log.tables == {"user": 3}
+
+
+def test_a_text_too_long_for_an_id_is_named(tmp_path: Path) -> None:
+    lines = ["label,user,blob", "0,1,a", f"1,2,{'x' * 9000}", "0,1,a"]
+    with pytest.raises(DataError, match=r"line 3: blob: an id is a text of 9000 bytes.*--ignore"):
+        open_log(written(tmp_path, lines))
