@@ -33,15 +33,17 @@ def problem() -> Problem:
     return problem_of(*tables, topology=unequal_machine(6 << 20), batch_size=512)
 
 
-def annealed(steps: int, hot: float) -> tuple[AnnealingProblem, State, Assignment, float, float]:
+def annealed(
+    steps: int, hot: float, gathered_below: float = 0.43, power: int = 24
+) -> tuple[AnnealingProblem, State, Assignment, float, float]:
     """The state after some moves, the best assignment, and step times of both."""
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
     arrays = AnnealingProblem(start, 8, 1000)
-    model, state, step_s = arrays.start(start)
-    rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, hot, 0.0)
+    model, state, step_s = arrays.start(start, power)
+    rules = Rules(0.4, gathered_below, 0.76, 64, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
     rng = np.random.default_rng(5)
     best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)
@@ -50,8 +52,10 @@ def annealed(steps: int, hot: float) -> tuple[AnnealingProblem, State, Assignmen
     return arrays, state, best, best_s, step_s
 
 
-def test_sums_of_a_state_are_those_of_its_shards() -> None:
-    arrays, state, _, _, _ = annealed(3_000, hot=1.0)
+@pytest.mark.parametrize(("hot", "gathered_below"), [(1.0, 0.43), (1.0, 0.7), (1e-9, 0.7)])
+def test_sums_of_a_state_are_those_of_its_shards(hot: float, gathered_below: float) -> None:
+    """Whether most moves are made, or undone."""
+    arrays, state, _, _, _ = annealed(3_000, hot, gathered_below, power=8)
     now = arrays.assignment(state.option, state.gpu)
     assert now is not None
     rows = [BYTES, *range(PHASES.start, now.sums.shape[1])]

@@ -1,4 +1,4 @@
-"""Searches under a model whose arenas take time by how their rows are read."""
+"""Searches where arenas decide: by their launches, and under a model by how their rows are read."""
 
 import random
 from dataclasses import replace
@@ -11,16 +11,21 @@ from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 from test_solvers import with_hbm
 
-from cost_models import Calibrated
+from cost_models import Calibrated, Roofline
 from cost_models.arenas import ArenaCosts, ArenaLoad
 from cost_models.step_equation.arena_loads import arena_loads, arena_times
-from placer import Problem
+from placer import Problem, Topology
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
 from placer.measurement import random_cases
 from solvers import Limits, solve
+from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, Placement
+from solvers.search.arena_construction import assignments_by_arena
+from solvers.search.construction import construct
 from solvers.search.moves import improve
 
 MODEL = Calibrated(calibration(arena_cached=2e-3, arena_cached_lookup=2e-6))
@@ -121,3 +126,52 @@ def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
         for _ in range(20):
             plan = build_plan(instance, random_placements(instance, rng))
             assert MODEL.evaluate(roomy, plan).step_time_s >= bound_s * (1 - 1e-9)
+
+
+def launched(widths: tuple[int, ...], gpus: int) -> Problem:
+    """Small batches, so that launches are most of a step."""
+    tables = [
+        zipf_table(f"t{n}", 1000 + 300 * n, width, lookups=3.0) for n, width in enumerate(widths)
+    ]
+    return problem_of(*tables, topology=Topology.parse(f"{gpus}xt4"), batch_size=16)
+
+
+def test_gpus_are_divided_among_arenas_where_launches_are_most_of_a_step() -> None:
+    problem = launched((16, 32, 64) * 4, 3)
+    result = solve(problem, "greedy-cost")
+    assert result.plan is not None
+    arenas = {
+        gpu.id: {shard.width for shard in result.plan.shards if gpu.id in shard.devices}
+        for gpu in problem.topology.gpus
+    }
+    assert [len(widths) for widths in arenas.values()] == [1, 1, 1]
+
+
+def test_wide_tables_are_cut_where_that_makes_one_arena_of_two() -> None:
+    """One GPU for width 32 and one for 64 leaves one of them with most of the work."""
+    instance = Instance(launched((32,) + (64,) * 5, 2), Roofline())
+    bound = lagrangian_bound(instance)
+    found = list(assignments_by_arena(instance, bound))
+    assert any(
+        len({instance.arena_of(shard) for held in one.shards for shard in held}) == 1
+        for one in found
+    )
+    usual = construct(instance, bound, bound.step_time_s)
+    assert usual is not None
+    assert min(one.step_time_s for one in found) <= usual.step_time_s
+
+
+def test_tables_of_one_width_are_not_divided_by_arenas() -> None:
+    instance = Instance(launched((32,) * 6, 2), Roofline())
+    assert not list(assignments_by_arena(instance, lagrangian_bound(instance)))
+
+
+def test_homes_of_arenas_give_way_to_what_users_ask_for() -> None:
+    """Tables of two widths that are pinned to one GPU are there, arenas or not."""
+    problem = launched((16, 16, 32, 32), 2)
+    pinned = TableRule(devices=("gpu:1",))
+    rules = Constraints(tables=(("t0", pinned), ("t2", pinned)))
+    result = solve(replace(problem, constraints=rules), "greedy-cost")
+    assert result.plan is not None
+    served = {shard.table: shard.devices for shard in result.plan.shards}
+    assert served["t0"] == served["t2"] == ("gpu:1",)

@@ -178,11 +178,15 @@ class Strategy(ABC):
         """Search for assignments; yield them, the fastest first."""
 
 
+Run = Callable[[Search], Assignment | None]
+"""A stage's function: it takes a search and may find an assignment."""
+
+
 class Stage(NamedTuple):
     """One step of a strategy: a function that may find an assignment, and whether to run it."""
 
     name: str
-    run: Callable[[Search], Assignment | None]
+    run: Run
     wanted: bool = True
 
 

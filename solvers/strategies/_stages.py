@@ -20,7 +20,7 @@ from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
-from solvers.strategies._base import Search, Strategy
+from solvers.strategies._base import Run, Search, Strategy
 
 if TYPE_CHECKING:
     from solvers.search.annealing import AnnealingParams
@@ -179,6 +179,16 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
     search.bound_s = max(search.bound_s, min(found.bound_s, found.best.step_time_s))
     return found.best
+
+
+def with_time(least_s: float, run: Run) -> Run:
+    """A stage that is left out where less than `least_s` seconds are left."""
+
+    def run_with_time(search: Search) -> Assignment | None:
+        enough = search.clock.repeats or search.clock.left_s >= least_s
+        return run(search) if enough else None
+
+    return run_with_time
 
 
 def another(search: Search, share: float, strategy: Strategy) -> Assignment | None:

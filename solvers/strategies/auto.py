@@ -27,6 +27,7 @@ from solvers.strategies._stages import (
     iterated,
     linear_program,
     neighbourhoods,
+    with_time,
 )
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
@@ -58,6 +59,9 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
         A gap to its first relaxation up to which it comes before most of annealing.
+    early_s, late_s : float
+        Seconds that have to be left for branching and closer bounds before most of annealing, and
+        after it.
     first_share : float
         Of annealing before it.
     few_places : int
@@ -71,11 +75,11 @@ class AutoParams:
     """
 
     greedy_share: float = 0.4
-    construction_share: float = 0.6
+    construction_share: float = 0.3
     flow_share: float = 0.15
     others_share: float = 0.1
     linear_program_share: float = 0.1
-    annealing_share: float = 0.7
+    annealing_share: float = 0.8
     exact_share: float = 0.5
     exact_places: int = 4000
     program_share: float = 0.5
@@ -86,6 +90,8 @@ class AutoParams:
     branching_share: float = 0.75
     branching_places: int = 500
     promising_gap: float = 0.08
+    early_s: float = 2.0
+    late_s: float = 0.5
     first_share: float = 0.2
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
@@ -115,16 +121,19 @@ class Auto(StagedStrategy):
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         promising = replace(p.branching, most_gap=p.promising_gap)
+
+        early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
+        late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
-            Stage("delays", delays, several and branched),
-            Stage("branched", lambda s: branching(s, p.branching_share, promising), branched),
+            Stage("delays", with_time(p.early_s, delays), several and branched),
+            Stage("branched", early, branched),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
-            Stage("delays", delays, several and not branched),
+            Stage("delays", with_time(p.late_s, delays), several and not branched),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
-            Stage("branched", lambda s: branching(s, p.branching_share, p.branching), branched),
+            Stage("branched", late, branched),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),

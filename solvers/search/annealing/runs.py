@@ -50,6 +50,8 @@ class AnnealingParams:
         Temperature at the end of a run, beside that at its start.
     steps_per_place, least_steps : int
         Steps of the first runs, for each table and GPU, and at least; later runs are longer.
+    least_turns : int
+        Times that there is to be a run of each heat: with little time, first runs are shorter.
     longest : int
         Times the first run's steps that a run may take.
     idle_runs : int
@@ -68,10 +70,11 @@ class AnnealingParams:
         On more GPUs than these, the slowest of a few is taken for the slowest of all.
     """
 
-    heats: tuple[Heat, ...] = ((8, 0.3), (8, 0.03), (24, 0.003))
+    heats: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
     cooling: float = 1e-3
     steps_per_place: int = 300
     least_steps: int = 400_000
+    least_turns: int = 2
     longest: int = 8
     idle_runs: int = 6
     resharded_below: float = 0.4
@@ -100,6 +103,9 @@ def anneal(
     rng = np.random.default_rng(seed)
     number = idle = 0
     steps_per_s = 0.0 if clock.repeats else _speed(problem, best, clock, params)
+    if steps_per_s:
+        runs = params.least_turns * len(params.heats)
+        first = min(first, max(1, int(steps_per_s * slower * clock.left_s / runs)))
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
         length = min(2 ** (number // len(params.heats)), params.longest)
         steps = length * first // slower
