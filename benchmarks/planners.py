@@ -14,13 +14,13 @@ drawn       three hundred problems of all kinds: whether any strategy is ahead o
 torchrec    TorchRec's planner against ours, under TorchRec's own perf model
 
 Each solver runs in a process of its own, so that its peak memory and its time are its own; on
-the tasks of `neuroshard` and `drawn`, one process runs all solvers of a task. The plans come back
-as files, and are read, verified and evaluated here: a plan that is unsound or not as fast as its
-solver says counts as broken. Gaps are to the solver's own bound; "to best" is the gap to the tightest
-bound that any solver proved for the same search space. A solver gets 90% of the seconds of the
-target; one that is still running after three times its limit is killed, and left out of problems
-with more tables × GPUs. `auto`, and whoever ends within 5 seconds, runs `--runs` times with a
-seed each; medians count.
+the tasks of `neuroshard` and `drawn`, one process runs all solvers of a task. The plans come
+back as files, and are read, verified and evaluated here: a plan that is unsound or not as fast
+as its solver says counts as broken. Gaps are to the solver's own bound; "to best" is the gap to
+the tightest bound that any solver proved for the same search space. A solver gets 90% of the
+seconds of the target; one that is still running after three times its limit is killed, and left
+out of problems with more tables × GPUs. `auto`, and whoever ends within 5 seconds, runs
+`--runs` times with a seed each; medians count.
 
 Every target is printed with yes or NO and the figures it was held against. Results go to
 benchmarks/results/ with the machine and the raw numbers; --quick runs a few small problems once
