@@ -97,7 +97,7 @@ def anneal(
     best = start
     if instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return best
-    slower = 1 if HAS_COMPILER or clock.repeats else _INTERPRETED
+    slower = 1 if clock.repeats else _slower()
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
     problem = AnnealingProblem(start, params.most_shards, params.most_items)
     rng = np.random.default_rng(seed)
@@ -124,11 +124,16 @@ def anneal(
     return best
 
 
+def _slower() -> int:
+    """Times as long as a compiled step one takes here."""
+    return 1 if HAS_COMPILER else _INTERPRETED
+
+
 def _speed(
     problem: AnnealingProblem, start: Assignment, clock: Clock, params: AnnealingParams
 ) -> float:
-    """Steps a second, of a few."""
-    steps, rng = max(1, params.steps_between_looks // _INTERPRETED), np.random.default_rng(0)
+    """Steps a second, of as many as there are between two looks at the clock."""
+    steps, rng = params.steps_between_looks // _slower(), np.random.default_rng(0)
     began = time.monotonic()
     _run(problem, start, rng, steps, params.heats[-1], clock, params)
     return steps / max(1e-9, time.monotonic() - began)
@@ -175,7 +180,7 @@ def _run(
         math.log(params.cooling) / max(1, steps),
     )
     option, gpu = state.option.copy(), state.gpu.copy()
-    chunk = params.steps_between_looks // (1 if HAS_COMPILER else _INTERPRETED)
+    chunk = params.steps_between_looks // _slower()
     best_s = run_moves(model, state, rules, 0, 0, step_s, option, gpu, rng)
     done = 0
     while done < steps and not clock.spent:
