@@ -154,27 +154,29 @@ def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
     return times
 
 
-def phases_of_swaps(own: Float, leaving: Float, arriving: Float, hbm_bytes: float) -> Float:
-    """`phases_at` of one GPU that swaps one of some blocks for one of others.
+def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> Float:
+    """`phases_at` of GPUs to which one of some blocks comes after another one has left.
 
     Parameters
     ----------
-    own : float64, shape (2 + phases, prices)
-        Of all that the GPU serves.
-    leaving, arriving : float64, shapes (m, 2 + phases, prices) and (n, 2 + phases, prices)
+    kept : float64, shape (m, 2 + phases, prices)
+        Of all that a GPU serves once each of m blocks has left it.
+    arriving : float64, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices)
+        Where the GPUs are alike, and where they are not.
+    hbm_bytes : float64, shape (m, 1), or scalar
 
     Returns
     -------
     float64, shape (m, n, phases)
     """
-    bytes_ = own[BYTES] - leaving[:, None, BYTES] + arriving[None, :, BYTES]
-    here, above, part, unfit = _point_between(bytes_, hbm_bytes)
-    row, column = np.ogrid[: len(leaving), : len(arriving)]
+    arriving = arriving if arriving.ndim == 4 else arriving[None]
+    here, above, part, unfit = _point_between(
+        kept[:, None, BYTES] + arriving[..., BYTES, :], hbm_bytes
+    )
+    row, column = np.ogrid[: here.shape[0], : here.shape[1]]
+    of = row if len(arriving) > 1 else 0
     low, high = (
-        np.moveaxis(own[GPU_S + 1 :], 0, -1)[at]
-        - leaving[row, GPU_S + 1 :, at]
-        + arriving[column, GPU_S + 1 :, at]
-        for at in (here, above)
+        kept[row, GPU_S + 1 :, at] + arriving[of, column, GPU_S + 1 :, at] for at in (here, above)
     )
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
