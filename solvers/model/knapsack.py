@@ -50,18 +50,40 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
         Seconds per byte, falling strictly from infinity to 0.
     """
     points = costs_of(curve)
-    finite = prices[1:-1]
     # In bytes instead of seconds where prices are high: the first price is infinite.
     with np.errstate(invalid="ignore"):
-        scaled = points[GPU_S] + finite[:, None] * points[BYTES]
-    # The last point of equal ones: with more rows in HBM at the same cost.
-    last = points.shape[1] - 1
-    at = last - np.argmin(scaled[:, ::-1], axis=1)
+        # From the last point to the first, as the last of equal ones counts: with more rows in HBM
+        # at the same cost.
+        scaled = np.multiply.outer(prices[1:-1], points[BYTES, ::-1])
+        scaled += points[GPU_S, ::-1]
+    at = points.shape[1] - 1 - scaled.argmin(axis=1)
+    return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
+
+
+def costs_at_price(curve: CostCurve, price: float) -> Float:
+    """The column of `priced_costs` for one of its prices, shape (5 + phases,)."""
+    points = costs_of(curve)
+    if price == np.inf:
+        at = _cheapest(points)
+    elif price == 0:
+        at = _fastest(points)
+    else:
+        with np.errstate(invalid="ignore"):
+            scaled = price * points[BYTES] + points[GPU_S]
+        at = scaled.size - 1 - int(scaled[::-1].argmin())
+    return points[:, at].copy()  # Without the memory of all others.
+
+
+def _cheapest(points: Float) -> int:
+    """Of the points with the fewest bytes, the first of the fastest."""
     fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
-    cheapest = int(fewest[np.argmin(points[GPU_S, fewest])])
+    return int(fewest[points[GPU_S, fewest].argmin()])
+
+
+def _fastest(points: Float) -> int:
+    """Of the fastest points, the first of those with the fewest bytes."""
     fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
-    smallest = int(fastest[np.argmin(points[BYTES, fastest])])
-    return points[:, np.concatenate(([cheapest], at, [smallest]))]
+    return int(fastest[points[BYTES, fastest].argmin()])
 
 
 @dataclass(frozen=True, slots=True)

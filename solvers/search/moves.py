@@ -252,7 +252,7 @@ class _Without:
 
 def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
     """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
-    return float(instance.option_costs(table, option)[GPU_S, -1])
+    return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
 
 def _make(
