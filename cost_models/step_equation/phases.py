@@ -13,11 +13,13 @@ these phases take longer (`SharedLane`). Updates in place do so too, but end no 
 link's whole work, which is a chain.
 """
 
+from functools import lru_cache
+
 import numpy as np
 
 from cost_models.base import Float
 from cost_models.schedule import Schedule, SharedLane
-from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, ReadKind, UnitCosts
+from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, ReadCosts, ReadKind, UnitCosts
 from placer.pipeline import Pipeline
 from placer.problem import Problem
 
@@ -97,7 +99,7 @@ def read_matrix(
         For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
     sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
-    rates = np.array(costs.read(kind)) * sizes
+    rates = _rates(costs.read(kind)) * sizes
     looked_up = rates * shares[READ_KINDS.index(kind)]
     # Rates of a unit, and of its bytes, are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]
@@ -111,6 +113,12 @@ def read_matrix(
         matrix[UPDATE] += link_s - link_lookup_s
         matrix[LINK_LOOKUP], matrix[LINK_UPDATE] = link_lookup_s, link_s - link_lookup_s
     return matrix
+
+
+@lru_cache(maxsize=256)
+def _rates(costs: ReadCosts) -> Float:
+    """Costs as an array, shape (3, 6), not to be written to: tables of a model share a few."""
+    return np.array(costs)
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:

@@ -69,10 +69,12 @@ def load_of(
         of_rows = [np.interp(more, hot_rows, row) for row in np.vstack(values)]
         return Load(more, np.stack(of_rows[:2]), np.stack(of_rows[2:4]), of_rows[4])
     members = slice_members(profile.cdf.ranks, rows)
-    # A thin slice has no member in some segments.
-    kept = members > 0
-    sums = np.zeros((4, int(kept.sum()) + 1))
-    np.cumsum(members[kept] * _row_loads(profile, step_lookups)[:, kept], axis=1, out=sums[:, 1:])
+    loads = _row_loads(profile, step_lookups)
+    if not members.all():  # A thin slice has no member in some segments.
+        kept = members > 0
+        members, loads = members[kept], loads[:, kept]
+    sums = np.zeros((4, members.size + 1))
+    np.cumsum(members * loads, axis=1, out=sums[:, 1:])
     sums[1] *= step_lookups  # The last: so that all rows have all lookups, to the bit.
     left = sums[1:, -1:] - sums[1:]
     return Load(sums[0].astype(np.int64), sums[1:3], left[:2], left[2])

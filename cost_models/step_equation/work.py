@@ -106,9 +106,10 @@ class Extras(NamedTuple):
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
         phase_s = np.zeros(ROWS)
-        phase_s[[LOOKUP, UPDATE]] = local_s
-        exchanged = np.array([self.id_bytes, outputs, self.gradient_bytes])
-        phase_s[[IDS, OUTPUTS, GRADIENTS]] = exchanged * costs.exchange_byte_s
+        phase_s[LOOKUP] = phase_s[UPDATE] = local_s
+        phase_s[IDS] = self.id_bytes * costs.exchange_byte_s
+        phase_s[OUTPUTS] = outputs * costs.exchange_byte_s
+        phase_s[GRADIENTS] = self.gradient_bytes * costs.exchange_byte_s
         return phase_s
 
 

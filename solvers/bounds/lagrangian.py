@@ -26,6 +26,7 @@ Both hold for the whole search space of `solvers.model.instance`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -235,6 +236,8 @@ class _Whole:
     def __init__(self, instance: Instance, prices: Float) -> None:
         self.instance = instance
         self.prices = prices
+        # Column slices of one width, in however many of a table's options, have one curve.
+        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices))
         self.most_of_kind = [
             max(
                 float(h)
@@ -247,7 +250,7 @@ class _Whole:
     def best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
         least_of_kinds = [
-            least(self.instance.curve(shard, gpu), most, self.prices)
+            self._least(self.instance.curve(shard, gpu), most)
             for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
         ]
         return min(time_s for time_s, _ in least_of_kinds), np.min(

@@ -7,7 +7,7 @@ and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -28,17 +28,11 @@ from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.delays import Delay
-from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of, priced_costs
+from solvers.model.fixed_share import at_share
+from solvers.model.knapsack import Float, costs_at_price, costs_of, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import ways_to_shard
-
-_COARSE_RATIO = 2.0
-_FINE_RATIO = 1.08
-_FINE_SPAN = 8.0
-"""Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
-
-_LEAST_WORTH = 1e-30
-"""Bytes of HBM that are worth so much less than others are worth nothing."""
+from solvers.model.prices import prices_for
 
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
@@ -149,7 +143,8 @@ class Instance:
         self._curves = _Kept()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
-        self._option_costs: dict[tuple[int, ShardingOption], Float] = {}
+        self._costs_at: dict[tuple[object, ...], Float] = {}
+        self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
 
     @cached_property
     def prices(self) -> Float:
@@ -160,29 +155,7 @@ class Instance:
         sample = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
         whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in sample]
         hbm_bytes = self.hbm_bytes.sum() * len(sample) / self.tables
-        low, high = np.inf, 0.0
-        for points in whole:
-            more = np.diff(points[BYTES])
-            saved = -np.diff(points[GPU_S])
-            worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
-            if worth.size:
-                low, high = min(low, float(worth.min())), max(high, float(worth.max()))
-        least = high * _LEAST_WORTH
-        if least < np.finfo(np.float64).tiny * 2:  # Below, numbers lose digits, and become 0.
-            return np.array([np.inf, 0.0])
-        low = max(low, least)
-        steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
-        coarse = np.geomspace(high * 2, low / 2, steps)
-        taken = np.zeros(steps)
-        for points in whole:
-            at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
-            taken += points[BYTES, at]
-        filling_price = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
-        first, last = (min(max(p, low / 2), high * 2) for p in
-                       (filling_price * _FINE_SPAN, filling_price / _FINE_SPAN))  # fmt: skip
-        steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
-        every = np.concatenate((coarse, np.geomspace(first, last, steps)))
-        return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
+        return prices_for(whole, float(hbm_bytes))
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -326,6 +299,22 @@ class Instance:
             costs = self._priced_costs[key] = priced_costs(self.curve(shard, gpu), self.prices)
         return costs
 
+    def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
+        """The column of `priced_costs` for price number `index`, shape (5 + phases,).
+
+        Ten times as fast, where that is all that is asked of a shard.
+        """
+        key = self._key(shard, gpu)
+        priced = self._priced_costs.get(key)
+        if priced is not None:
+            return priced[:, index]
+        key = (*key, index % self.prices.size)
+        costs = self._costs_at.get(key)
+        if costs is None:
+            costs = costs_at_price(self.curve(shard, gpu), float(self.prices[index]))
+            self._costs_at[key] = costs
+        return costs
+
     def price_index(self, price: float) -> int:
         """The number of the last of `prices` that is at least `price`."""
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
@@ -345,18 +334,30 @@ class Instance:
 
         The first and the last row slice are the extremes of what lies between.
         """
-        known = self._option_costs.get((table, option))
-        if known is not None:
-            return known
-        gpu, total = self.kinds[0], np.zeros((2, self.prices.size))
-        shards, replica = self.shards(table, option), self.replica(table, option)
+        return self._of_option(table, option, self.priced_costs)
+
+    def option_costs_at(self, table: int, option: ShardingOption, index: int) -> Float:
+        """The column of `option_costs` for price number `index`, shape (2,); see `costs_at`."""
+        key = table, option, index % self.prices.size
+        costs = self._option_costs.get(key)
+        if costs is None:
+            costs = self._option_costs[key] = self._of_option(
+                table, option, lambda shard, gpu: self.costs_at(shard, gpu, index)
+            )
+        return costs
+
+    def _of_option(
+        self, table: int, option: ShardingOption, costs_of: Callable[[TableShard, int], Float]
+    ) -> Float:
+        gpu, shards = self.kinds[0], self.shards(table, option)
+        total: Float | float = 0.0
         if shards:
-            first, last = (self.priced_costs(shard, gpu)[:2] for shard in (shards[0], shards[-1]))
-            total += len(shards) * (first + last) / 2
+            first, last = (costs_of(shard, gpu)[:2] for shard in (shards[0], shards[-1]))
+            total = len(shards) * (first + last) / 2
+        replica = self.replica(table, option)
         if replica is not None:
-            total += self.gpus * self.priced_costs(replica, gpu)[:2]
-        self._option_costs[table, option] = total
-        return total
+            total = total + self.gpus * costs_of(replica, gpu)[:2]
+        return np.asarray(total)
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
         """The key of a shard's cost: of other column slices, it depends on their number alone."""
@@ -381,28 +382,6 @@ class Instance:
             + " or ".join(sorted({option.cold for option in options}))
             + within
         )
-
-
-def at_share(curve: CostCurve, share: float) -> CostCurve:
-    """A curve of one point: that with `share` of the rows in HBM."""
-    hot = round(share * int(curve.hot_rows[-1]))
-    inside = 0 < hot < curve.hot_rows[-1]
-
-    def at(values: Float) -> Float:
-        return np.array([np.interp(hot, curve.hot_rows, values)])
-
-    return CostCurve(
-        hot_rows=np.array([hot]),
-        gpu_s=at(curve.gpu_s) + (curve.split_s if inside else 0.0),
-        dram_s=at(curve.dram_s),
-        hbm_bytes=at(curve.hbm_bytes) + (curve.split_hbm_bytes if inside else 0.0),
-        dram_bytes=at(curve.dram_bytes),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
-        gpu_s_of_phases=np.array([at(phase) for phase in curve.phase_s])
-        + (curve.split_phase_s[:, None] if inside else 0.0),
-        split_s_of_phases=np.zeros_like(curve.split_phase_s),
-    )
 
 
 __all__ = ["WHOLE_TABLE", "Instance", "Placement", "ShardingOption", "TableShard"]

@@ -50,18 +50,40 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
         Seconds per byte, falling strictly from infinity to 0.
     """
     points = costs_of(curve)
-    finite = prices[1:-1]
     # In bytes instead of seconds where prices are high: the first price is infinite.
     with np.errstate(invalid="ignore"):
-        scaled = points[GPU_S] + finite[:, None] * points[BYTES]
-    # The last point of equal ones: with more rows in HBM at the same cost.
-    last = points.shape[1] - 1
-    at = last - np.argmin(scaled[:, ::-1], axis=1)
+        # From the last point to the first, as the last of equal ones counts: with more rows in HBM
+        # at the same cost.
+        scaled = np.multiply.outer(prices[1:-1], points[BYTES, ::-1])
+        scaled += points[GPU_S, ::-1]
+    at = points.shape[1] - 1 - scaled.argmin(axis=1)
+    return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
+
+
+def costs_at_price(curve: CostCurve, price: float) -> Float:
+    """The column of `priced_costs` for one of its prices, shape (5 + phases,)."""
+    points = costs_of(curve)
+    if price == np.inf:
+        at = _cheapest(points)
+    elif price == 0:
+        at = _fastest(points)
+    else:
+        with np.errstate(invalid="ignore"):
+            scaled = price * points[BYTES] + points[GPU_S]
+        at = scaled.size - 1 - int(scaled[::-1].argmin())
+    return points[:, at].copy()  # Without the memory of all others.
+
+
+def _cheapest(points: Float) -> int:
+    """Of the points with the fewest bytes, the first of the fastest."""
     fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
-    cheapest = int(fewest[np.argmin(points[GPU_S, fewest])])
+    return int(fewest[points[GPU_S, fewest].argmin()])
+
+
+def _fastest(points: Float) -> int:
+    """Of the fastest points, the first of those with the fewest bytes."""
     fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
-    smallest = int(fastest[np.argmin(points[BYTES, fastest])])
-    return points[:, np.concatenate(([cheapest], at, [smallest]))]
+    return int(fastest[points[BYTES, fastest].argmin()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +176,29 @@ def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
     return times
 
 
-def phases_of_swaps(own: Float, leaving: Float, arriving: Float, hbm_bytes: float) -> Float:
-    """`phases_at` of one GPU that swaps one of some blocks for one of others.
+def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> Float:
+    """`phases_at` of GPUs to which one of some blocks comes after another one has left.
 
     Parameters
     ----------
-    own : float64, shape (2 + phases, prices)
-        Of all that the GPU serves.
-    leaving, arriving : float64, shapes (m, 2 + phases, prices) and (n, 2 + phases, prices)
+    kept : float64, shape (m, 2 + phases, prices)
+        Of all that a GPU serves once each of m blocks has left it.
+    arriving : float64, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices)
+        Where the GPUs are alike, and where they are not.
+    hbm_bytes : float64, shape (m, 1), or scalar
 
     Returns
     -------
     float64, shape (m, n, phases)
     """
-    bytes_ = own[BYTES] - leaving[:, None, BYTES] + arriving[None, :, BYTES]
-    here, above, part, unfit = _point_between(bytes_, hbm_bytes)
-    row, column = np.ogrid[: len(leaving), : len(arriving)]
+    arriving = arriving if arriving.ndim == 4 else arriving[None]
+    here, above, part, unfit = _point_between(
+        kept[:, None, BYTES] + arriving[..., BYTES, :], hbm_bytes
+    )
+    row, column = np.ogrid[: here.shape[0], : here.shape[1]]
+    of = row if len(arriving) > 1 else 0
     low, high = (
-        np.moveaxis(own[GPU_S + 1 :], 0, -1)[at]
-        - leaving[row, GPU_S + 1 :, at]
-        + arriving[column, GPU_S + 1 :, at]
-        for at in (here, above)
+        kept[row, GPU_S + 1 :, at] + arriving[of, column, GPU_S + 1 :, at] for at in (here, above)
     )
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf

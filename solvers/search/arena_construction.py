@@ -96,8 +96,9 @@ def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
 
 def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas:
     replica = instance.replica(table, option)
-    every = [*instance.shards(table, option), *([replica] if replica else [])]
-    return frozenset(instance.arenas(every))
+    # All row slices of a column slice are in the same arena.
+    columns = instance.shards(table, option)[:: option.row_slices]
+    return frozenset(instance.arenas([*columns, *([replica] if replica else [])]))
 
 
 def _choices_of_arenas(
@@ -134,7 +135,7 @@ def _options(
         return None
 
     def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
-        bytes_, time_s = instance.option_costs(table, option)[:, index]
+        bytes_, time_s = instance.option_costs_at(table, option, index)
         return float(time_s + price * bytes_), option
 
     cheapest = [
@@ -153,7 +154,7 @@ def _choice(
     least: dict[Arena, int] = defaultdict(int)
     for shard in shards:
         arena = instance.arena_of(shard)
-        bytes_, time_s = instance.priced_costs(shard, gpu)[[BYTES, GPU_S], index]
+        bytes_, time_s = instance.costs_at(shard, gpu, index)[[BYTES, GPU_S]]
         work_s[arena] += float(time_s + price * bytes_)
         least[arena] = max(least[arena], shard.option.shard_count)
     everywhere = instance.arenas(replicas)

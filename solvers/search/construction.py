@@ -94,7 +94,7 @@ def short_options(
 
     def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
         longest_s, total_s = _phases_of(instance, table, option, index)
-        work_s = weights @ total_s + price * instance.option_costs(table, option)[BYTES, index]
+        work_s = weights @ total_s + price * instance.option_costs_at(table, option, index)[BYTES]
         over_s = weights @ np.maximum(0.0, longest_s - limit_s)
         return float(work_s / instance.gpus + over_s), option
 
@@ -127,11 +127,11 @@ def _phases_of(
     replica = instance.replica(table, option)
     every_s = np.zeros(instance.rows_of_costs)[PHASES]
     if replica is not None:
-        every_s = instance.priced_costs(replica, gpu)[PHASES, 0]
+        every_s = instance.costs_at(replica, gpu, 0)[PHASES]
     if not shards:
         return every_s, instance.gpus * every_s
     # The first and the last row slice are the extremes of what lies between.
-    ends = [instance.priced_costs(shard, gpu)[PHASES, index] for shard in (shards[0], shards[-1])]
+    ends = [instance.costs_at(shard, gpu, index)[PHASES] for shard in (shards[0], shards[-1])]
     total_s = len(shards) * (ends[0] + ends[1]) / 2
     return every_s + np.maximum(*ends), instance.gpus * every_s + total_s
 
@@ -323,7 +323,7 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
 
     def least_hbm(option: ShardingOption) -> float:
         needed = [instance.replica(table, option), *instance.shards(table, option)]
-        priced = [instance.priced_costs(p, instance.kinds[0])[BYTES, 0] for p in needed if p]
+        priced = [instance.costs_at(p, instance.kinds[0], 0)[BYTES] for p in needed if p]
         return float(sum(priced))
 
     return min((c for c in instance.options_of(table) if c.shard_count == 1), key=least_hbm)
@@ -342,11 +342,11 @@ def _option_that_fits(
         shards = instance.shards(table, option)
         if not shards:
             return True
-        needed = instance.priced_costs(shards[0], instance.kinds[0])
-        hbm_bytes = needed[BYTES, -1 if with_rows else 0]
+        first, last = (instance.costs_at(shards[0], instance.kinds[0], at) for at in (0, -1))
+        hbm_bytes = (last if with_rows else first)[BYTES]
         return bool(
             hbm_bytes <= instance.hbm_bytes.max() * largest_share
-            and needed[DRAM_BYTES, 0] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
+            and first[DRAM_BYTES] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
         )
 
     if fits(option):

@@ -9,19 +9,18 @@ from collections import Counter
 import numpy as np
 
 from cost_models.arenas import Arena
-from solvers.model.arenas import arena_changes, arena_counts
+from solvers.model.arenas import arena_counts
 from solvers.model.assignment import Assignment, Change, least_loaded, replicated, total
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import (
     GPU_S,
     OF_GPU,
-    Float,
     Knapsack,
     phases_at,
-    phases_of_swaps,
     phases_with,
 )
+from solvers.search.exchanges import Exchanges
 
 _CANDIDATE_GPUS = 8
 """GPUs that a shard of the slowest one is tried on, least loaded first."""
@@ -51,13 +50,16 @@ def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True
     """
     if assignment.instance.gpus == 1:
         return
+    exchanges = Exchanges(assignment)
     while not clock.spent:
-        if not (exchange(assignment) or (reshard_tables and reshard_table(assignment, clock))):
+        if not (
+            exchange(assignment, exchanges) or (reshard_tables and reshard_table(assignment, clock))
+        ):
             return
         clock.step()
 
 
-def exchange(assignment: Assignment) -> bool:
+def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
     """Make the best move of a block off a slow GPU, or swap with one of another GPU's.
 
     Slow is the GPU that a phase of the step waits for, in each phase another.
@@ -66,111 +68,11 @@ def exchange(assignment: Assignment) -> bool:
     key_s = assignment.instance.objective.key_s(phase_s)
     for slow, phase in list(assignment.slow_gpus().items())[:_SLOW_GPUS]:
         least = np.argsort(phase_s[:, phase], kind="stable")[: _CANDIDATE_GPUS + 1].tolist()
-        if _exchange_of(assignment, slow, [gpu for gpu in least if gpu != slow], key_s):
-            return True
+        others = [gpu for gpu in least if gpu != slow][:_CANDIDATE_GPUS]
+        for change in exchanges.best(slow, others, key_s * (1 - _LEAST_GAIN), _FINALISTS):
+            if _make(assignment, change, assignment.replicas, key_s):
+                return True
     return False
-
-
-def _exchange_of(assignment: Assignment, slow: int, others: list[int], key_s: float) -> bool:
-    """Make the best exchange of one GPU with some others."""
-    instance = assignment.instance
-    mine = instance.blocks(assignment.shards[slow])
-    if not mine:
-        return False
-    candidates: list[tuple[float, int, int, int]] = []
-    theirs = {}
-    for other in others[:_CANDIDATE_GPUS]:
-        theirs[other] = instance.blocks(assignment.shards[other])
-        rated = _exchange_keys(assignment, slow, other, mine, theirs[other])
-        rated[rated >= key_s * (1 - _LEAST_GAIN)] = np.inf
-        # One best swap for each block of the slow GPU: finalists should differ.
-        back = rated.argmin(axis=1)
-        best = rated[np.arange(len(mine)), back]
-        candidates += [
-            (float(best[i]), other, i, int(back[i]))
-            for i in np.flatnonzero(np.isfinite(best)).tolist()
-        ]
-    for _, other, i, j in sorted(candidates)[:_FINALISTS]:
-        leaving = mine[i]
-        arriving = theirs[other][j] if j < len(theirs[other]) else ()
-        change = {
-            slow: sorted([*(p for p in assignment.shards[slow] if p not in leaving), *arriving]),
-            other: sorted([*(p for p in assignment.shards[other] if p not in arriving), *leaving]),
-        }
-        if _make(assignment, change, assignment.replicas, key_s):
-            return True
-    return False
-
-
-def _exchange_keys(
-    assignment: Assignment,
-    slow: int,
-    other: int,
-    mine: list[tuple[TableShard, ...]],
-    theirs: list[tuple[TableShard, ...]],
-) -> Float:
-    """About the objective when two GPUs swap blocks, shape (mine, theirs + 1).
-
-    The last column is for a move that takes nothing back. Infinite where a swap is not
-    allowed.
-    """
-    instance, objective = assignment.instance, assignment.instance.objective
-    here = np.array([total(instance, block, slow) for block in mine])
-    there = np.array([total(instance, block, other) for block in theirs])
-    nothing = np.zeros((1, *here.shape[1:]))
-    there = np.concatenate((there, nothing)) if theirs else nothing
-    if instance.kind_of_gpu[slow] == instance.kind_of_gpu[other]:
-        here_there, there_here = here, there
-    else:
-        here_there = np.array([total(instance, block, other) for block in mine])
-        there_here = np.concatenate(
-            [*(total(instance, block, slow)[None] for block in theirs), nothing]
-        )
-    hbm = instance.hbm_bytes
-    of_slow = phases_of_swaps(assignment.sums[slow], here, there_here, hbm[slow])
-    of_other = phases_of_swaps(assignment.sums[other], there, here_there, hbm[other])
-    phase_s = assignment.phase_s
-    for gpu, times, leaving, arriving in (
-        (slow, of_slow, mine, [*theirs, ()]),
-        (other, of_other, [*theirs, ()], mine),
-    ):
-        counts = arena_counts(assignment, gpu)
-        arenas = len(counts) + arena_changes(instance, counts, leaving, arriving)
-        times += arenas[..., None] * instance.launches_s[gpu] + assignment.arena_s([gpu])
-    scale_s = objective.scale_s(phase_s)
-    rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s).sum(axis=0)
-    changed = objective.powers(of_slow, scale_s)
-    changed += objective.powers(np.swapaxes(of_other, 0, 1), scale_s)
-    keys = objective.norm_s(scale_s, rest + changed)
-    keys[~(_may_swap(assignment, slow, other, mine, theirs) & np.isfinite(keys))] = np.inf
-    return keys
-
-
-def _may_swap(
-    assignment: Assignment,
-    slow: int,
-    other: int,
-    mine: list[tuple[TableShard, ...]],
-    theirs: list[tuple[TableShard, ...]],
-) -> np.ndarray:
-    """Which swaps keep shards of one table apart and each where it may be served."""
-    instance = assignment.instance
-    allowed = np.ones((len(mine), len(theirs) + 1), dtype=bool)
-    tables_here = {shard.table for shard in assignment.shards[slow]}
-    tables_there = {shard.table for shard in assignment.shards[other]}
-    for i, block in enumerate(mine):
-        if not all(instance.may_serve(shard, other) for shard in block):
-            allowed[i] = False
-        twice = {shard.table for shard in block} & tables_there
-        if twice:
-            allowed[i] &= [twice <= {p.table for p in back} for back in (*theirs, ())]
-    for j, block in enumerate(theirs):
-        if not all(instance.may_serve(shard, slow) for shard in block):
-            allowed[:, j] = False
-        twice = {shard.table for shard in block} & tables_here
-        if twice:
-            allowed[:, j] &= [twice <= {p.table for p in arriving} for arriving in mine]
-    return allowed
 
 
 def reshard_table(assignment: Assignment, clock: Clock) -> bool:
@@ -350,7 +252,7 @@ class _Without:
 
 def _work_s(instance: Instance, table: int, option: ShardingOption) -> float:
     """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
-    return float(instance.option_costs(table, option)[GPU_S, -1])
+    return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
 
 def _make(

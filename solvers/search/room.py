@@ -126,7 +126,7 @@ def _way(
     each = np.array(costs).reshape(len(blocks), -1)
     tables = [shard.table for shard in blocks[0]] if blocks else []
     work_s = sum(
-        float(instance.option_costs(table, option)[GPU_S, -1])
+        float(instance.option_costs_at(table, option, -1)[GPU_S])
         for table, option in zip(tables, options, strict=False)
     )
     least, cold = (each[:, BYTES], each[:, DRAM_BYTES]) if blocks else (np.zeros(0), np.zeros(0))

@@ -1,0 +1,48 @@
+"""Prices of HBM at which shards are rated."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from solvers.model.knapsack import BYTES, GPU_S, Float
+
+_COARSE_RATIO = 2.0
+_FINE_RATIO = 1.08
+_FINE_SPAN = 8.0
+"""Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
+
+_LEAST_WORTH = 1e-30
+"""Bytes of HBM that are worth so much less than others are worth nothing."""
+
+
+def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
+    """Falling prices of a byte, in seconds, dense around the one at which tables fill the HBM.
+
+    Parameters
+    ----------
+    whole : sequence of float64, shape (5 + phases, m)
+        Costs of whole tables, as `costs_of` has them.
+    """
+    low, high = np.inf, 0.0
+    for points in whole:
+        more = np.diff(points[BYTES])
+        saved = -np.diff(points[GPU_S])
+        worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
+        if worth.size:
+            low, high = min(low, float(worth.min())), max(high, float(worth.max()))
+    least = high * _LEAST_WORTH
+    if least < np.finfo(np.float64).tiny * 2:  # Below, numbers lose digits, and become 0.
+        return np.array([np.inf, 0.0])
+    low = max(low, least)
+    steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
+    coarse = np.geomspace(high * 2, low / 2, steps)
+    taken = np.zeros(steps)
+    for points in whole:
+        at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
+        taken += points[BYTES, at]
+    filling_price = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
+    first, last = (min(max(p, low / 2), high * 2) for p in
+                   (filling_price * _FINE_SPAN, filling_price / _FINE_SPAN))  # fmt: skip
+    steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
+    every = np.concatenate((coarse, np.geomspace(first, last, steps)))
+    return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
