@@ -59,9 +59,11 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
         A gap to its first relaxation up to which it comes before most of annealing.
-    early_s, late_s : float
-        Seconds that have to be left for branching and closer bounds before most of annealing, and
-        after it.
+    early_s, late_s, relaxed_s : float
+        Seconds that have to be left for branching and closer bounds before most of annealing,
+        after it, and for the first relaxation of branching where GPUs are too many for more.
+    few_tables : int
+        Tables up to which that relaxation is solved.
     first_share : float
         Of annealing before it.
     few_places : int
@@ -92,6 +94,8 @@ class AutoParams:
     promising_gap: float = 0.08
     early_s: float = 2.0
     late_s: float = 0.5
+    relaxed_s: float = 3.0
+    few_tables: int = 60
     first_share: float = 0.2
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
@@ -124,6 +128,9 @@ class Auto(StagedStrategy):
 
         early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
+        # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
+        first = replace(p.branching, most_gap=0.0)
+        relaxed = with_time(p.relaxed_s, lambda s: branching(s, p.branching_share, first))
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
@@ -134,6 +141,7 @@ class Auto(StagedStrategy):
             Stage("delays", with_time(p.late_s, delays), several and not branched),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
+            Stage("relaxed", relaxed, several and not branched and instance.tables <= p.few_tables),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
