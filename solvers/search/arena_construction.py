@@ -169,7 +169,7 @@ def _choice(
         if len(arenas) > instance.gpus:
             continue
         fixed_s = np.array([launch_s * len(each - everywhere) for each in arenas])
-        total_s = np.array([sum(work_s[arena] for arena in each) for each in arenas])
+        total_s = np.array([math.fsum(work_s[arena] for arena in each) for each in arenas])
         at_least = np.array([max(least[arena] for arena in each) for each in arenas])
         shared = _shared(instance.gpus, fixed_s, total_s, at_least)
         if shared is not None and shared[0] < best[0]:

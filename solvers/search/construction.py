@@ -262,7 +262,7 @@ class _Loads:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
-        for arena in self.instance.arenas(block) & self.homes.keys():
+        for arena in sorted(self.instance.arenas(block) & self.homes.keys()):
             if (allowed & self.homes[arena]).any():
                 allowed &= self.homes[arena]
         short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
