@@ -10,7 +10,9 @@ calibration set is that of `placer calibrate`. The test set is drawn with anothe
 under 50 random plans each, and 100 workloads under one plan each. All are measured `--repeats`
 times, minutes apart. A step time is the least of a case's measurements, as whatever else runs only
 ever adds time, in bursts of seconds. With `--ranks 2` plans are for two GPUs, trained by two
-processes over gloo. `--seed 2 --quick` draws and measures another, smaller test set.
+processes over gloo. `--seed 2 --quick` draws and measures another, smaller test set, and `--seed
+11,12,13 --quick` one of three seeds; `measure calibration` with the same seeds is its calibration
+set, of the same day.
 
 `report` fits constants to the calibration set alone and predicts the test set. The roofline of this
 machine (`--topology auto`), TorchRec's estimators and HugeCTR's formula (its ρ fitted too) get the
@@ -69,7 +71,7 @@ def unseen_cases(gpus: int, seed: int, *, quick: bool) -> Iterator[Case]:
 
 
 def file_of(what: str, setting: Setting, seed: int = TEST_SEED) -> Path:
-    """Where measurements are; a test set has a calibration set of its own, of the same day."""
+    """Where measurements of a test set, by its first seed, or of its own calibration set are."""
     ranks = f"-{setting.ranks}-ranks" if setting.ranks > 1 else ""
     drawn = f"-seed-{seed}" if seed != TEST_SEED else ""
     name = f"cost-accuracy-{what}-{slug()}-{setting.backend}{ranks}{drawn}"
@@ -81,8 +83,12 @@ def measure(what: str, setting: Setting, options: argparse.Namespace) -> None:
     if what == "calibration":
         cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks))
     else:
-        cases = list(unseen_cases(setting.ranks, options.seed, quick=options.quick))
-    path, repeats = file_of(what, setting, options.seed), options.repeats
+        cases = [
+            case
+            for seed in options.seeds
+            for case in unseen_cases(setting.ranks, seed, quick=options.quick)
+        ]
+    path, repeats = file_of(what, setting, options.seeds[0]), options.repeats
     total, budget_s = len(cases) * repeats, parse_seconds(options.budget)
 
     def show(done: int) -> None:
@@ -238,7 +244,7 @@ def plot(results: dict[str, dict[str, Any]], path: Path) -> None:
 
 def report(setting: Setting, options: argparse.Namespace) -> None:
     """Fit, predict, print a table, write JSON and a picture."""
-    clock, seed = options.clock, options.seed
+    clock, seed = options.clock, options.seeds[0]
     calibration, test = read("calibration", setting, seed), read("test", setting, seed)
     tested = list(repeated(test.measurements))
     like = Topology.parse("auto", hbm="1GiB")
@@ -289,13 +295,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--budget", default="9min")
     parser.add_argument("--repeats", type=int, default=2, help="how often each case is measured")
-    parser.add_argument("--seed", type=int, default=TEST_SEED, help="of the test set")
+    parser.add_argument("--seed", default=str(TEST_SEED), help="of the test set; several by commas")
     parser.add_argument("--quick", action="store_true", help="measure two workloads, 50 plans each")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--unpinned", action="store_true", help="let processes change cores")
     parser.add_argument("--learned", help="a learned model: learned:FILE")
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
+    options.seeds = tuple(map(int, options.seed.split(",")))
     setting = resolved(
         Setting(options.backend, options.device, options.ranks, pinned=not options.unpinned)
     )

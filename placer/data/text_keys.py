@@ -182,16 +182,28 @@ def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
     other += values
     other ^= text
     other |= values & (_ONES * np.uint64(0x10))
-    # Of two neighbours the first is the higher digit, and the lower byte.
-    values *= np.uint64(1 + (1 << 12))
-    values >>= np.uint64(8)
-    values &= np.uint64(0x00FF00FF00FF00FF)
-    values *= np.uint64(1 + (1 << 24))
-    values >>= np.uint64(16)
-    values &= np.uint64(0x0000FFFF0000FFFF)
-    values *= np.uint64(1 + (1 << 48))
-    values >>= np.uint64(32)
-    return values, other == 0
+    return joined_digits(values, 16), other == 0
+
+
+def joined_digits(digits: Keys, base: int) -> Keys:
+    """The numbers of eight digits each, one a byte, the highest in the lowest; in place.
+
+    Examples
+    --------
+    >>> word = np.frombuffer(bytes([0, 0, 0, 0, 2, 0, 2, 6]), dtype="<u8").copy()
+    >>> joined_digits(word, 10)
+    array([2026], dtype=uint64)
+    """
+    # Of neighbours, pairs and fours, the first is the higher one, and the lower byte.
+    digits *= np.uint64(1 + (base << 8))
+    digits >>= np.uint64(8)
+    digits &= np.uint64(0x00FF00FF00FF00FF)
+    digits *= np.uint64(1 + (base**2 << 16))
+    digits >>= np.uint64(16)
+    digits &= np.uint64(0x0000FFFF0000FFFF)
+    digits *= np.uint64(1 + (base**4 << 32))
+    digits >>= np.uint64(32)
+    return digits
 
 
 def first_words(words: Keys, starts: Offsets) -> Keys:

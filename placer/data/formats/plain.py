@@ -15,7 +15,15 @@ from placer.data.formats.text import Block, pieces
 from placer.data.layout import Layout
 from placer.data.names import Missing
 from placer.data.source import RawBags, RawBatch
-from placer.data.text_keys import MOST_TEXT_BYTES, Keys, Offsets, as_words, first_words, keys_in
+from placer.data.text_keys import (
+    MOST_TEXT_BYTES,
+    Keys,
+    Offsets,
+    as_words,
+    first_words,
+    joined_digits,
+    keys_in,
+)
 
 _UNUSUAL = b'"\r\\'
 _NEWLINE = ord("\n")
@@ -212,13 +220,4 @@ def _digits(text: Keys, lengths: Offsets) -> Keys | None:
     )
     if (((text + _BYTES * np.uint64(0x80 - 10)) | text) & ~_LOW_BITS).any():
         return None
-    # Of neighbours, pairs and fours, the first is the higher one, and the lower byte.
-    text *= np.uint64(1 + (10 << 8))
-    text >>= np.uint64(8)
-    text &= np.uint64(0x00FF00FF00FF00FF)
-    text *= np.uint64(1 + (100 << 16))
-    text >>= np.uint64(16)
-    text &= np.uint64(0x0000FFFF0000FFFF)
-    text *= np.uint64(1 + (10000 << 32))
-    text >>= np.uint64(32)
-    return text
+    return joined_digits(text, 10)
