@@ -6,7 +6,7 @@ here, so that a name means the same tables in every version of NumPy.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -156,15 +156,27 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
         if sum(4 * candidates[n].table.rows * dim for n, dim in shapes) <= _NEUROSHARD_WEIGHT_BYTES:
             break
     return Profile(
-        tuple(
-            _resized(candidates[number], f"t{position}", dim)
-            for position, (number, dim) in enumerate(shapes, 1)
-        ),
+        resized_meta_tables(shapes),
         source=f"workload neuroshard-{tables}@{seed}: tables of meta-t856 and dims of "
         f"{_NEUROSHARD_DIMS} drawn with seed {seed}, at least {_NEUROSHARD_LEAST_ROWS} rows each "
         f"and at most {_NEUROSHARD_WEIGHT_BYTES >> 30} GiB of weights in all, as in Zha et al. "
         f"2023, arXiv:2305.01868. Lookups and skew are those of meta-t856, drawn with seed "
         f"{_META_SEED}: {_DRAWN}.",
+    )
+
+
+def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
+    """Some of `meta_workload`'s tables, each by its number from 0 and with a dim, as t1, t2, ...
+
+    Examples
+    --------
+    >>> [(t.name, t.table.rows, t.table.dim) for t in resized_meta_tables([(3, 64), (3, 8)])]
+    [('t1', 6138289, 64), ('t2', 6138289, 8)]
+    """
+    candidates = meta_workload().tables
+    return tuple(
+        _resized(candidates[number], f"t{position}", dim)
+        for position, (number, dim) in enumerate(shapes, 1)
     )
 
 
