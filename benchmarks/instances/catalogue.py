@@ -65,10 +65,13 @@ NVIDIA = (
     ("nvidia-colossal", (("16x8xh100", None),)),
 )
 HUGECTR = (
-    ("hugectr-t180", (("8xa100-40", None), ("8xh100", "50%"))),
-    ("hugectr-t200", (("8xa100-40", None), ("8xh100", None))),
-    ("hugectr-t510", (("8xa100-40", None), ("2x8xa100-40", None))),
-)
+    ("hugectr-t180", (
+        ("8xa100-40", None), ("8xh100", "50%"), ("8xh100", None), ("16x8xh100", None))),
+    ("hugectr-t200", (("8xa100-40", None), ("8xh100", None), ("16x8xh100", None))),
+    ("hugectr-t510", (
+        ("8xa100-40", None), ("2x8xa100-40", None), ("8xh200", None), ("16x8xh100", None))),
+    ("hugectr-t7", (("16x8xh100", None),)),
+)  # fmt: skip
 RECSHARD = tuple(
     (f"recshard-rm{n}", (
         ("2x8xa100-80", "24GiB"), ("2x8xa100-80", "50%"), ("16xa100-80.yaml", "50%")))
