@@ -83,8 +83,6 @@ def compared(
         "seconds": time.process_time() - started,
         "step_time_s": result.step_time_s if result.plan is not None else None,
         "bound_s": result.bound_s,
-        "all_in_hbm": result.plan is not None
-        and all(shard.memory == "hbm" for shard in result.plan.shards),
     }
 
     started = time.process_time()

@@ -246,7 +246,7 @@ def test_slices_of_different_strides_meet_where_they_do() -> None:
 
 def test_the_library_is_as_large_as_it_says_and_its_recipes_make_what_was_solved() -> None:
     assert len(RECIPES) >= 150
-    assert min(one.tables for one in RECIPES.values()) == 26
+    assert min(one.tables for one in RECIPES.values()) == 7
     assert max(one.tables for one in RECIPES.values()) == 10_000
     assert {2, 1024} <= {one.gpus for one in RECIPES.values()}
     assert sum(bool(one.constraints) for one in RECIPES.values()) >= 10
