@@ -1,7 +1,7 @@
 """NeuroShard's tasks by its own generator: its own search against `auto`, with one step equation.
 
     python benchmarks/neuroshard.py --checkout FOLDER [--tasks 100] [--time-limit 5] [--hbm 4GiB]
-                                    [--workers 2] [--output FILE]
+                                    [--workers 1] [--output FILE]
 
 FOLDER has NeuroShard's repository as `neuroshard` (Zha et al. 2023, arXiv:2305.01868); nothing of
 it is here. Tasks are what its `tools/gen_tasks.py` draws with its own defaults: 10 to 59 of Meta's
@@ -104,7 +104,8 @@ def summary(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ratios = [
         (one["auto"]["step_time_s"] or math.inf) / one["neuroshard"]["step_time_s"] for one in both
     ]
-    gaps = [one["auto"]["step_time_s"] / one["auto"]["bound_s"] - 1 for one in records]
+    planned = [one["auto"] for one in records if one["auto"]["step_time_s"]]
+    gaps = [auto["step_time_s"] / auto["bound_s"] - 1 for auto in planned]
     return {
         "tasks": len(records),
         "neuroshard_without_plan": len(records) - len(both),
@@ -152,7 +153,12 @@ def main() -> None:
         "machine": machine(),
         "versions": versions("embedding-placer", "numpy", "torch", "ortools")
         | {"neuroshard": other_neuroshard.COMMIT},
-        "options": {"time_limit_s": options.time_limit, "hbm": options.hbm, "threads": 1},
+        "options": {
+            "time_limit_s": options.time_limit,
+            "hbm": options.hbm,
+            "threads": 1,
+            "workers": options.workers,
+        },
         "summary": found,
         "tasks": records,
     }
