@@ -32,6 +32,9 @@ _TRIED = 4
 _FEW_OPTIONS = 1500
 """Sharding options of all tables up to which any one or two widths are a choice."""
 
+_COARSE = 2
+"""Times the fewest shards that a table may have when its cheapest option is looked for."""
+
 _MOST_SETS = 6
 """Sets of arenas that are divided among GPUs in every way; the smallest arenas are one set."""
 
@@ -139,9 +142,16 @@ def _options(
         return float(time_s + price * bytes_), option
 
     cheapest = [
-        min(cost_s(table, option) for option in options)[1] for table, options in enumerate(allowed)
+        min(cost_s(table, option) for option in _coarse(options))[1]
+        for table, options in enumerate(allowed)
     ]
     return tuple(short_options(instance, cheapest, price, 1.0, allowed))
+
+
+def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
+    """Options with about the fewest shards: those that cost least unless a shard is too long."""
+    most = _COARSE * min(option.shard_count for option in options)
+    return [option for option in options if option.shard_count <= most]
 
 
 def _choice(

@@ -53,6 +53,8 @@ class Search:
         What the strategy counts, for `SolveResult.stats`.
     stage : str
         What the strategy is at.
+    bounded_in_s : float
+        Seconds that the Lagrangian bound took.
     """
 
     instance: Instance
@@ -64,12 +66,15 @@ class Search:
     failure: Termination | None = None
     stats: dict[str, object] = field(default_factory=dict)
     stage: str = ""
+    bounded_in_s: float = 0.0
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
         """A search with nothing but its Lagrangian bound."""
+        before_s = clock.left_s
         lagrangian = lagrangian_bound(instance)
-        return cls(instance, clock, lagrangian, lagrangian.step_time_s + instance.fixed_s)
+        bound_s = lagrangian.step_time_s + instance.fixed_s
+        return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
 
     @property
     def bounding(self) -> "Search":

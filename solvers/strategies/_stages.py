@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,12 +83,12 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
             yield packed(instance, options, price)
         if not is_first or instance.gpus == 1:
             continue
-        yield from assignments_by_arena(instance, bound)
         for share in LONGEST_SHARES:
             short = tuple(short_options(instance, options, price, share))
             if short not in seen:
                 seen.add(short)
                 yield packed(instance, short, price)
+        yield from assignments_by_arena(instance, bound)
 
 
 def annealing(search: Search, share: float, params: "AnnealingParams") -> Assignment | None:
@@ -132,7 +133,12 @@ def delays(search: Search) -> Assignment | None:
     """Lift this bound and later ones by what phases delay one another; it places nothing."""
     instance = search.instance
     delay = Delay.of(instance.objective.schedule)
-    if search.best is None or delay is None or not delay.is_likely(search.best.phase_s):
+    if (
+        search.best is None
+        or search.delayed
+        or delay is None
+        or not delay.is_likely(search.best.phase_s)
+    ):
         return None
     if waits(instance, delay.lane.before, delay.lane.begin_s):
         # Searches do better with the phases themselves.
@@ -162,6 +168,12 @@ def linear_program(search: Search, share: float) -> Assignment | None:
     return None
 
 
+def relaxation(search: Search, share: float, params: BranchingParams) -> Assignment | None:
+    """The first relaxation of `branching`, once."""
+    known = "linear_programs" in search.stats
+    return None if known else branching(search, share, replace(params, most_gap=0.0))
+
+
 def branching(search: Search, share: float, params: BranchingParams) -> Assignment | None:
     """Branch and bound: a better plan, and a closer bound; None where it does not apply."""
     if search.best is None:
@@ -181,11 +193,15 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
     return found.best
 
 
-def with_time(least_s: float, run: Run) -> Run:
-    """A stage that is left out where less than `least_s` seconds are left."""
+def with_time(least_s: float, run: Run, *, bounds: float = 0.0) -> Run:
+    """A stage that is left out where less than `least_s` seconds are left.
+
+    Or less than so many times what the first bound took.
+    """
 
     def run_with_time(search: Search) -> Assignment | None:
-        enough = search.clock.repeats or search.clock.left_s >= least_s
+        needed_s = max(least_s, bounds * search.bounded_in_s)
+        enough = search.clock.repeats or search.clock.left_s >= needed_s
         return run(search) if enough else None
 
     return run_with_time

@@ -11,7 +11,7 @@ from solvers.model.instance import Instance
 from solvers.model.uniform_splits import common_shares, fixed_shares
 from solvers.result import Limits
 from solvers.search.annealing import AnnealingParams, prepare
-from solvers.search.branching import BranchingParams
+from solvers.search.branching import BranchingParams, points_of
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
@@ -27,6 +27,7 @@ from solvers.strategies._stages import (
     iterated,
     linear_program,
     neighbourhoods,
+    relaxation,
     with_time,
 )
 from solvers.strategies.beam import Beam
@@ -59,11 +60,18 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
         A gap to its first relaxation up to which it comes before most of annealing.
-    early_s, late_s, relaxed_s : float
-        Seconds that have to be left for branching and closer bounds before most of annealing,
-        after it, and for the first relaxation of branching where GPUs are too many for more.
+    early_s, late_s : float
+        Seconds that have to be left for branching and closer bounds before most of annealing and
+        after it.
+    relaxed_s, relaxed_s_per_point : float
+        Seconds that the first relaxation of branching takes at least, and for each point of all
+        curves, where GPUs are too many for more of it.
     few_tables : int
         Tables up to which that relaxation is solved.
+    early : float
+        Times what a closer bound takes that has to be left for it before most of annealing.
+    first_bounds : float
+        Times the first bound that one with delays takes.
     first_share : float
         Of annealing before it.
     few_places : int
@@ -95,7 +103,10 @@ class AutoParams:
     early_s: float = 2.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
-    few_tables: int = 60
+    relaxed_s_per_point: float = 2e-6
+    few_tables: int = 200
+    early: float = 3.0
+    first_bounds: float = 3.0
     first_share: float = 0.2
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
@@ -129,19 +140,25 @@ class Auto(StagedStrategy):
         early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
-        first = replace(p.branching, most_gap=0.0)
-        relaxed = with_time(p.relaxed_s, lambda s: branching(s, p.branching_share, first))
+        is_relaxed = several and not branched and instance.tables <= p.few_tables
+        points = points_of(instance) if is_relaxed else 0
+        relaxed_s = max(p.relaxed_s, p.relaxed_s_per_point * points)
+
+        def relaxed(search: Search) -> Assignment | None:
+            return relaxation(search, p.branching_share, p.branching)
+
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
-            Stage("delays", with_time(p.early_s, delays), several and branched),
+            Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
             Stage("branched", early, branched),
+            Stage("relaxed", with_time(p.early * relaxed_s, relaxed), is_relaxed),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
-            Stage("delays", with_time(p.late_s, delays), several and not branched),
+            Stage("delays", with_time(p.late_s, delays, bounds=p.first_bounds), several),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
-            Stage("relaxed", relaxed, several and not branched and instance.tables <= p.few_tables),
+            Stage("relaxed", with_time(relaxed_s, relaxed), is_relaxed),
             Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
             Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
             Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),

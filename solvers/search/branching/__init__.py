@@ -29,6 +29,7 @@ What is left out only makes steps longer: memory of hosts, lanes that phases sha
 which GPUs serve a table. So bounds hold for them too.
 """
 
+from solvers.search.branching.formulation import points_of
 from solvers.search.branching.tree import BranchingParams, branch_and_bound
 
-__all__ = ["BranchingParams", "branch_and_bound"]
+__all__ = ["BranchingParams", "branch_and_bound", "points_of"]

@@ -22,6 +22,9 @@ UNITS = 1000.0
 _LONG_SHARE = 0.1
 """Shards that take at least so much of a step may be what a phase waits for by themselves."""
 
+_NEARLY_SAME = 2e-3
+"""What points that are taken as one may differ by: all of a GPU's shares of its HBM and step."""
+
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """Prices of HBM, times one to begin with, whose cheapest points begin the linear programs."""
 
@@ -51,6 +54,8 @@ class Formulation:
         The step time of a plan.
     price_s_per_byte : float
         A price of HBM, in GPU seconds.
+    most_points : int
+        Points of all curves, about, beyond which points that are nearly the same are taken as one.
 
     Attributes
     ----------
@@ -76,8 +81,17 @@ class Formulation:
         Points that the first linear program begins with: the cheapest at some prices of HBM.
     """
 
-    def __init__(self, instance: Instance, upper_s: float, price_s_per_byte: float) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        upper_s: float,
+        price_s_per_byte: float,
+        most_points: int = 2_000_000,
+    ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
+        self.is_coarse = points_of(instance) > most_points
+        # A GPU serves so much of the tables: differences add up.
+        nearly = _NEARLY_SAME * min(1.0, instance.gpus / instance.tables)
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
         self.unit_bytes = max(1.0, float(instance.hbm_bytes.max()))
@@ -103,7 +117,7 @@ class Formulation:
                     arena = instance.arena_of(shard)
                     row = len(tables), times, arena[2], self._arena(arena), number
                     parts.append(row)
-                    points.append(each)
+                    points.append(self._merged(each, nearly) if self.is_coarse else each)
                 replica = instance.replica(table, option)
                 replicas.append(self._replica(replica))
                 arena_of_replica = (
@@ -140,6 +154,31 @@ class Formulation:
         """Whether every table has an option that one GPU has room for."""
         return bool(np.unique(self.table_of).size == self.instance.tables)
 
+    def _merged(self, points: Float, nearly: float) -> Float:
+        """Points of which each stands for neighbours that are nearly the same, for their least.
+
+        Parameters
+        ----------
+        points : float64, shape (1 + phases, m)
+            Bytes and seconds.
+        nearly : float
+            Share of a GPU's HBM and of the step.
+
+        Returns
+        -------
+        float64, shape (1 + phases, k)
+        """
+        if not points.shape[1]:
+            return points
+        sizes = np.append(self.unit_bytes, np.full(self.phases, self.unit_s * UNITS)) * nearly
+        order = np.argsort(points[0], kind="stable")
+        ordered = points[:, order]
+        cells = np.floor(ordered / sizes[:, None])
+        changes = (np.diff(cells, axis=1) != 0).any(axis=0)
+        starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
+        merged: Float = np.minimum.reduceat(ordered, starts, axis=1)
+        return merged
+
     def _arena(self, arena: object) -> int:
         return self._arenas.setdefault(arena, len(self._arenas))
 
@@ -158,6 +197,18 @@ class Formulation:
             points = np.vstack(found)
             parts.append((shard, times, points[:, np.isfinite(points).all(axis=0)]))
         return parts
+
+
+def points_of(instance: Instance) -> int:
+    """Points of all curves, about: slices have no more than the whole table."""
+    total = 0
+    for table in range(instance.tables):
+        parts = sum(
+            len(distinct_shards(instance.shards(table, option)))
+            for option in instance.options_of(table)
+        )
+        total += parts * instance.curve(instance.whole(table), 0).hot_rows.size
+    return total
 
 
 def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:

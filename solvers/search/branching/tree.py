@@ -42,7 +42,8 @@ class BranchingParams:
     Attributes
     ----------
     most_points : int
-        Points of all curves, a number for each phase, beyond which nothing is tried.
+        Points of all curves, a number for each phase, beyond which they are made fewer; where
+        that is not enough, nothing is tried.
     root_rounds, node_rounds : int
         Programs of the whole problem, and of any other part of the search space.
     most_gap : float
@@ -88,7 +89,9 @@ class BranchAndBound:
         params: BranchingParams,
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
-        self.formulation = Formulation(instance, best.step_time_s, price_s_per_byte)
+        self.formulation = Formulation(
+            instance, best.step_time_s, price_s_per_byte, params.most_points
+        )
         self.unit_s = self.formulation.unit_s
         self.bound_s = 0.0
         self.programs = 0
