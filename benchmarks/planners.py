@@ -1,6 +1,6 @@
-"""Placement solvers side by side: quality, time and memory, in five parts.
+"""Placement solvers side by side: quality, time and memory, in six parts.
 
-    python benchmarks/planners.py [--quick] [--part own|scale|neuroshard|drawn|torchrec]
+    python benchmarks/planners.py [--quick] [--part own|scale|neuroshard|drawn|torchrec|warm]
                                   [--only NAME,...] [--solvers NAME,...] [--runs 3]
 
 own         every solver on published and drawn models (cost model `roofline`): MLPerf
@@ -12,6 +12,7 @@ neuroshard  a hundred tasks of 10 to 59 tables on four GPUs of 4 GiB: `auto` aga
             and beam search
 drawn       three hundred problems of all kinds: whether any strategy is ahead of `auto`
 torchrec    TorchRec's planner against ours, under TorchRec's own perf model
+warm        `auto` from the plan of a problem that differs little, beside `auto` from nothing
 
 Each solver runs in a process of its own, so that its peak memory and its time are its own; on
 the tasks of `neuroshard` and `drawn`, one process runs all solvers of a task. The plans come
@@ -38,6 +39,7 @@ import _own
 import _scale
 import _tasks
 import _torchrec
+import _warm
 from _machine import RESULTS, machine, slug, versions
 from _problems import OWN, TORCHREC
 from _runs import Claim
@@ -45,7 +47,7 @@ from _runs import Claim
 from placer.files import write_text
 from solvers import SOLVERS
 
-PARTS = ("own", "scale", "neuroshard", "drawn", "torchrec")
+PARTS = ("own", "scale", "neuroshard", "drawn", "torchrec", "warm")
 QUICK_LIMIT_S = 5.0
 PACKAGES = ("embedding-placer", "ortools", "numpy", "scipy", "torch", "torchrec", "fbgemm-gpu-cpu")
 
@@ -89,6 +91,8 @@ def run_part(part: str, options: argparse.Namespace, solvers: Sequence[str]) -> 
         records, claims = _scale.run(options, solvers, save, plot)
     elif part in ("neuroshard", "drawn"):
         records, claims = _tasks.run(part, options, solvers, save)
+    elif part == "warm":
+        records, claims = _warm.run(options, save)
     else:
         records, claims = _torchrec.run(options, solvers, save)
     save(records, claims)

@@ -14,7 +14,7 @@ from placer.data import open_log
 from placer.errors import ProfileError
 from placer.profile.like import profile_like
 from placer.workloads import named_workload
-from solvers.analysis import old_placement
+from solvers.analysis import kept_plan
 
 _IDS = range(14, 40)
 """Columns of Criteo's format that hold ids."""
@@ -117,9 +117,9 @@ def test_a_full_plan_is_a_candidate(
     assert found["old_refused"] == ""
     assert found["old_step_time_s"] > 0
     assert Plan.load(tmp_path / "new.json").batch_size == plan.batch_size == 8
-    monkeypatch.setattr(old_placement, "_with_old_buffers", lambda needed, old: None)
+    monkeypatch.setattr(kept_plan, "_with_old_buffers", lambda needed, old: None)
     problem = Problem.of_plan(plan, profile)
-    assert "bytes too many" in old_placement.kept_plan(problem, Roofline(), plan)[1]
+    assert "bytes too many" in kept_plan.kept_plan(problem, Roofline(), plan)[1]
 
 
 def test_row_0_is_no_hot_row_without_a_word(workbench: Workbench, tuesday: Path) -> None:

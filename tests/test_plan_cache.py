@@ -32,13 +32,16 @@ from placer import (
     Topology,
 )
 from placer.dense import DenseLayers
+from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
+from placer.workloads import named_workload
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import key as cache_key
 from solvers.cache.entry import Entry
 from solvers.cache.key import key_of
+from solvers.cache.nearest import nearest
 
 
 @dataclass(frozen=True)
@@ -443,3 +446,74 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     with multiprocessing.get_context("forkserver").Pool(3) as pool:
         taken = pool.starmap(_use, [(str(tmp_path), seed, 20) for seed in range(3)])
     assert sum(taken) > 0
+
+
+def similar(
+    batch_size: int = 1024, tables: str = "random-5@3", machine: str = "2xh100", hbm: str = "16MiB"
+) -> Problem:
+    return Problem(named_workload(tables), Topology.parse(machine, hbm=hbm), batch_size)
+
+
+def searched(
+    cache: PlanCache, problem: Problem, name: str = "lns", steps: int | None = None
+) -> tuple[SolveResult, list[str]]:
+    notes: list[str] = []
+    limits = Limits(2.0, gap=1.0, max_steps=steps)
+    result = CachedSolver(solver(name), cache, notes.append).solve(problem, Roofline(), limits)
+    assert result.plan is not None
+    return result, notes
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        similar(1100),
+        similar(hbm="17MiB"),
+        similar(machine="2xa100-80"),
+        similar(tables="random-6@3"),
+    ],
+    ids=["batch", "hbm", "chip", "table"],
+)
+def test_a_search_begins_with_the_plan_of_a_similar_problem(
+    cache: PlanCache, changed: Problem
+) -> None:
+    searched(cache, similar())
+    result, notes = searched(cache, changed)
+    assert result.plan is not None
+    assert "begins with the plan of" in notes[0]
+    assert result.step_time_s is not None
+    assert result.step_time_s <= result.stats["warm_s"]
+    assert not violations(result.plan)
+    again, notes = searched(cache, changed)
+    assert again.stats["from_cache"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "steps"),
+    [
+        (similar(1100), "lns", 50),
+        (similar(1100), "greedy-cost", None),
+        (similar(machine="4xh100"), "lns", None),
+        (similar(64, "random-20@3"), "lns", None),
+    ],
+    ids=["steps", "rule", "machine", "tables"],
+)
+def test_a_search_begins_with_no_other_plan(
+    cache: PlanCache, changed: Problem, name: str, steps: int | None
+) -> None:
+    searched(cache, similar())
+    result, notes = searched(cache, changed, name, steps)
+    assert notes == []
+    assert "warm_s" not in result.stats
+
+
+def test_of_similar_problems_the_nearest_is_begun_with(cache: PlanCache) -> None:
+    for batch_size in (256, 1024, 1600):
+        searched(cache, similar(batch_size), "greedy-cost")
+    plan = nearest(cache, similar(1100))
+    assert plan is not None
+    assert plan.batch_size == 1024
+    (cache.folder / f"{'0' * 64}.plan").write_bytes(b"placer-cached-plan-2 x " + b"y" * 500)
+    for file in cache.folder.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert nearest(cache, similar(1100)) is None

@@ -29,13 +29,13 @@ from placer.profile.counts import RowCounts
 from solvers import Limits, solve
 from solvers.analysis import Candidate, Replanned, replan
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
-from solvers.analysis.old_placement import OldTable
 from solvers.analysis.row_orders import order_within_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
 from solvers.report.replan import replan_report
+from solvers.search.old_placement import OldTable
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)

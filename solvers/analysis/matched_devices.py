@@ -12,9 +12,9 @@ import numpy as np
 
 from placer.plan.diff import Home, shared_bytes
 from placer.plan.plan import Plan
-from solvers.analysis.old_placement import OldTable
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import TablePlacement
+from solvers.search.old_placement import OldTable
 
 KeptBytes = dict[tuple[str, str], int]
 """Bytes that stay if the second device, of the old machine, takes the place of the first."""

@@ -30,14 +30,8 @@ from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
 from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
+from solvers.analysis.kept_plan import in_place_share, kept_plan, read_in_place
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
-from solvers.analysis.old_placement import (
-    in_place_share,
-    kept_plan,
-    old_assignment,
-    old_tables,
-    read_in_place,
-)
 from solvers.analysis.row_orders import with_old_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
@@ -47,6 +41,7 @@ from solvers.model.read_plan import TablePlacement, placements_of
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
+from solvers.search.old_placement import old_assignment, old_tables
 
 HORIZON_STEPS = 100_000
 """Steps that a new plan is trained with, by default."""

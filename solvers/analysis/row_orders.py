@@ -16,8 +16,8 @@ from placer.plan.fields import RowOrder
 from placer.plan.order import Ranks, distinct, listed_ids
 from placer.plan.plan import Plan
 from placer.profile.counts import RowCounts
-from solvers.analysis.old_placement import OldTable
 from solvers.model.instance import Instance
+from solvers.search.old_placement import OldTable
 
 Int = npt.NDArray[np.int64]
 

@@ -1,6 +1,8 @@
 """The file of one plan in the cache: a line with its hash, a line of JSON, and the hot ids.
 
-One file, so that it is there whole or not at all. Nothing in it is ever run.
+The first line also has the hash of the machine's shape, so that plans of similar problems are
+found without reading all files. One file, so that it is there whole or not at all. Nothing in it is
+ever run.
 """
 
 import hashlib
@@ -13,13 +15,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from placer.errors import PlacerError, PlanError
+from placer.files import sha256_json
 from placer.plan.file import from_dict, to_dict
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.read_files import LimitError, parse_json
+from placer.topology.topology import Topology
 from solvers.result import SolveResult, Termination
 
-MAGIC = b"placer-cached-plan-1"
+MAGIC = "placer-cached-plan-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,13 @@ def encoded(entry: Entry) -> bytes:
     }
     ids = {n: np.ascontiguousarray(ids, np.int64) for n, ids in result.plan.hot_ids.items()}
     body = json.dumps(document, default=_plain).encode() + b"\n" + save(ids)
-    return b"%s %s\n%s" % (MAGIC, hashlib.sha256(body).hexdigest().encode(), body)
+    sha256, shape = hashlib.sha256(body).hexdigest(), shape_of(result.plan.topology)
+    return f"{MAGIC} {sha256} {shape}\n".encode() + body
+
+
+def shape_of(topology: Topology) -> str:
+    """The hash of what GPUs a machine has, and on which hosts, whatever they can do."""
+    return sha256_json([[gpu.id, gpu.host] for gpu in topology.gpus])
 
 
 def decoded(content: bytes, key: str) -> Entry:
@@ -85,10 +95,10 @@ def decoded(content: bytes, key: str) -> Entry:
         or holds a plan that is not sound.
     """
     first, _, body = content.partition(b"\n")
-    magic, _, sha256 = first.partition(b" ")
+    magic, *hashes = first.decode("ascii", "replace").split(" ")
     if magic != MAGIC:
         raise PlacerError("it is no plan of this version's cache")
-    if hashlib.sha256(body).hexdigest().encode() != sha256:
+    if [hashlib.sha256(body).hexdigest()] != hashes[:1]:
         raise PlacerError("it is cut short or was altered")
     line, _, ids = body.partition(b"\n")
     try:

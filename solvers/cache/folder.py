@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +11,17 @@ from typing import NamedTuple
 from placer.errors import PlacerError
 from placer.files import write_bytes
 from placer.read_files import MOST_JSON_BYTES, LimitError, read_limited
-from solvers.cache.entry import Entry, decoded, encoded
+from placer.topology.topology import Topology
+from solvers.cache.entry import MAGIC, Entry, decoded, encoded, shape_of
 
 FOLDER_VARIABLE = "PLACER_CACHE"
 """The variable that names another folder than the user's own for caches."""
 
 MOST_BYTES = 512 << 20
 """Of all plans together: some 2,000 plans of 400 tables that list no hot ids."""
+
+_LOOKED_AT, _FIRST_LINE = 100, 256
+"""The latest files of which the first line is read, and bytes of it."""
 
 _NAME = re.compile(r"[0-9a-f]{64}\.plan")
 
@@ -97,6 +102,26 @@ class PlanCache:
         with contextlib.suppress(OSError):  # A folder that others own is read all the same.
             os.utime(path)
         return entry
+
+    def like(self, topology: Topology, most: int) -> Iterator[Entry]:
+        """Entries of machines with the same GPUs and hosts, by name: the latest, at most so many.
+
+        Files that are damaged are left out.
+        """
+        shape = shape_of(topology)
+        for _, _, path in list(reversed(self._files()))[:_LOOKED_AT]:
+            try:
+                with path.open("rb") as file:
+                    first = file.readline(_FIRST_LINE).decode("ascii", "replace")
+                if first.split()[2:] != [shape] or not first.startswith(MAGIC):
+                    continue
+                content = read_limited(path, min(self.most_bytes, MOST_JSON_BYTES))
+                yield decoded(content, path.stem)
+            except (OSError, LimitError, PlacerError):
+                continue
+            most -= 1
+            if not most:
+                return
 
     def save(self, entry: Entry) -> None:
         """Write an entry, atomically, and remove others where all are too large together.

@@ -12,7 +12,9 @@ from placer.problem import Problem
 from solvers.cache.entry import Entry
 from solvers.cache.folder import PlanCache
 from solvers.cache.key import key_of
+from solvers.cache.nearest import nearest
 from solvers.result import Limits, Solver, SolveResult
+from solvers.strategies._base import Strategy
 
 
 class CachedSolver:
@@ -22,6 +24,10 @@ class CachedSolver:
     within the gap. Kept is what has a plan and was not stopped by hand. Files that are damaged,
     altered or of something else are left out with a note, and written anew; where nothing can be
     written, the search goes on without.
+
+    Where no plan is kept, a search begins with that of a similar problem, if there is one
+    (`solvers.cache.nearest`). Searches that are limited by steps do not, so that they have the same
+    plan anywhere.
 
     Parameters
     ----------
@@ -81,7 +87,7 @@ class CachedSolver:
                 return found
             # Only who writes the hash anew can make such a file.
             self._note(f"not taken from the cache, as it is of no plan here: {faults[0].message}")
-        result = self._solver.solve(problem, cost_model, limits)
+        result = self._searched(problem, cost_model, limits, cache)
         # Who edits the source while it searches has a plan of neither version.
         keep = result.plan is not None and result.termination.limit != "stop"
         if keep and key_of(problem, cost_model, self._solver, limits) == key:
@@ -90,6 +96,20 @@ class CachedSolver:
             except PlacerError as error:
                 self._note(f"the plan is not kept: {error}")
         return result
+
+    def _searched(
+        self, problem: Problem, cost_model: CostModel, limits: Limits, cache: PlanCache
+    ) -> SolveResult:
+        strategy = self._solver
+        if not isinstance(strategy, Strategy) or not strategy.warm_starts or limits.max_steps:
+            return strategy.solve(problem, cost_model, limits)
+        similar = nearest(cache, problem)
+        if similar is not None:
+            self._note(
+                f"begins with the plan of {similar.provenance.created} for a similar problem, from "
+                f"the cache in {cache.folder}; --no-cache begins without"
+            )
+        return strategy.solve(problem, cost_model, limits, similar)
 
 
 def _for(problem: Problem, kept: SolveResult) -> SolveResult:

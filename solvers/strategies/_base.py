@@ -21,14 +21,19 @@ from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance
+from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Limits, SearchState, SolveResult, Termination
 from solvers.search.construction import construct
 from solvers.search.exact_program import fit
+from solvers.search.moves import improve
+from solvers.search.old_placement import old_assignment, old_tables
 from solvers.search.room import make_room
 
 _FITTED_PLACES = 60_000
 """Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
+
+_WARM_SHARE = 0.3
+"""Of the time, for improving a warm start."""
 
 _CHAIN_SHARES = (0.3, 0.6, 1.0)
 """What a chain of phases counts beside the main one, where placements wait for it."""
@@ -55,6 +60,8 @@ class Search:
         What the strategy is at.
     bounded_in_s : float
         Seconds that the Lagrangian bound took.
+    warm_start : Plan or None
+        Of a similar problem, to begin with.
     """
 
     instance: Instance
@@ -67,6 +74,7 @@ class Search:
     stats: dict[str, object] = field(default_factory=dict)
     stage: str = ""
     bounded_in_s: float = 0.0
+    warm_start: Plan | None = None
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
@@ -148,8 +156,23 @@ class Strategy(ABC):
     )
     """What a result without a plan says."""
 
-    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Search to the gap or a limit. See `Solver.solve`."""
+    warm_starts: ClassVar[bool] = False
+    """Whether a search makes something of another problem's plan."""
+
+    def solve(
+        self,
+        problem: Problem,
+        cost_model: CostModel,
+        limits: Limits,
+        warm_start: Plan | None = None,
+    ) -> SolveResult:
+        """Search to the gap or a limit. See `Solver.solve`.
+
+        Parameters
+        ----------
+        warm_start : Plan, optional
+            Of a similar problem, to begin with: tables and devices are known by their names.
+        """
         self.prepare(limits)
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
@@ -157,6 +180,7 @@ class Strategy(ABC):
         if failure:
             return SolveResult(None, failure)
         search = _weighed(Search.start(instance, clock))
+        search.warm_start = warm_start
         search.tell(self.name)
         outcome = self.place(search)
         if isinstance(outcome, Termination):
@@ -196,7 +220,12 @@ class Stage(NamedTuple):
 
 
 class StagedStrategy(Strategy):
-    """A strategy that is a list of stages; the best assignment goes from one to the next."""
+    """A strategy that is a list of stages; the best assignment goes from one to the next.
+
+    A warm start comes before them, so that what the first stage finds may still be better.
+    """
+
+    warm_starts = True
 
     @abstractmethod
     def stages(self, instance: Instance) -> list[Stage]:
@@ -208,18 +237,43 @@ class StagedStrategy(Strategy):
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Run the stages."""
-        for number, stage in enumerate(self.stages(search.instance)):
-            if not stage.wanted or (number and not search.is_open):
-                continue
-            search.tell(stage.name)
-            assignment = stage.run(search)
-            assignment = None if assignment is None else self.admitted(assignment, search)
-            if assignment is not None:
-                search.stats[f"{stage.name}_s"] = assignment.step_time_s
-                search.keep(assignment)
+        first, *others = self.stages(search.instance)
+        if self.warm_starts and search.warm_start is not None:
+            self._run(Stage("warm", _warm), search)
+        if search.best is None or search.is_open:
+            self._run(first, search)
+        for stage in others:
+            if stage.wanted and search.is_open:
+                self._run(stage, search)
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best
+
+    def _run(self, stage: Stage, search: Search) -> None:
+        search.tell(stage.name)
+        assignment = stage.run(search)
+        assignment = None if assignment is None else self.admitted(assignment, search)
+        if assignment is not None:
+            search.stats[f"{stage.name}_s"] = assignment.step_time_s
+            search.keep(assignment)
+
+
+def _warm(search: Search) -> Assignment | None:
+    """The sharding options and GPUs of the plan to begin with, HBM filled anew, and improved.
+
+    Tables that it does not have get the option that the bound has for them.
+    """
+    instance, bound, plan = search.instance, search.lagrangian, search.warm_start
+
+    def option_of_new(table: int) -> ShardingOption:
+        works = bound.option_for(table, bound.step_time_s)
+        return instance.options_of(table)[0] if works is None else works.option
+
+    assert plan is not None, "the stage is left out without one"
+    assignment = old_assignment(instance, old_tables(instance, plan), option_of_new)
+    if assignment is not None:
+        improve(assignment, search.clock.part(_WARM_SHARE))
+    return assignment
 
 
 def _weighed(search: Search) -> Search:
