@@ -335,12 +335,16 @@ class CostModelContract:
     @given(st.data())
     @examples(80)
     def test_more_rows_in_hbm_never_cost_more(self, data: st.DataObject) -> None:
-        """The launch of a second shard aside; and a cache has at least one row."""
+        """The launch of a second shard aside, and the row map that a split of counted rows needs.
+
+        A cache has at least one row.
+        """
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
         rows = instance.rows(0)
         cold = data.draw(st.sampled_from(self.colds))
-        shard, least = TableShard(0, ShardingOption(cold=cold)), int(cold == "cached")
+        has_map = problem.profile.tables[0].counts is not None
+        shard, least = TableShard(0, ShardingOption(cold=cold)), int(cold == "cached" or has_map)
         assume(cold != "host" and rows > least)
         assume(cold != "cached" or not self.upkeep_s)
         less = data.draw(st.integers(least, rows - 1))
