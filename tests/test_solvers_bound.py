@@ -332,7 +332,6 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
         found = branch_and_bound(
             first, bound.price_s_per_byte, clock=clock, params=BranchingParams(programs=20)
         )
-        assert found is None or len(instance.kinds) == 1
         if found is None:
             continue
         assert found.bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"

@@ -42,10 +42,11 @@ WHERE_REPLICATED = Layout(0, ())
 
 
 class Formulation:
-    """Options, parts and points of a problem whose GPUs cost the same.
+    """Options, parts and points of a problem.
 
-    A part stands for the shards of an option that cost the same. Seconds are in units of
-    `unit_s`, and bytes in units of the largest GPU's HBM, so that programs are of numbers near 1.
+    A part stands for the shards of an option that cost the same, on GPUs that cost the same.
+    Seconds are in units of `unit_s`, and bytes in units of the largest GPU's HBM, so that programs
+    are of numbers near 1.
 
     Parameters
     ----------
@@ -64,13 +65,17 @@ class Formulation:
     table_of : int64, shape (options,)
     layouts : list of Layout
         Of the options.
-    replicas : float64, shape (options, 1 + phases)
+    launches : float64, shape (kinds of GPUs, phases)
+    gpus_of_kind : dict of (int, float) to int
+        How many GPUs there are of a kind with so much HBM.
+    replicas : float64, shape (kinds of GPUs, options, 1 + phases)
         Bytes and seconds that an option takes of every GPU.
     replica_arena : int64, shape (options,)
         Of an option's replicas; -1 without any.
-    option_of, times, width_of, arena_of, number_of : arrays, shape (parts,)
-        Option, how many shards it stands for, their columns, their arena, and its number among
-        the option's parts.
+    option_of, times, width_of, arena_of, number_of, shard_of, kind_of : arrays, shape (parts,)
+        Option, how many shards it stands for, their columns, their arena, their number among
+        the option's, and among all; and the kind of GPUs. Parts that differ in that alone stand
+        for the same shards.
     points : float64, shape (1 + phases, points)
         Bytes and seconds of a part's shard, part by part.
     is_long : bool, shape (parts,)
@@ -95,29 +100,33 @@ class Formulation:
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
         self.unit_bytes = max(1.0, float(instance.hbm_bytes.max()))
-        self.launches = np.min(instance.launches_s, axis=0) / unit_s
+        kinds = [(kind, instance.launches_s[gpu]) for kind, gpu in enumerate(instance.kinds)]
+        self.launches = np.array([launches_s for _, launches_s in kinds]) / unit_s
         self.fixed = instance.objective.fixed / unit_s
         self.members = instance.objective.members
-        self.hbm = np.unique(instance.hbm_bytes / self.unit_bytes)
-        self.gpus_of_hbm = Counter((instance.hbm_bytes / self.unit_bytes).tolist())
+        hbm = (instance.hbm_bytes / self.unit_bytes).tolist()
+        self.gpus_of_kind = Counter(zip(instance.kind_of_gpu, hbm, strict=True))
         self.options: list[ShardingOption] = []
         self.layouts: list[Layout] = []
         tables: list[int] = []
-        replicas: list[Float] = []
+        replicas: list[list[Float]] = []
         replica_arenas: list[int] = []
-        parts: list[tuple[int, int, int, int, int]] = []
+        parts: list[tuple[int, ...]] = []
+        shards = 0
         points: list[Float] = []
         self._arenas: dict[object, int] = {}
         for table in range(instance.tables):
             for option in instance.options_of(table):
                 mine = self._parts(table, option)
-                if not all(each.size for _, _, each in mine):
+                if not all(of_kinds for _, _, of_kinds in mine):
                     continue
-                for number, (shard, times, each) in enumerate(mine):
+                for number, (shard, times, of_kinds) in enumerate(mine):
                     arena = instance.arena_of(shard)
-                    row = len(tables), times, arena[2], self._arena(arena), number
-                    parts.append(row)
-                    points.append(self._merged(each, nearly) if self.is_coarse else each)
+                    row = len(tables), times, arena[2], self._arena(arena), number, shards
+                    shards += 1
+                    for kind, each in of_kinds.items():
+                        parts.append((*row, kind))
+                        points.append(self._merged(each, nearly) if self.is_coarse else each)
                 replica = instance.replica(table, option)
                 replicas.append(self._replica(replica))
                 arena_of_replica = (
@@ -128,10 +137,12 @@ class Formulation:
                 self.options.append(option)
                 self.layouts.append(_layout(instance, table, option))
         self.table_of: Int = np.array(tables, dtype=np.int64)
-        self.replicas = np.array(replicas).reshape(len(tables), 1 + self.phases)
+        by_option = np.array(replicas).reshape(len(tables), len(kinds), 1 + self.phases)
+        self.replicas = by_option.swapaxes(0, 1)
         self.replica_arena: Int = np.array(replica_arenas, dtype=np.int64)
-        columns = np.array(parts, dtype=np.int64).reshape(len(parts), 5).T
-        self.option_of, self.width_of, self.arena_of, self.number_of = columns[[0, 2, 3, 4]]
+        columns = np.array(parts, dtype=np.int64).reshape(len(parts), 7).T
+        self.option_of, _, self.width_of, self.arena_of, self.number_of = columns[:5]
+        self.shard_of, self.kind_of = columns[5:]
         self.times = columns[1].astype(np.float64)
         self.part_table: Int = self.table_of[self.option_of]
         self.arenas = len(self._arenas)
@@ -182,20 +193,38 @@ class Formulation:
     def _arena(self, arena: object) -> int:
         return self._arenas.setdefault(arena, len(self._arenas))
 
-    def _replica(self, replica: TableShard | None) -> Float:
+    def _replica(self, replica: TableShard | None) -> list[Float]:
+        """Bytes and seconds on each kind of GPU."""
+        instance = self.instance
         if replica is None:
-            return np.zeros(1 + self.phases)
-        costs = self.instance.priced_costs(replica, 0)[:, 0]
-        return np.append(costs[BYTES] / self.unit_bytes, costs[PHASES] / self.unit_s)
+            return [np.zeros(1 + self.phases) for _ in instance.kinds]
+        every = [instance.priced_costs(replica, gpu)[:, 0] for gpu in instance.kinds]
+        return [
+            np.append(costs[BYTES] / self.unit_bytes, costs[PHASES] / self.unit_s)
+            for costs in every
+        ]
 
-    def _parts(self, table: int, option: ShardingOption) -> list[tuple[TableShard, int, Float]]:
-        """Of shards that cost the same: one of them, how many, and points, (1 + phases, m)."""
+    def _parts(
+        self, table: int, option: ShardingOption
+    ) -> list[tuple[TableShard, int, dict[int, Float]]]:
+        """Of shards that cost the same: one of them, how many, and points on kinds of GPUs.
+
+        Points have shape (1 + phases, m); kinds that have no room are left out.
+        """
         parts = []
         for shard, times in distinct_shards(self.instance.shards(table, option)):
-            curve = self.instance.curve(shard, 0)
-            found = points_within(curve, curve.phase_s, curve.split_phase_s, self.unit_bytes)
-            points = np.vstack(found)
-            parts.append((shard, times, points[:, np.isfinite(points).all(axis=0)]))
+            of_kinds: dict[int, Float] = {}
+            for kind, gpu in enumerate(self.instance.kinds):
+                curve = self.instance.curve(shard, gpu)
+                room = max(hbm for each, hbm in self.gpus_of_kind if each == kind)
+                found = points_within(
+                    curve, curve.phase_s, curve.split_phase_s, room * self.unit_bytes
+                )
+                points = np.vstack(found)
+                points = points[:, np.isfinite(points).all(axis=0)]
+                if points.size:
+                    of_kinds[kind] = points
+            parts.append((shard, times, of_kinds))
         return parts
 
 
@@ -208,7 +237,7 @@ def points_of(instance: Instance) -> int:
             for option in instance.options_of(table)
         )
         total += parts * instance.curve(instance.whole(table), 0).hot_rows.size
-    return total
+    return total * len(instance.kinds)
 
 
 def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:

@@ -24,6 +24,8 @@ class Group:
     Attributes
     ----------
     gpus : int
+    kind : int
+        GPUs of one kind cost the same.
     hbm : float
         Of each, in units of the formulation.
     widths : dict of int to int
@@ -31,6 +33,7 @@ class Group:
     """
 
     gpus: int
+    kind: int
     hbm: float
     widths: dict[int, int]
 
@@ -112,8 +115,9 @@ class Relaxed:
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:
-    """All GPUs, by their HBM."""
-    return tuple(Group(gpus, hbm, {}) for hbm, gpus in sorted(formulation.gpus_of_hbm.items()))
+    """All GPUs, by their kind and HBM."""
+    of_kind = sorted(formulation.gpus_of_kind.items())
+    return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
 
 
 def divided(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[tuple[Group, ...]]:
@@ -125,10 +129,10 @@ def divided(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[tup
             for (width, _), of_width in zip(layout.widths, counts, strict=True):
                 if of_width[number]:
                     widths = {**group.widths, table: width}
-                    parts.append(Group(of_width[number], group.hbm, widths))
+                    parts.append(replace(group, gpus=of_width[number], widths=widths))
                     left -= of_width[number]
             if left:
-                parts.append(Group(left, group.hbm, {**group.widths, table: 0}))
+                parts.append(replace(group, gpus=left, widths={**group.widths, table: 0}))
         yield tuple(parts)
 
 

@@ -45,10 +45,14 @@ class GroupProgram:
         f = formulation
         self.formulation, self.node, self.most = f, node, most
         self.sizes = np.array([group.gpus for group in node.groups], dtype=np.float64)
+        self.kinds = np.array([group.kind for group in node.groups])
         groups, options = self.sizes.size, node.options.size
         self.at_option = np.full(len(f.options), -1)
         self.at_option[node.options] = np.arange(options)
         self.parts = np.flatnonzero(self.at_option[f.option_of] >= 0)
+        # The shards that each part stands for, and one part of each.
+        found = np.unique(f.shard_of[self.parts], return_index=True, return_inverse=True)
+        self.firsts, self.shard_at = self.parts[found[1]], found[2]
         tables = f.table_of[node.options]
         least = np.full(f.instance.tables, np.inf)
         np.minimum.at(least, tables, node.extra)
@@ -73,12 +77,12 @@ class GroupProgram:
     def _pair(self) -> None:
         """Parts with the groups that may serve them, and their points that are chosen."""
         f, node = self.formulation, self.node
-        allowed = np.ones((self.parts.size, self.sizes.size), dtype=bool)
+        allowed = f.kind_of[self.parts, None] == self.kinds
         tables = f.part_table[self.parts]
         for table in node.layouts:
             of_table = np.flatnonzero(tables == table)
             widths = np.array([group.widths[table] for group in node.groups])
-            allowed[of_table] = f.width_of[self.parts[of_table], None] == widths
+            allowed[of_table] &= f.width_of[self.parts[of_table], None] == widths
         self.part_at, self.group = np.nonzero(allowed)
         self.part = self.parts[self.part_at]
         self.table = f.part_table[self.part]
@@ -105,12 +109,12 @@ class GroupProgram:
         first = rows.block(f.instance.tables, 1.0, 1.0)
         every = self.option_at + np.arange(options.size)
         rows.add(first + f.table_of[options], every, 1.0)
-        self.serve_row = rows.block(self.parts.size, 0.0, 0.0)
+        self.serve_row = rows.block(self.firsts.size, 0.0, 0.0)
         at = self.point_at + np.arange(self.pair.size)
-        rows.add(self.serve_row + self.part_at[self.pair], at, 1.0)
-        used = self.option_at + self.at_option[f.option_of[self.parts]]
-        numbers = self.serve_row + np.arange(self.parts.size)
-        rows.add(numbers, used, -f.times[self.parts])
+        rows.add(self.serve_row + self.shard_at[self.part_at[self.pair]], at, 1.0)
+        used = self.option_at + self.at_option[f.option_of[self.firsts]]
+        numbers = self.serve_row + np.arange(self.firsts.size)
+        rows.add(numbers, used, -f.times[self.firsts])
         groups = self.sizes.size
         keys, self.apart_of = np.unique(self.table * groups + self.group, return_inverse=True)
         self.apart_row = rows.block(keys.size, -np.inf, self.sizes[keys % groups])
@@ -170,16 +174,17 @@ class GroupProgram:
             some = np.flatnonzero(self.points[row])
             of_group = first + self.group[self.pair[some]]
             rows.add(of_group, self.point_at + some, self.points[row, some])
-            some = np.flatnonzero(f.replicas[options, row])
-            replicas = self.sizes * f.replicas[options[some], row, None]
+            some = np.flatnonzero(f.replicas[:, options, row].any(axis=0))
+            replicas = self.sizes * f.replicas[self.kinds, options[some, None], row]
             rows.add(first + number, self.option_at + some[:, None], replicas)
             if not row:
                 # With few points there may be no way to fit, and yet one with all.
                 rows.add(first + number, self.lack_at + number, -1.0)
             else:
                 rows.add(first + number, self.phase_at + row - 1, -self.sizes)
-                if f.launches[row - 1]:
-                    rows.add(first + number, self.launch_at + number, f.launches[row - 1])
+                launches = f.launches[self.kinds, row - 1]
+                if launches.any():
+                    rows.add(first + number, self.launch_at + number, launches)
 
     def _add_singles(self) -> None:
         """No phase is shorter than its longest shard with all replicas.
@@ -202,10 +207,12 @@ class GroupProgram:
             some = np.flatnonzero((seconds > 0) & (of_point >= 0))
             if not some.size:
                 continue
-            row = self.single_rows[phase] = rows.block(known.size, -np.inf, -f.launches[phase])
+            launch = f.launches[:, phase].min()
+            row = self.single_rows[phase] = rows.block(known.size, -np.inf, -launch)
             rows.add(row + of_point[some], self.point_at + some, seconds[some])
-            some = np.flatnonzero(f.replicas[options, 1 + phase])
-            replicas = f.replicas[options[some], 1 + phase, None]
+            least = f.replicas[:, options, 1 + phase].min(axis=0)
+            some = np.flatnonzero(least)
+            replicas = least[some, None]
             rows.add(row + every, self.option_at + some[:, None], replicas)
             rows.add(row + every, self.phase_at + phase, -1.0)
 
@@ -227,7 +234,7 @@ class GroupProgram:
         columns = np.ones(self.columns, dtype=bool)
         columns[self.option_at : self.point_at] = self.tried
         rows = np.ones(self.rows.count, dtype=bool)
-        rows[self.serve_row + np.flatnonzero(~self.part_tried)] = False
+        rows[self.serve_row + self.shard_at[~self.part_tried]] = False
         model = linear_model(self.rows, aim, least, most, (rows, columns))
         solver = linear.ModelSolverHelper("GLOP")
         # There is little to remove, and looking for it takes a sixth of the time.
@@ -282,8 +289,10 @@ class GroupProgram:
         bound += float((head * ends)[head != 0].sum())
         cheapest, points = self._cheapest(prices, groups)
         costs = due[self.option_at : self.point_at].copy()
-        of_part = self.at_option[f.option_of[self.parts]]
-        np.add.at(costs, of_part, cheapest * f.times[self.parts])
+        of_shards = np.full(self.firsts.size, np.inf)
+        np.minimum.at(of_shards, self.shard_at, cheapest)
+        used = self.at_option[f.option_of[self.firsts]]
+        np.add.at(costs, used, of_shards * f.times[self.firsts])
         of_table = np.full(f.instance.tables, np.inf)
         np.minimum.at(of_table, f.table_of[options], costs)
         return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points
@@ -294,7 +303,8 @@ class GroupProgram:
         And the points that cost this, or little more in any group.
         """
         f = self.formulation
-        fixed = -prices[self.serve_row + self.part_at] - prices[self.apart_row + self.apart_of]
+        fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
+        fixed -= prices[self.apart_row + self.apart_of]
         for of, first in ((self.arena_of, self.arena_row), (self.decided_of, 0)):
             fixed -= np.where(of >= 0, prices[np.maximum(first + of, 0)], 0.0)
         weights = np.empty((1 + f.phases, self.part.size))

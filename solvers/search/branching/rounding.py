@@ -39,7 +39,8 @@ def rounded(
             if group is None:
                 return None
             gpu = min(set(gpus[group]) - used, key=lambda gpu: (shards_on[gpu], gpu))
-            left[mine, group] -= 1 / mine.size
+            of_group = mine[f.kind_of[mine] == node.groups[group].kind]
+            left[of_group, group] -= 1 / max(1, of_group.size)
             shards_on[gpu] += 1
             used.add(gpu)
             pairs.append((shard, gpu))
@@ -52,5 +53,11 @@ def rounded(
 def _gpus_of_groups(formulation: Formulation, node: Node) -> list[list[int]]:
     """Which GPUs stand for a node's groups."""
     hbm = formulation.instance.hbm_bytes / formulation.unit_bytes
-    free = {each: np.flatnonzero(hbm == each).tolist() for each in formulation.gpus_of_hbm}
-    return [[free[group.hbm].pop(0) for _ in range(group.gpus)] for group in node.groups]
+    kinds = np.array(formulation.instance.kind_of_gpu)
+    free = {
+        (kind, each): np.flatnonzero((kinds == kind) & (hbm == each)).tolist()
+        for kind, each in formulation.gpus_of_kind
+    }
+    return [
+        [free[group.kind, group.hbm].pop(0) for _ in range(group.gpus)] for group in node.groups
+    ]

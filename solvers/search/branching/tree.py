@@ -275,8 +275,10 @@ class BranchAndBound:
         if not f.is_complete:
             return []
         time = np.minimum.reduceat(f.instance.objective.weights @ f.points[1:], f.starts)
+        # The last of parts that stand for the same shards.
+        parts = np.flatnonzero(np.diff(f.shard_of, append=-1))
         of_option = np.zeros(len(f.options))
-        np.add.at(of_option, f.option_of, time * f.times)
+        np.add.at(of_option, f.option_of[parts], (time * f.times)[parts])
         heavy = np.zeros(f.instance.tables)
         np.maximum.at(heavy, f.table_of, of_option)
         return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
@@ -293,8 +295,8 @@ def branch_and_bound(
 ) -> BranchAndBound | None:
     """Look for plans that are better than one, and prove how much better any can be.
 
-    None where it does not apply: to GPUs that cost different amounts, to one GPU alone, and to
-    problems that are too large. It stops when no plan is left that is faster by a share of `gap`.
+    None where it does not apply: to one GPU alone, and to problems that are too large. It stops
+    when no plan is left that is faster by a share of `gap`.
 
     Parameters
     ----------
@@ -322,7 +324,7 @@ def branch_and_bound(
     True
     """
     instance = bounding or best.instance
-    if len(instance.kinds) > 1 or instance.gpus == 1 or best.step_time_s <= 0:
+    if instance.gpus == 1 or best.step_time_s <= 0:
         return None
     search = BranchAndBound(best, instance, price_s_per_byte, clock, params)
     f = search.formulation
