@@ -480,7 +480,7 @@ def test_a_search_begins_with_the_plan_of_a_similar_problem(
     searched(cache, similar())
     result, notes = searched(cache, changed)
     assert result.plan is not None
-    assert "begins with the plan of" in notes[0]
+    assert "began with the plan of" in notes[0]
     assert result.step_time_s is not None
     assert result.step_time_s <= result.stats["warm_s"]
     assert not violations(result.plan)

@@ -104,12 +104,13 @@ class CachedSolver:
         if not isinstance(strategy, Strategy) or not strategy.warm_starts or limits.max_steps:
             return strategy.solve(problem, cost_model, limits)
         similar = nearest(cache, problem)
-        if similar is not None:
+        result = strategy.solve(problem, cost_model, limits, similar)
+        if similar is not None and result.plan is not None:
             self._note(
-                f"begins with the plan of {similar.provenance.created} for a similar problem, from "
+                f"began with the plan of {similar.provenance.created} for a similar problem, from "
                 f"the cache in {cache.folder}; --no-cache begins without"
             )
-        return strategy.solve(problem, cost_model, limits, similar)
+        return result
 
 
 def _for(problem: Problem, kept: SolveResult) -> SolveResult:

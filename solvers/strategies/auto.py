@@ -72,8 +72,9 @@ class AutoParams:
         Times what a closer bound takes that has to be left for it before most of annealing.
     first_bounds : float
         Times the first bound that one with delays takes.
-    first_share : float
-        Of annealing before it.
+    first_share, first_search_share : float
+        Of annealing before it, and of iterated local search before that: annealing hardly finds
+        its way where GPUs are full of buffers.
     few_places : int
         Tables × GPUs up to which there are flows, `beam` and `dp`.
     exact_share : float
@@ -108,6 +109,7 @@ class AutoParams:
     early: float = 3.0
     first_bounds: float = 3.0
     first_share: float = 0.2
+    first_search_share: float = 0.1
     program_places: int = 1500
     flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
@@ -150,6 +152,11 @@ class Auto(StagedStrategy):
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
+            Stage(
+                "searched",
+                lambda s: iterated(s, p.first_search_share, p.iterated),
+                few and several,
+            ),
             Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
             Stage("branched", early, branched),
