@@ -7,8 +7,8 @@ to solve the program follow:
 
 * CP-SAT with all points of the curves, where the problem is small
   (`solvers.search.exact_program`);
-* branch and bound over linear relaxations, where GPUs cost the same (`solvers.search.branching`);
-* CP-SAT over prices of HBM elsewhere (`solvers.search.integer_program`).
+* branch and bound over linear relaxations (`solvers.search.branching`);
+* CP-SAT over prices of HBM (`solvers.search.integer_program`).
 
 Local search polishes what they find. docs/solvers.md has the equations.
 """

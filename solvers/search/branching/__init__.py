@@ -1,4 +1,4 @@
-"""Branch and bound over the integer program of placement, where GPUs cost the same.
+"""Branch and bound over the integer program of placement.
 
 With z[t,o] ∈ {0,1} for table t in sharding option o, x[p,k,g] ∈ {0,1} for shard p on GPU g with the
 hot rows of point k of its curve, and a[e,g] ∈ {0,1} for a GPU with arena e::
@@ -11,12 +11,13 @@ hot rows of point k of its curve, and a[e,g] ∈ {0,1} for a GPU with arena e::
     Σ_p,k bytes(p,k)·x[p,k,g] + Σ_t,o r_bytes(t,o)·z[t,o] ≤ HBM[g]              for each g
     Σ_p,k s(p,k,f)·x[p,k,g] + Σ_t,o r(t,o,f)·z[t,o] + launch[f]·Σ_e a[e,g] ≤ T[f]    for each g, f
 
-s are seconds of a shard, r of the rows that an option replicates on every GPU.
+s are seconds of a shard, r of the rows that an option replicates on every GPU; both depend on the
+kind of GPU.
 
 Solved as it stands, with GPUs alike, it proves nothing: its linear relaxation spreads every
-shard over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that serve
-the same are one group, whose rows are the sums of its GPUs' (aggregation over symmetric machines).
-One group of all GPUs is the first relaxation. A branch decides how a table is cut and which groups
+shard over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that cost
+the same and serve the same are one group, whose rows are the sums of its GPUs' (aggregation over
+symmetric machines). One group of all GPUs of a kind is the first relaxation. A branch decides how a table is cut and which groups
 serve its shards, the heaviest table first, and that divides groups. When each GPU is a group of its
 own, the program is the one above. Every relaxation also has the row
 
