@@ -46,7 +46,7 @@ from solvers.model.knapsack import (
     solve_knapsack,
 )
 from solvers.result import Limits
-from solvers.search.branching import BranchingParams, branch_and_bound
+from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
 
 SEARCHED = 5
@@ -341,6 +341,28 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
             searched += 1
             reached += found.best.step_time_s <= case.best_s * 1.01
     assert reached >= 0.6 * searched
+
+
+def test_a_coarse_relaxation_is_below_a_fine_one_and_little_else(
+    kind: str, solved: list[Solved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where curves have too many points, neighbours become one."""
+    for number, case in enumerate(solved[:SEARCHED]):
+        instance = Instance(case.problem, Roofline())
+        bound = lagrangian_bound(instance)
+        first = construct(instance, bound, bound.step_time_s)
+        if first is None:
+            continue
+        bounds_s = []
+        for points in (0, 10**9):
+            monkeypatch.setattr(formulation, "points_of", lambda instance, n=points: n)
+            clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+            root = BranchingParams(most_gap=0.0)
+            found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=root)
+            bounds_s.append(0.0 if found is None else found.bound_s)
+        fine_s, coarse_s = bounds_s
+        assert 0.95 * fine_s <= coarse_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
+        assert coarse_s <= fine_s * (1 + 1e-3), f"{kind} {number}"
 
 
 def test_what_is_called_impossible_is(kind: str, solved: list[Solved]) -> None:

@@ -14,12 +14,12 @@ hot rows of point k of its curve, and a[e,g] ∈ {0,1} for a GPU with arena e::
 s are seconds of a shard, r of the rows that an option replicates on every GPU; both depend on the
 kind of GPU.
 
-Solved as it stands, with GPUs alike, it proves nothing: its linear relaxation spreads every
-shard over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that cost
-the same and serve the same are one group, whose rows are the sums of its GPUs' (aggregation over
-symmetric machines). One group of all GPUs of a kind is the first relaxation. A branch decides how a table is cut and which groups
-serve its shards, the heaviest table first, and that divides groups. When each GPU is a group of its
-own, the program is the one above. Every relaxation also has the row
+Solved as it stands, with GPUs alike, it proves nothing: its linear relaxation spreads every shard
+over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that cost the same
+and serve the same are one group, whose rows are the sums of its GPUs' (aggregation over symmetric
+machines). One group of all GPUs of a kind is the first relaxation. A branch decides how a table is
+cut and which groups serve its shards, the heaviest table first, and that divides groups. When each
+GPU is a group of its own, the program is the one above. Every relaxation also has the row
 
     s(p,k,f)·x[p,k] + Σ_t,o r(t,o,f)·z[t,o] + launch[f] ≤ T[f]      for each shard p, and f
 
