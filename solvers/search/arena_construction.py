@@ -64,10 +64,8 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
     >>> min(max(len(instance.arenas(mine)) for mine in one.shards) for one in found)
     1
     """
-    whole = {instance.arena_of(instance.whole(table)) for table in range(instance.tables)}
-    launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
-    step_s = bound.step_time_s + instance.fixed_s
-    if min(instance.gpus, len(whole)) == 1 or launch_s * len(whole) < _LEAST_SHARE * step_s:
+    whole = _arenas_of_whole(instance)
+    if min(instance.gpus, len(whole)) == 1 or launches_share(instance, bound) < _LEAST_SHARE:
         return
     price = bound.price_s_per_byte
     candidates = _candidates(instance)
@@ -81,6 +79,16 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
         assignment = packed(instance, choice.options, price, choice.homes)
         if assignment is not None:
             yield assignment
+
+
+def launches_share(instance: Instance, bound: LagrangianBound) -> float:
+    """What launches of all arenas take of a GPU, as a share of the bound of a step."""
+    launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
+    return launch_s * len(_arenas_of_whole(instance)) / (bound.step_time_s + instance.fixed_s)
+
+
+def _arenas_of_whole(instance: Instance) -> set[Arena]:
+    return {instance.arena_of(instance.whole(table)) for table in range(instance.tables)}
 
 
 def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:

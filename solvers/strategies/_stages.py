@@ -13,7 +13,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
-from solvers.search.arena_construction import assignments_by_arena
+from solvers.search.arena_construction import assignments_by_arena, launches_share
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
@@ -33,6 +33,9 @@ LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
 """Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
 
 _CLOSE_ENOUGH = 1e-3
+
+_MOSTLY_LAUNCHES = 0.25
+"""Share of a step that all arenas' launches take from which GPUs are divided among arenas first."""
 
 
 def cost_greedy(
@@ -72,6 +75,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     """Assignments of several choices of sharding options, the usual one first."""
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
+    by_arena_first = launches_share(instance, bound) >= _MOSTLY_LAUNCHES
     seen: set[tuple[ShardingOption, ...]] = set()
     for target in TARGETS:
         options = options_for(instance, bound, target * bound.step_time_s)
@@ -83,12 +87,15 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
             yield packed(instance, options, price)
         if not is_first or instance.gpus == 1:
             continue
+        if by_arena_first:
+            yield from assignments_by_arena(instance, bound)
         for share in LONGEST_SHARES:
             short = tuple(short_options(instance, options, price, share))
             if short not in seen:
                 seen.add(short)
                 yield packed(instance, short, price)
-        yield from assignments_by_arena(instance, bound)
+        if not by_arena_first:
+            yield from assignments_by_arena(instance, bound)
 
 
 def annealing(search: Search, share: float, params: "AnnealingParams") -> Assignment | None:

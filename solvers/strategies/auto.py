@@ -60,6 +60,8 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
         A gap to its first relaxation up to which it comes before most of annealing.
+    branched_tables : int
+        Tables up to which it does so with any gap: annealing has seen all that it can by then.
     early_s, late_s : float
         Seconds that have to be left for branching and closer bounds before most of annealing and
         after it.
@@ -101,6 +103,7 @@ class AutoParams:
     branching_share: float = 0.75
     branching_places: int = 500
     promising_gap: float = 0.08
+    branched_tables: int = 16
     early_s: float = 2.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
@@ -137,7 +140,9 @@ class Auto(StagedStrategy):
         small, few = places <= p.linear_program_places, places <= p.few_places
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
-        promising = replace(p.branching, most_gap=p.promising_gap)
+        tiny, promising = instance.tables <= p.branched_tables, p.branching
+        if not tiny:
+            promising = replace(p.branching, most_gap=p.promising_gap)
 
         early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
@@ -155,7 +160,7 @@ class Auto(StagedStrategy):
             Stage(
                 "searched",
                 lambda s: iterated(s, p.first_search_share, p.iterated),
-                few and several,
+                few and several and not tiny,
             ),
             Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
