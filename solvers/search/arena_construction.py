@@ -84,7 +84,8 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
 def launches_share(instance: Instance, bound: LagrangianBound) -> float:
     """What launches of all arenas take of a GPU, as a share of the bound of a step."""
     launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
-    return launch_s * len(_arenas_of_whole(instance)) / (bound.step_time_s + instance.fixed_s)
+    step_s = bound.step_time_s + instance.fixed_s
+    return launch_s * len(_arenas_of_whole(instance)) / step_s if step_s else 0.0
 
 
 def _arenas_of_whole(instance: Instance) -> set[Arena]:
