@@ -290,7 +290,11 @@ def plan(
     solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
-    cache: bool = option(True, "Take the kept plan of the same search.", "--cache/--no-cache"),
+    cache: bool = option(
+        True,
+        "Take the kept plan of the same search, or begin with a similar one's.",
+        "--cache/--no-cache",
+    ),
     file: Path = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:

@@ -29,7 +29,8 @@ CASES = tuple(
 def run(options: argparse.Namespace, save: Save) -> tuple[list[dict[str, object]], list[Claim]]:
     """Records of all cases with each change, and what was claimed."""
     limit_s = options.time_limit or LIMIT_S
-    whole, short = Limits(limit_s, 1e-4), Limits(limit_s / FASTER, 1e-4)
+    whole = Limits(limit_s, 1e-4, threads=options.threads)
+    short = replace(whole, time_limit_s=limit_s / FASTER)
     auto, model, records = Auto(), Roofline(), list[dict[str, object]]()
     auto.prepare(whole)
     print(f"\nwhole searches of {limit_s:g} s, short ones of {short.time_limit_s:g} s")

@@ -42,6 +42,7 @@ from solvers.cache import key as cache_key
 from solvers.cache.entry import Entry
 from solvers.cache.key import key_of
 from solvers.cache.nearest import nearest
+from solvers.strategies._base import Strategy
 
 
 @dataclass(frozen=True)
@@ -507,6 +508,21 @@ def test_a_search_begins_with_no_other_plan(
     assert "warm_s" not in result.stats
 
 
+def test_a_search_takes_over_what_it_begins_with() -> None:
+    """Without time of its own it ends where the plan was that it began with, and not before."""
+    problem, strategy = similar(256, "random-9@8", "4xh100", "64MiB"), solver("lns")
+    assert isinstance(strategy, Strategy)
+    good = strategy.solve(problem, Roofline(), Limits(4.0, gap=1e-4))
+    assert good.plan is not None
+    assert good.step_time_s is not None
+    for limits in (Limits(0.0), Limits(60.0, max_steps=1)):
+        warm = strategy.solve(problem, Roofline(), limits, good.plan)
+        cold = strategy.solve(problem, Roofline(), limits)
+        assert warm.step_time_s is not None
+        assert cold.step_time_s is not None
+        assert warm.step_time_s <= good.step_time_s * (1 + 1e-6) < cold.step_time_s
+
+
 def test_of_similar_problems_the_nearest_is_begun_with(cache: PlanCache) -> None:
     for batch_size in (256, 1024, 1600):
         searched(cache, similar(batch_size), "greedy-cost")
@@ -517,3 +533,19 @@ def test_of_similar_problems_the_nearest_is_begun_with(cache: PlanCache) -> None
     for file in cache.folder.iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert nearest(cache, similar(1100)) is None
+
+
+def test_a_plan_behind_another_machines_first_line_is_not_begun_with(cache: PlanCache) -> None:
+    searched(cache, similar(machine="4xh100"), "greedy-cost")
+    (other,) = cache.folder.iterdir()
+    shape = other.read_bytes().partition(b"\n")[0].split()[2]
+    cache.clear()
+    searched(cache, similar(), "greedy-cost")
+    (file,) = cache.folder.iterdir()
+    own = file.read_bytes()
+    line, _, body = own.partition(b"\n")
+    file.write_bytes(b" ".join([*line.split()[:2], shape]) + b"\n" + body)
+    assert nearest(cache, similar(machine="4xh100")) is None
+    _, notes = searched(cache, similar(), "greedy-cost")
+    assert "another machine" in notes[0]
+    assert searched(cache, similar(), "greedy-cost")[0].stats["from_cache"]

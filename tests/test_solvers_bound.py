@@ -28,6 +28,7 @@ from placer.constraints.unmet import unmet
 from placer.pipeline import PIPELINES
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
+from placer.workloads import named_workload
 from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible
@@ -341,6 +342,44 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
             searched += 1
             reached += found.best.step_time_s <= case.best_s * 1.01
     assert reached >= 0.6 * searched
+
+
+def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
+    """The pooled bound has the fastest GPUs do all the work."""
+    mixed = unequal_machine(1 << 30)
+    slow = [replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 8) for gpu in mixed.gpus[2:]]
+    mixed = replace(mixed, gpus=(*mixed.gpus[:2], *slow))
+    instance = Instance(Problem(named_workload("random-6@4"), mixed, 4096), Roofline())
+    assert len(instance.kinds) == 2
+    bound = lagrangian_bound(instance)
+    first = construct(instance, bound, bound.step_time_s)
+    assert first is not None
+    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+    root = BranchingParams(most_gap=0.0)
+    found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=root)
+    assert found is not None
+    pooled_s = bound.step_time_s + instance.fixed_s
+    assert pooled_s * 1.02 < found.bound_s <= first.step_time_s
+
+
+def test_points_that_are_nearly_the_same_become_one() -> None:
+    problem = Problem(named_workload("random-6@4"), Topology.parse("4xh100", hbm="1GiB"), 1024)
+    instance = Instance(problem, Roofline())
+    bound = lagrangian_bound(instance)
+    fine, coarse = (
+        formulation.Formulation(instance, 2 * bound.step_time_s, bound.price_s_per_byte, most)
+        for most in (10**9, 0)
+    )
+    assert coarse.is_coarse > fine.is_coarse
+    assert coarse.points.shape[1] < 0.7 * fine.points.shape[1]
+    # What stands for others is no worse than any of them.
+    for part in range(fine.sizes.size):
+        mine, other = (
+            one.points[:, one.starts[part] : one.starts[part] + one.sizes[part]]
+            for one in (fine, coarse)
+        )
+        below = (other[:, None] <= mine[:, :, None]).all(axis=0)
+        assert below.any(axis=1).all()
 
 
 def test_a_coarse_relaxation_is_below_a_fine_one_and_little_else(

@@ -107,6 +107,9 @@ def decoded(content: bytes, key: str) -> Entry:
         raise PlacerError(f"it is damaged: {error!r}") from error
     if entry.key != key:
         raise PlacerError("it holds the plan of another problem")
+    plan = entry.result.plan
+    if plan is None or hashes[1:] != [shape_of(plan.topology)]:
+        raise PlacerError("its first line is of another machine than its plan")
     return entry
 
 

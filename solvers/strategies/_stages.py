@@ -75,7 +75,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     """Assignments of several choices of sharding options, the usual one first."""
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
-    by_arena_first = launches_share(instance, bound) >= _MOSTLY_LAUNCHES
+    are_launches_most = launches_share(instance, bound) >= _MOSTLY_LAUNCHES
     seen: set[tuple[ShardingOption, ...]] = set()
     for target in TARGETS:
         options = options_for(instance, bound, target * bound.step_time_s)
@@ -87,14 +87,14 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
             yield packed(instance, options, price)
         if not is_first or instance.gpus == 1:
             continue
-        if by_arena_first:
+        if are_launches_most:
             yield from assignments_by_arena(instance, bound)
         for share in LONGEST_SHARES:
             short = tuple(short_options(instance, options, price, share))
             if short not in seen:
                 seen.add(short)
                 yield packed(instance, short, price)
-        if not by_arena_first:
+        if not are_launches_most:  # They take longest to make.
             yield from assignments_by_arena(instance, bound)
 
 
