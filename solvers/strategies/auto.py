@@ -54,8 +54,8 @@ class AutoParams:
         Of moves that suit what the cost model asks of all shards of a table.
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
-    branching_share : float
-        Of branch and bound.
+    branching_share, relaxed_share : float
+        Of branch and bound, and of its first relaxation alone.
     branching_places : int
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
@@ -101,6 +101,7 @@ class AutoParams:
     linear_program_places: int = 20_000
     few_places: int = 2000
     branching_share: float = 0.75
+    relaxed_share: float = 0.9
     branching_places: int = 500
     promising_gap: float = 0.08
     branched_tables: int = 16
@@ -109,7 +110,7 @@ class AutoParams:
     relaxed_s: float = 3.0
     relaxed_s_per_point: float = 2e-6
     few_tables: int = 200
-    early: float = 3.0
+    early: float = 2.5
     first_bounds: float = 3.0
     first_share: float = 0.2
     first_search_share: float = 0.1
@@ -152,7 +153,7 @@ class Auto(StagedStrategy):
         relaxed_s = max(p.relaxed_s, p.relaxed_s_per_point * points)
 
         def relaxed(search: Search) -> Assignment | None:
-            return relaxation(search, p.branching_share, p.branching)
+            return relaxation(search, p.relaxed_share, p.branching)
 
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
