@@ -153,28 +153,6 @@ SCALE = {
 }
 
 
-def neuroshard_tasks(count: int, time_limit_s: float) -> tuple[Case, ...]:
-    """Tasks of 10 to 59 tables, as many of each size, each with a seed of its own.
-
-    NeuroShard's GPUs are RTX 2080 Ti, of which it uses 4 GiB each, without links of their
-    own; T4 are of the same generation. A task's weights take at most 15 of the 16 GiB, so
-    that most plans keep every row in HBM, but unlike in NeuroShard they need not: what finds
-    no room goes to the host's memory, at a cost.
-    """
-    return tuple(
-        Case(
-            f"{10 + seed % 50} tables, seed {seed}",
-            f"neuroshard-{10 + seed % 50}@{seed}",
-            "4xt4",
-            "4GiB",
-            None,
-            16384,
-            time_limit_s,
-        )
-        for seed in range(count)
-    )
-
-
 def drawn_tasks(count: int, time_limit_s: float) -> tuple[Case, ...]:
     """Problems of all kinds: tables, GPUs, memory and batch drawn with the task's number as seed.
 

@@ -1,7 +1,6 @@
-"""`auto` against others on many small tasks, all solvers of a task in one process.
+"""`auto` against every strategy on drawn problems of many kinds: none should have a better plan.
 
-A hundred in NeuroShard's setting, against greedies and beam search; and drawn ones of many kinds,
-against every strategy, none of which should ever have a better plan.
+One process runs all strategies of a problem.
 """
 
 import argparse
@@ -10,9 +9,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from _problems import Case, drawn_tasks, neuroshard_tasks
+from _problems import Case, drawn_tasks
 from _runs import (
-    CLASSIC,
     Claim,
     Effort,
     Run,
@@ -25,13 +23,9 @@ from _runs import (
 
 from solvers import SOLVERS
 
-TASKS, QUICK_TASKS = {"neuroshard": 100, "drawn": 300}, 4
-LIMIT_S = {"neuroshard": 5.0, "drawn": 10.0}
+TASKS, QUICK_TASKS = 300, 4
+LIMIT_S = 10.0
 CONTENDER = "auto"
-SPLIT = "greedy-cost"
-RIVALS = (*CLASSIC, SPLIT, "beam")
-ALSO = ("local-search",)
-BETTER_SHARE, NEVER_WORSE = 0.95, 0.005
 EQUAL = 1e-6
 """Relative difference of step times below which nobody is better."""
 
@@ -43,29 +37,18 @@ Task = dict[str, Run]
 
 
 def run(
-    part: str, options: argparse.Namespace, solvers: Sequence[str], save: Save
+    options: argparse.Namespace, solvers: Sequence[str], save: Save
 ) -> tuple[list[dict[str, object]], list[Claim]]:
-    """Run a part: records of its tasks, and what was claimed."""
-    effort = Effort(options.time_limit or LIMIT_S[part], threads=options.threads)
-    count = options.tasks or (QUICK_TASKS if options.quick else TASKS[part])
-    if part == "neuroshard":
-        wanted = [CONTENDER, *RIVALS, *ALSO]
-        cases = neuroshard_tasks(count, effort.time_limit_s)
-        print(
-            f"\n{len(cases)} tasks of 10 to 59 tables on {cases[0].topology} with {cases[0].hbm} "
-            f"of HBM a GPU, {4 * cases[0].batch_size:,} samples a step; "
-            f"{effort.time_limit_s:g} s each"
-        )
-    else:
-        wanted = [CONTENDER, *(one for one in SOLVERS if one != CONTENDER)]
-        cases = drawn_tasks(count, effort.time_limit_s)
-        print(f"\n{len(cases)} drawn tasks; {effort.time_limit_s:g} s each")
+    """Run the part: records of its tasks, and what was claimed."""
+    effort = Effort(options.time_limit or LIMIT_S, threads=options.threads)
+    count = options.tasks or (QUICK_TASKS if options.quick else TASKS)
+    cases = drawn_tasks(count, effort.time_limit_s)
+    print(f"\n{len(cases)} drawn tasks; {effort.time_limit_s:g} s each")
+    wanted = (CONTENDER, *(one for one in SOLVERS if one != CONTENDER))
     chosen = [one for one in wanted if one in solvers]
     tasks, records = _solved(cases, chosen, effort, save)
     _print(tasks, [one for one in chosen if one != CONTENDER])
-    if CONTENDER not in chosen:
-        return records, []
-    return records, _claims(tasks) if part == "neuroshard" else _claims_of_drawn(tasks)
+    return records, _claims(tasks) if CONTENDER in chosen else []
 
 
 def _solved(
@@ -138,34 +121,6 @@ def _print(tasks: Sequence[Task], rivals: Sequence[str]) -> None:
 
 
 def _claims(tasks: Sequence[Task]) -> list[Claim]:
-    known = [one for one in RIVALS if one in tasks[0]]
-    missing = [one for one in RIVALS if one not in known]
-    note = f" ({', '.join(missing)} was not run)" if missing else ""
-    anchors = [one for one in known if one != SPLIT]
-    # Where a solver has to cut or spill, whole-table greedies are easy to beat.
-    fitting = [task for task in tasks if any(task[o].all_in_hbm for o in CLASSIC if o in task)]
-    worst = max(_to_best(task, known) for task in tasks) - 1
-    return [
-        Claim(
-            f"auto better than every classic greedy and beam on {BETTER_SHARE:.0%} of the tasks",
-            _better(tasks, anchors) >= BETTER_SHARE * len(tasks),
-            f"{_score(tasks, anchors)}; where a classic greedy keeps every row in HBM, "
-            f"{_score(fitting, anchors)}{note}",
-        ),
-        Claim(
-            f"auto better than {SPLIT} and them on as many, or both proven optimal",
-            _better(tasks, known) + _settled(tasks, known) >= BETTER_SHARE * len(tasks),
-            f"{_score(tasks, known)}{note}",
-        ),
-        Claim(
-            f"auto never more than {NEVER_WORSE:.1%} worse than the best of them all",
-            worst <= NEVER_WORSE,
-            f"{worst:+.3%} at most{note}",
-        ),
-    ]
-
-
-def _claims_of_drawn(tasks: Sequence[Task]) -> list[Claim]:
     rivals = [one for one in tasks[0] if one != CONTENDER]
     behind = [ratio - 1 for task in tasks if (ratio := _to_best(task, rivals)) > 1 + NOTABLE]
     gaps = [gap for task in tasks if (gap := task[CONTENDER].gap) is not None]
@@ -183,23 +138,3 @@ def _claims_of_drawn(tasks: Sequence[Task]) -> list[Claim]:
             f"median, {shown_percent(max(gaps, default=0.0))} at most",
         ),
     ]
-
-
-def _better(tasks: Sequence[Task], rivals: Sequence[str]) -> int:
-    return sum(_to_best(task, rivals) < 1 - EQUAL for task in tasks)
-
-
-def _equal(tasks: Sequence[Task], rivals: Sequence[str]) -> list[Task]:
-    return [task for task in tasks if 1 - EQUAL <= _to_best(task, rivals) <= 1 + EQUAL]
-
-
-def _settled(tasks: Sequence[Task], rivals: Sequence[str]) -> int:
-    """How often a rival has a plan that nobody can beat."""
-    return sum(task[CONTENDER].reason == "optimal" for task in _equal(tasks, rivals))
-
-
-def _score(tasks: Sequence[Task], rivals: Sequence[str]) -> str:
-    return (
-        f"better on {_better(tasks, rivals)} of {len(tasks)}, "
-        f"equal on {len(_equal(tasks, rivals))} ({_settled(tasks, rivals)} proven optimal)"
-    )

@@ -1,6 +1,6 @@
-"""Placement solvers side by side: quality, time and memory, in six parts.
+"""Placement solvers side by side: quality, time and memory, in five parts.
 
-    python benchmarks/planners.py [--quick] [--part own|scale|neuroshard|drawn|torchrec|warm]
+    python benchmarks/planners.py [--quick] [--part own|scale|drawn|torchrec|warm]
                                   [--only NAME,...] [--solvers NAME,...] [--runs 3]
 
 own         every solver on published and drawn models (cost model `roofline`): MLPerf
@@ -8,16 +8,14 @@ own         every solver on published and drawn models (cost model `roofline`): 
             RecShard's RM1 to RM3 on 16 GPUs as published and at 2x oversubscription, and up to
             10,000 tables on 1,024 GPUs
 scale       time to solve as tables × GPUs grow tenfold together, with a plot
-neuroshard  a hundred tasks of 10 to 59 tables on four GPUs of 4 GiB: `auto` against greedies
-            and beam search
 drawn       three hundred problems of all kinds: whether any strategy is ahead of `auto`
 torchrec    TorchRec's planner against ours, under TorchRec's own perf model
 warm        `auto` from the plan of a problem that differs little, beside `auto` from nothing
 
 Each solver runs in a process of its own, so that its peak memory and its time are its own; on
-the tasks of `neuroshard` and `drawn`, one process runs all solvers of a task. The plans come
-back as files, and are read, verified and evaluated here: a plan that is unsound or not as fast
-as its solver says counts as broken. Gaps are to the solver's own bound; "to best" is the gap to
+the tasks of `drawn`, one process runs all solvers of a task. The plans come back as files, and
+are read, verified and evaluated here: a plan that is unsound or not as fast as its solver says
+counts as broken. Gaps are to the solver's own bound; "to best" is the gap to
 the tightest bound that any solver proved for the same search space. A solver gets 90% of the
 seconds of the target; one that is still running after three times its limit is killed, and left
 out of problems with more tables × GPUs. `auto`, and whoever ends within 5 seconds, runs
@@ -47,7 +45,7 @@ from _runs import Claim
 from placer.files import write_text
 from solvers import SOLVERS
 
-PARTS = ("own", "scale", "neuroshard", "drawn", "torchrec", "warm")
+PARTS = ("own", "scale", "drawn", "torchrec", "warm")
 QUICK_LIMIT_S = 5.0
 PACKAGES = ("embedding-placer", "ortools", "numpy", "scipy", "torch", "torchrec", "fbgemm-gpu-cpu")
 
@@ -89,8 +87,8 @@ def run_part(part: str, options: argparse.Namespace, solvers: Sequence[str]) -> 
     elif part == "scale":
         plot = None if file is None else file.with_suffix(".png")
         records, claims = _scale.run(options, solvers, save, plot)
-    elif part in ("neuroshard", "drawn"):
-        records, claims = _tasks.run(part, options, solvers, save)
+    elif part == "drawn":
+        records, claims = _tasks.run(options, solvers, save)
     elif part == "warm":
         records, claims = _warm.run(options, save)
     else:
@@ -116,7 +114,7 @@ def main() -> None:
     parser.add_argument("--only", help="problems of own, scale and torchrec, comma-separated")
     parser.add_argument("--solvers", help="comma-separated (all that are registered)")
     parser.add_argument("--runs", type=int, help="repetitions, of which the median counts (3)")
-    parser.add_argument("--tasks", type=int, help="of neuroshard (100) and drawn (300)")
+    parser.add_argument("--tasks", type=int, help="of drawn (300)")
     parser.add_argument("--time-limit", type=float, help="seconds, instead of each target's own")
     parser.add_argument("--threads", type=int, default=0, help="of backends; 0: all cores")
     parser.add_argument("--output", type=Path, help="folder that results go to")

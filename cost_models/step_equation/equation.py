@@ -140,18 +140,16 @@ class StepEquation(ABC):
         phase_s = np.zeros((ROWS, len(topology.gpus)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
+        known: dict[tuple[object, ...], tuple[Float, Float, float]] = {}
         for work in works:
             if work.gpu is not None:
-                costs = self.unit_costs(problem, work.table, work.gpu)
-                hbm_s, link_s, host_s = work.read_s(costs)
-                extras = work.extras
-                gpu_s[work.gpu] += (
-                    hbm_s + extras.hbm_s(costs),
-                    link_s,
-                    extras.exchange_s(costs),
-                    extras.launch_s(costs),
-                )
-                phase_s[:, work.gpu] += work.phase_s(costs, self.lookup_shares)
+                # Replicas ask the same of every GPU.
+                key = *work.amounts, topology.kind_of_gpu[work.gpu]
+                if key not in known:
+                    known[key] = self._times(work, self.unit_costs(problem, work.table, work.gpu))
+                of_gpu_s, of_phases_s, host_s = known[key]
+                gpu_s[work.gpu] += of_gpu_s
+                phase_s[:, work.gpu] += of_phases_s
                 dram_s[work.host] += host_s
                 continue
             rates = self.host_rates(problem, work.table, work.host)
@@ -179,6 +177,20 @@ class StepEquation(ABC):
             tuple(map(tuple, rows_s.tolist())),
             None if problem.dense is None else max(dense_phase_s(problem)),
         )
+
+    def _times(self, work: Work, costs: UnitCosts) -> tuple[Float, Float, float]:
+        """Seconds of a GPU by what takes them, as in `GpuCost`, and by phase; of its host."""
+        hbm_s, link_s, host_s = work.read_s(costs)
+        extras = work.extras
+        of_gpu_s = np.array(
+            (
+                hbm_s + extras.hbm_s(costs),
+                link_s,
+                extras.exchange_s(costs),
+                extras.launch_s(costs),
+            )
+        )
+        return of_gpu_s, work.phase_s(costs, self.lookup_shares), host_s
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""

@@ -98,9 +98,18 @@ def read_matrix(
     float64, shape (9, 3)
         For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
+    of_kind = shares[READ_KINDS.index(kind)]
+    return _read_matrix(costs.read(kind), kind, weight_bytes, row_bytes, of_kind.tobytes())
+
+
+@lru_cache(maxsize=4096)
+def _read_matrix(
+    costs: ReadCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: bytes
+) -> Float:
+    """`read_matrix`, not to be written to: tables of a model share a few, and ask very often."""
     sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
-    rates = _rates(costs.read(kind)) * sizes
-    looked_up = rates * shares[READ_KINDS.index(kind)]
+    rates = np.array(costs) * sizes
+    looked_up = rates * np.frombuffer(shares).reshape(rates.shape)
     # Rates of a unit, and of its bytes, are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]
     hbm_lookup_s, link_lookup_s, _ = looked_up[:, ::2] + looked_up[:, 1::2]
@@ -112,13 +121,8 @@ def read_matrix(
         matrix[LOOKUP] += link_lookup_s
         matrix[UPDATE] += link_s - link_lookup_s
         matrix[LINK_LOOKUP], matrix[LINK_UPDATE] = link_lookup_s, link_s - link_lookup_s
+    matrix.flags.writeable = False
     return matrix
-
-
-@lru_cache(maxsize=256)
-def _rates(costs: ReadCosts) -> Float:
-    """Costs as an array, shape (3, 6), not to be written to: tables of a model share a few."""
-    return np.array(costs)
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:

@@ -148,6 +148,12 @@ class Work:
     host: str = ""
     extras: Extras = NO_EXTRAS
 
+    @property
+    def amounts(self) -> tuple[object, ...]:
+        """All but the device: works with the same take as long on GPUs that are alike."""
+        sizes = self.weight_bytes, self.row_bytes
+        return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
+
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
         """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
         matrix = read_matrix(costs, self.kind, self.weight_bytes, self.row_bytes, shares)

@@ -145,6 +145,30 @@ class Topology(TopologyFields):
             attached.setdefault(gpu.host, []).append(gpu)
         return {host: tuple(gpus) for host, gpus in attached.items()}
 
+    @cached_property
+    def kind_of_gpu(self) -> tuple[int, ...]:
+        """The number of each GPU's kind, from 0: GPUs of a kind are equally fast at everything.
+
+        Examples
+        --------
+        >>> Topology.parse("2xh100").kind_of_gpu
+        (0, 0)
+        """
+        kinds: dict[tuple[float, ...], int] = {}
+        numbers = []
+        for gpu in self.gpus:
+            speeds = (
+                gpu.hbm_bytes_per_s,
+                gpu.launch_s,
+                self.hosts_by_id[gpu.host].dram_bytes_per_s,
+                len(self.gpus_of(gpu.host)),
+                self.host_link_bytes_per_s(gpu.id),
+                self.peer_bytes_per_s(gpu.id),
+                self.network_bytes_per_s(gpu.id),
+            )
+            numbers.append(kinds.setdefault(speeds, len(kinds)))
+        return tuple(numbers)
+
     def host_link_bytes_per_s(self, gpu: str) -> float:
         """Bandwidth between a GPU and its host's memory, each way."""
         link = self._link(gpu, "pcie")

@@ -43,6 +43,10 @@ _PRICES = 13
 
 _PRICE_SPAN = 6.0
 
+_HOST_PRICES, _LEAST_SAVED = 25, 1e-4
+"""Prices looked at for hosts' memory, and the lowest as a share of what a byte of HBM saves there
+on average."""
+
 _MOST_CROWDED = 200
 _REPLICA_RANGES = 16
 _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
@@ -358,18 +362,19 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
     staged_s = float(total[DRAM_S, price_index]) / len(instance.dram_bytes)
     busy_s = float(total[GPU_S, price_index]) / instance.gpus
-    if price == 0:
-        return np.array([0.0]), 0.0
-    around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
-    dram_s = 0.0
     comparable = instance.sharding_overhead_s is not None and not any(
         option.cold == "cached" and option.shard_count > 1
         for table in range(instance.tables)
         for option in instance.options_of(table)
     )
+    dram_s = 0.0
     if staged_s > busy_s / 2 and comparable:
-        spans = np.ptp(total[[DRAM_S, GPU_S]], axis=1)
-        dram_s = _staged_bound(instance, around * float(spans[0] / spans[1]))
+        # The last rows in HBM save a host far less than the average ones.
+        saved_s = float(total[DRAM_S].max()) / hbm_bytes
+        dram_s = _staged_bound(instance, saved_s * np.geomspace(_LEAST_SAVED, 1, _HOST_PRICES))
+    if price == 0:
+        return np.array([0.0]), dram_s
+    around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     return np.concatenate(([0.0], around)), dram_s
 
 

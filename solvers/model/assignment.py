@@ -13,13 +13,13 @@ from solvers.model.instance import Instance, Placement, ShardingOption, TableSha
 from solvers.model.knapsack import (
     BYTES,
     GPU_S,
-    OF_GPU,
     PHASES,
     Float,
     Knapsack,
     priced_costs,
     solve_knapsack,
 )
+from solvers.model.replicas import total
 
 _DRAM_PRICE_SHARES = (1e-3, 1.0)
 """Prices of a host's memory where it is short, as shares of the highest price of HBM."""
@@ -75,7 +75,7 @@ class Assignment:
         for mine in shards:
             mine.sort()
         everywhere = tuple(sorted(replicas))
-        base = replicated(instance, everywhere)
+        base = instance.every(everywhere).totals
         sums = np.stack(
             [
                 base[instance.kind_of_gpu[gpu]] + total(instance, mine, gpu)
@@ -209,7 +209,7 @@ class Assignment:
         gpu: int,
         shards: Sequence[TableShard],
         spare_bytes: float = 0.0,
-        replicas: Sequence[TableShard] | None = None,
+        replicas: tuple[TableShard, ...] | None = None,
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
         dram_price: float = 0.0,
     ) -> Knapsack | None:
@@ -219,8 +219,8 @@ class Assignment:
         `dram_price` the seconds that a byte of the host's memory is worth.
         """
         instance = self.instance
-        everywhere = self.replicas if replicas is None else replicas
-        base = instance.replica_costs(everywhere, gpu)
+        everywhere = instance.every(self.replicas if replicas is None else replicas)
+        base = everywhere.costs[instance.kind_of_gpu[gpu]]
 
         def curve(shard: TableShard) -> CostCurve:
             true = instance.curve(shard, gpu)
@@ -238,9 +238,10 @@ class Assignment:
         )
         if filled is None:
             return None
-        launches_s = len(instance.arenas((*shards, *everywhere))) * instance.launches_s[gpu]
+        arenas = instance.arenas(shards) | everywhere.arenas.keys()
+        launches_s = len(arenas) * instance.launches_s[gpu]
         arena_s = instance.arena_times.seconds(
-            gpu, zip(shards, filled.hot_rows, strict=True), everywhere
+            gpu, zip(shards, filled.hot_rows, strict=True), everywhere.shards
         )
         launches_s = launches_s + arena_s
         weights = instance.objective.weights
@@ -286,7 +287,7 @@ class Assignment:
         self.replicas = replicas
         for gpu, shards in change.items():
             self.shards[gpu] = shards
-        base = replicated(self.instance, replicas)
+        base = self.instance.every(replicas).totals
         for gpu, knapsack in knapsacks.items():
             self.knapsacks[gpu] = knapsack
         for gpu in range(self.instance.gpus) if everywhere else change:
@@ -294,19 +295,6 @@ class Assignment:
                 self.instance, self.shards[gpu], gpu
             )
         self.moves += 1
-
-
-def total(instance: Instance, shards: Iterable[TableShard], gpu: int) -> Float:
-    """Bytes and seconds of shards on a GPU at each price, shape (2 + phases, prices)."""
-    summed = np.zeros((instance.rows_of_costs - 3, instance.prices.size))
-    for shard in shards:
-        summed += instance.priced_costs(shard, gpu)[OF_GPU]
-    return summed
-
-
-def replicated(instance: Instance, replicas: Iterable[TableShard]) -> list[Float]:
-    """Bytes and seconds of what every GPU holds, by the GPU's kind, shape (2 + phases, prices)."""
-    return [total(instance, replicas, gpu) for gpu in instance.kinds]
 
 
 def least_loaded(

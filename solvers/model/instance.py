@@ -33,12 +33,19 @@ from solvers.model.knapsack import Float, costs_at_price, costs_of, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import ways_to_shard
 from solvers.model.prices import prices_for
+from solvers.model.replicas import Replicas
+
+Block = tuple[TableShard, ...]
+"""Shards that one GPU has to serve: mostly one."""
 
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
 _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
+
+_REPLICAS = 16
+"""Sets of replicas whose sums are kept at a time."""
 
 
 class _Kept(OrderedDict[tuple[object, ...], CostCurve]):
@@ -87,6 +94,9 @@ class Instance:
     ----------
     like : Instance, optional
         Of the same problem and cost model, with other weights: its curves are not asked for again.
+    host_share : float
+        How much the time of a host's memory counts beside all phases where GPUs choose the rows in
+        their HBM: 0 to 1.
     """
 
     def __init__(
@@ -96,10 +106,11 @@ class Instance:
         chain_weights: Float | None = None,
         delay: Delay | None = None,
         like: "Instance | None" = None,
+        host_share: float = 0.0,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
-        self.delay = delay
+        self.delay, self.host_share = delay, host_share
         topology = problem.topology
         schedule = cost_model.schedule(problem)
         if delay is not None:
@@ -107,24 +118,8 @@ class Instance:
         self.objective = Objective(schedule, chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
-        kinds: dict[tuple[object, ...], int] = {}
-        self.kind_of_gpu: list[int] = []
-        self.kinds: list[int] = []
-        for number, gpu in enumerate(topology.gpus):
-            host = topology.hosts_by_id[gpu.host]
-            key = (
-                gpu.hbm_bytes_per_s,
-                gpu.launch_s,
-                host.dram_bytes_per_s,
-                len(topology.gpus_of(gpu.host)),
-                topology.host_link_bytes_per_s(gpu.id),
-                topology.peer_bytes_per_s(gpu.id),
-                topology.network_bytes_per_s(gpu.id),
-            )
-            if key not in kinds:
-                kinds[key] = len(kinds)
-                self.kinds.append(number)
-            self.kind_of_gpu.append(kinds[key])
+        self.kind_of_gpu = list(topology.kind_of_gpu)
+        self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
         self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
         if delay is not None:
@@ -145,6 +140,7 @@ class Instance:
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
         self._costs_at: dict[tuple[object, ...], Float] = {}
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
+        self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
     @cached_property
     def prices(self) -> Float:
@@ -214,7 +210,7 @@ class Instance:
                 may_serve &= np.arange(self.gpus) == shard.home_gpu
         return may_serve
 
-    def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
+    def blocks(self, shards: Iterable[TableShard]) -> list[Block]:
         """Shards in blocks that one GPU has to serve: mostly of one shard each."""
         return self._rules.blocks(shards)
 
@@ -244,7 +240,10 @@ class Instance:
         return self._weighed(shard, gpu)
 
     def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
-        """The cost model's curve, but that its `gpu_s` weighs phases as the objective does."""
+        """The cost model's curve, but that its `gpu_s` weighs phases as the objective does.
+
+        And its host's memory, which all GPUs of the host share.
+        """
         key, weights = self._key(shard, gpu), self.objective.weights
         curve = self._model_curves.get(key)
         if curve is None:
@@ -253,9 +252,13 @@ class Instance:
             self._model_curves.keep(key, curve)
         if self.delay is not None:
             curve = self.delay.with_phase(curve)
-        if self.objective.is_plain_sum:
+        if self.objective.is_plain_sum and not self.host_share:
             return curve
         gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
+        if self.host_share:
+            peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
+            gpu_s = (1 - self.host_share) * gpu_s + self.host_share * peers * curve.dram_s
+            split_s *= 1 - self.host_share
         return replace(curve, gpu_s=gpu_s, split_s=split_s)
 
     @cached_property
@@ -319,10 +322,14 @@ class Instance:
         """The number of the last of `prices` that is at least `price`."""
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
-    def replica_costs(self, replicas: Iterable[TableShard], gpu: int) -> Float:
-        """Costs of replicas on a GPU, shape (5 + phases,)."""
-        none = np.zeros(self.rows_of_costs)
-        return sum((self.priced_costs(one, gpu)[:, 0] for one in replicas), none)
+    def every(self, replicas: tuple[TableShard, ...]) -> Replicas:
+        """Sums over what every GPU holds: the same ones for the same tuple."""
+        known = self._replicas.get(id(replicas))
+        if known is None:
+            known = self._replicas[id(replicas)] = Replicas(self, replicas)
+            if len(self._replicas) > _REPLICAS:
+                self._replicas.popitem(last=False)
+        return known
 
     @property
     def rows_of_costs(self) -> int:
@@ -359,17 +366,23 @@ class Instance:
             total = total + self.gpus * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 
-    def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        """The key of a shard's cost: of other column slices, it depends on their number alone."""
+    def cost_key(self, shard: TableShard) -> tuple[object, ...]:
+        """Equal for shards that cost the same on any GPU.
+
+        Of other column slices, a shard's cost depends on their number alone; that of replicas does
+        not depend on how the other rows are divided.
+        """
         option = shard.option
+        if shard.is_replica:
+            return shard.table, option.replicated_rows
         width = (
-            option.column_widths[shard.column_slice]
-            if option.column_widths and shard.column_slice >= 0
-            else shard.column_slice
+            option.column_widths[shard.column_slice] if option.column_widths else shard.column_slice
         )
         rest = option if not option.column_widths else option._replace(column_widths=())
-        columns = len(option.column_widths)
-        return shard.table, shard.row_slice, width, columns, rest, self.kind_of_gpu[gpu]
+        return shard.table, shard.row_slice, width, len(option.column_widths), rest
+
+    def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
+        return *self.cost_key(shard), self.kind_of_gpu[gpu]
 
     @property
     def search_space(self) -> str:
@@ -384,4 +397,4 @@ class Instance:
         )
 
 
-__all__ = ["WHOLE_TABLE", "Instance", "Placement", "ShardingOption", "TableShard"]
+__all__ = ["WHOLE_TABLE", "Block", "Instance", "Placement", "ShardingOption", "TableShard"]

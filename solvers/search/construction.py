@@ -10,10 +10,9 @@ import numpy.typing as npt
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
 
-Block = tuple[TableShard, ...]
 _Balanced = Literal["phases", "hosts", "buffers", "rows"]
 
 Homes = Mapping[Arena, npt.NDArray[np.bool_]]
@@ -219,7 +218,7 @@ class _Loads:
             "buffers": self.buffers,
             "rows": {block: float(both[BYTES, 1]) for block, both in ends.items()},
         }[balanced]
-        base = np.array([instance.replica_costs(replicas, gpu) for gpu in instance.kinds])
+        base = np.array(instance.every(tuple(replicas)).costs)
         self.load = base[self.kinds, GPU_S]
         self.capacity = instance.hbm_bytes - base[self.kinds, BYTES]
         self.hbm, self.least = self.capacity.copy(), np.zeros(instance.gpus)

@@ -1,14 +1,17 @@
 """Moves and swaps of blocks between GPUs, rated by sums of priced costs, many at once."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.arenas import Arena
-from solvers.model.arenas import Block
-from solvers.model.assignment import Assignment, Change, total
+from solvers.model.assignment import Assignment, Change
+from solvers.model.instance import Block
 from solvers.model.knapsack import Float, Int, phases_of_swaps
+from solvers.model.replicas import total
 
 _MOST_SWAPS = 4000
 """Swaps that are rated together: arrays of more do not stay in a processor's cache."""
@@ -34,14 +37,14 @@ class _Served:
         self.tables = [frozenset(shard.table for shard in block) for block in self.blocks]
         self.every_table = frozenset[int]().union(*self.tables)
         self.open_gpus = np.array([instance.open_gpus(block) for block in self.blocks])
-        members = [
-            [numbers.setdefault(instance.arena_of(shard), len(numbers)) for shard in block]
-            for block in (*self.blocks, self._replicas)
-        ]
+        members = [Counter(map(instance.arena_of, block)) for block in self.blocks]
+        members.append(instance.every(self._replicas).arenas)
+        for arena in itertools.chain(*members):
+            numbers.setdefault(arena, len(numbers))
         counts = np.zeros((len(members), len(numbers)), dtype=np.int64)
-        for block, arenas in zip(counts, members, strict=True):
-            for arena in arenas:
-                block[arena] += 1
+        for row, arenas in zip(counts, members, strict=True):
+            for arena, count in arenas.items():
+                row[numbers[arena]] = count
         self.arenas, self.every_arena = counts[:-1], counts.sum(axis=0)
         self._costs: dict[int, Float] = {}
 

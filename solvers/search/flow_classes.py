@@ -7,10 +7,8 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-
-Block = tuple[TableShard, ...]
 
 _EVERY = 3
 """Of the instance's prices, so many are one at which GPUs are balanced."""
@@ -79,7 +77,7 @@ class FlowState:
         price_indices, usual = _balanced_prices(instance, price)
         prices = instance.prices[price_indices]
         shards, replicas = instance.sharded(options)
-        base = np.array([instance.replica_costs(replicas, gpu) for gpu in instance.kinds])[kinds]
+        base = np.array(instance.every(tuple(replicas)).costs)[kinds]
         hbm = instance.hbm_bytes - base[:, BYTES]
         blocks = instance.blocks(shards)
         cost, size_s, cold_bytes, all_bytes, least_bytes = {}, {}, {}, {}, {}

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from solvers.model.instance import Instance, TableShard
+from solvers.model.instance import Block, Instance
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, OF_GPU, Float
 
 Int = npt.NDArray[np.int64]
-Block = tuple[TableShard, ...]
 
 
 class Items:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.model.assignment import Assignment, replicated, total
+from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance, TableShard
+from solvers.model.instance import Block, Instance, TableShard
 from solvers.model.knapsack import GPU_S, Float, least_times
+from solvers.model.replicas import total
 from solvers.search.moves import improve, resharded
-
-Block = tuple[TableShard, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _shaken(
         return None
     noise = {block: _time(trial, block) * rng.uniform(0.6, 1.0) for block in blocks}
     blocks.sort(key=lambda block: (-noise[block], block))
-    shards = _dealt(blocks, touched, replicated(instance, trial.replicas), instance)
+    shards = _dealt(blocks, touched, instance.every(trial.replicas).totals, instance)
     return None if shards is None else trial.changed(shards)
 
 

@@ -8,10 +8,11 @@ import numpy as np
 from cost_models import ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.plan.plan import Plan
-from solvers.model.assignment import Assignment, total
+from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.knapsack import least_times
 from solvers.model.read_plan import is_one_of, read_shards
+from solvers.model.replicas import total
 from solvers.search.moves import resharded
 
 

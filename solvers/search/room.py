@@ -18,10 +18,8 @@ import numpy.typing as npt
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-
-Block = tuple[TableShard, ...]
 
 _RUINS = 200
 """Times that tables are placed anew."""

@@ -38,6 +38,10 @@ _WARM_SHARE = 0.3
 _CHAIN_SHARES = (0.3, 0.6, 1.0)
 """What a chain of phases counts beside the main one, where placements wait for it."""
 
+_HOST_WAITS, _MOST_HOST = 1.1, 0.95
+"""Times a placement's longest chain that its hosts' memory takes for that to count, and the most it
+counts beside chains."""
+
 
 @dataclass
 class Search:
@@ -280,15 +284,17 @@ def _weighed(search: Search) -> Search:
     """The search with the chains of phases weighed so that its bound is largest.
 
     At first the main chain alone counts. If a first placement waits for another one, such as the
-    host link, mixtures of the two are tried.
+    host link, mixtures of the two are tried; if it waits for a host's memory, see `_with_hosts`.
     """
     instance, bound = search.instance, search.lagrangian
     chains = len(instance.objective.schedule.chains)
-    first = construct(instance, bound, bound.step_time_s) if chains > 1 else None
+    first = construct(instance, bound, bound.step_time_s)
     if first is None:
         return search
     times_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
     longest = int(times_s.argmax())
+    if first.step_time_s > _HOST_WAITS * float(times_s[longest]):
+        return _with_hosts(search, first)
     if not longest:
         return search
     best = search
@@ -299,6 +305,25 @@ def _weighed(search: Search) -> Search:
         other = Search.start(weighed, search.clock)
         if other.bound_s > best.bound_s:
             best = other
+    return best
+
+
+def _with_hosts(search: Search, first: Assignment) -> Search:
+    """The search with hosts' memory weighed so that a first placement takes the least time.
+
+    Its bounds are still those of the chains: a single shard may take its host's memory for all of
+    its time, but not once for each GPU.
+    """
+    instance, best, best_s = search.instance, search, first.step_time_s
+    for share in _CHAIN_SHARES:
+        weighed = Instance(
+            instance.problem, instance.cost_model, like=instance, host_share=min(share, _MOST_HOST)
+        )
+        other = Search.start(weighed, search.clock)
+        found = construct(weighed, other.lagrangian, other.lagrangian.step_time_s)
+        if found is not None and found.step_time_s < best_s:
+            best_s = found.step_time_s
+            best = replace(other, bound_s=search.bound_s, delayed=search)
     return best
 
 

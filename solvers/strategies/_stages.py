@@ -34,6 +34,10 @@ LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
 
 _CLOSE_ENOUGH = 1e-3
 
+_PROMISING = 1.2
+"""Times the best assignment's objective that a first one may have: improving gains less than that
+without sharding anything anew."""
+
 _MOSTLY_LAUNCHES = 0.25
 """Share of a step that all arenas' launches take from which GPUs are divided among arenas first."""
 
@@ -49,6 +53,8 @@ def cost_greedy(
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
     for assignment in _constructed(search, clock.part(construction_share)):
+        if best is not None and assignment.key_s > _PROMISING * best.key_s:
+            break
         improve(assignment, clock, reshard_tables=False)
         if best is None or assignment.key_s < best.key_s:
             best = assignment

@@ -37,9 +37,9 @@ import numpy as np
 
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Instance, ShardingOption
+from solvers.model.instance import Block, Instance, ShardingOption
 from solvers.search.construction import construct
-from solvers.search.flow_classes import Block, FlowState, cheapest_flow, classes_of
+from solvers.search.flow_classes import FlowState, cheapest_flow, classes_of
 from solvers.strategies._base import Search, Strategy
 
 

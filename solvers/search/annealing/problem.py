@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cost_models.arenas import Arena
-from solvers.model.arenas import Block
 from solvers.model.assignment import Assignment
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
 from solvers.search.annealing.rating import rate, replace_items
 from solvers.search.annealing.state import (

@@ -1,0 +1,200 @@
+"""A table taken off all GPUs, and about what a step takes with its shards elsewhere.
+
+All that depends on the GPUs alone is computed once, and each distinct shard is tried on all of
+them once, however many sharding options have it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from solvers.model.assignment import Assignment, Change, least_loaded
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import GPU_S, OF_GPU, Float, phases_at, phases_with
+from solvers.model.replicas import total
+
+MOST_SHARDS = 8
+"""Where a table has more of them, they are tried on all GPUs."""
+
+_CANDIDATE_GPUS = MOST_SHARDS + 8
+"""Otherwise on so many, the least loaded ones."""
+
+
+def work_s(instance: Instance, table: int, option: ShardingOption) -> float:
+    """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
+    return float(instance.option_costs_at(table, option, -1)[GPU_S])
+
+
+class Without:
+    """An assignment with one table taken off all GPUs."""
+
+    def __init__(self, assignment: Assignment, table: int) -> None:
+        instance = assignment.instance
+        self.assignment, self.table = assignment, table
+        self.holders = assignment.holders(table)
+        self.phase_s = assignment.phase_s
+        self.least_loaded = least_loaded(assignment, instance.allowed(table), instance.gpus)
+        self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
+        self.dropped = [shard for shard in assignment.replicas if shard.table == table]
+        self.kept = {
+            gpu: [shard for shard in assignment.shards[gpu] if shard.table != table]
+            for gpu in self.holders
+        }
+
+    @property
+    def work_s(self) -> float:
+        """GPU seconds that the table takes with its present option."""
+        held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
+        shards = {shard.option for shard in (*held, *self.assignment.replicas)
+                  if shard.table == self.table}  # fmt: skip
+        return sum(work_s(self.assignment.instance, self.table, option) for option in shards)
+
+    def rated(self, options: Sequence[ShardingOption]) -> list[float]:
+        """About the objective with the table sharded in each of some ways."""
+        keys_s = [np.inf] * len(options)
+        for numbers, room in self._rooms(options):
+            found_s = room.spread([options[at] for at in numbers])[0]
+            for at, key_s in zip(numbers, found_s, strict=True):
+                keys_s[at] = float(key_s)
+        return keys_s
+
+    def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
+        """The table's shards on the GPUs where they delay the step least.
+
+        Returns about the objective then, the change, and what is then replicated.
+        """
+        ((_, room),) = self._rooms([option])
+        (key_s,), (gpus,) = room.spread([option])
+        if not np.isfinite(key_s):
+            return np.inf, {}, self.replicas
+        replicas = self.replicas
+        if room.replica is not None:
+            replicas = tuple(sorted((*replicas, room.replica)))
+        change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
+        shards = self.assignment.instance.shards(self.table, option)
+        for shard, gpu in zip(shards, gpus, strict=True):
+            change.setdefault(gpu, list(self.assignment.shards[gpu])).append(shard)
+        return float(key_s), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
+
+    def _rooms(self, options: Sequence[ShardingOption]) -> Iterator[tuple[list[int], "_Room"]]:
+        """Numbers of options with equally many shards and the same replicas, and the room for them.
+
+        Options that replicate the same rows share what does not depend on the shards.
+        """
+        instance = self.assignment.instance
+        replicas: dict[tuple[object, ...] | None, TableShard | None] = {}
+        alike: dict[tuple[tuple[object, ...] | None, bool], dict[int, list[int]]] = {}
+        for at, option in enumerate(options):
+            replica = instance.replica(self.table, option)
+            count = len(instance.shards(self.table, option))
+            everywhere = option.blocked or count > MOST_SHARDS
+            key = None if replica is None else instance.cost_key(replica)
+            replicas[key] = replica
+            groups = alike.setdefault((key, everywhere), {})
+            groups.setdefault(count, []).append(at)
+        for (key, everywhere), groups in alike.items():
+            homes = range(instance.gpus) if everywhere else self.least_loaded[:_CANDIDATE_GPUS]
+            room = _Room(self, replicas[key], list(dict.fromkeys((*self.holders, *homes))))
+            for numbers in groups.values():
+                yield numbers, room
+
+
+class _Room:
+    """GPUs without a table but for its replicated rows, and what its shards would take there."""
+
+    def __init__(self, without: Without, replica: TableShard | None, gpus: list[int]) -> None:
+        assignment, table = without.assignment, without.table
+        instance = self.instance = assignment.instance
+        self.table, self.replica, self.gpus = table, replica, gpus
+        sums = assignment.sums
+        changed = [*((one, -1) for one in without.dropped), *([(replica, 1)] if replica else [])]
+        for one, sign in changed:
+            of_kinds = [instance.priced_costs(one, gpu)[OF_GPU] for gpu in instance.kinds]
+            sums = sums + sign * np.array(of_kinds)[instance.kind_of_gpu]
+        self.sums, self.hbm = sums[gpus].copy(), instance.hbm_bytes[gpus]
+        for at, gpu in enumerate(gpus):
+            if gpu in without.kept:
+                mine = (shard for shard in assignment.shards[gpu] if shard.table == table)
+                self.sums[at] -= total(instance, mine, gpu)
+        phase_s = without.phase_s
+        others = np.delete(np.arange(instance.gpus), gpus)
+        if changed and others.size:
+            hbm = instance.hbm_bytes[others]
+            phase_s = phase_s.copy()
+            phase_s[others] += phases_at(sums[others], hbm) - phases_at(
+                assignment.sums[others], hbm
+            )
+        objective = instance.objective
+        self.scale_s = objective.scale_s(phase_s)
+        everywhere = instance.every(assignment.replicas).arenas.copy()
+        everywhere.subtract(instance.arena_of(shard) for shard in without.dropped)
+        if replica is not None:
+            everywhere[instance.arena_of(replica)] += 1
+        replicated = {arena for arena, count in everywhere.items() if count}
+        self.arenas = [
+            instance.arenas(without.kept.get(gpu, assignment.shards[gpu])) | replicated
+            for gpu in gpus
+        ]
+        self.launch_s = np.array([instance.launches_s[gpu] for gpu in gpus])
+        launches_s = np.array([len(present) for present in self.arenas])[:, None] * self.launch_s
+        self.besides_s = launches_s + assignment.arena_s(gpus)
+        before_s = phases_at(self.sums, self.hbm) + self.besides_s
+        self.powers = objective.powers(before_s, self.scale_s)
+        rest = objective.powers(phase_s[others], self.scale_s).sum(axis=0)
+        self.all_powers = rest + self.powers.sum(axis=0)
+        self._after: dict[tuple[object, ...], Float] = {}
+
+    def spread(self, options: Sequence[ShardingOption]) -> tuple[Float, list[list[int]]]:
+        """Shards of options, which have equally many, where they delay the step least.
+
+        Returns about the objective, shape (options,), infinite where they fit nowhere, and the
+        GPU of each shard.
+        """
+        objective = self.instance.objective
+        every = np.arange(len(options))
+        shards = [self.instance.shards(self.table, option) for option in options]
+        powers = np.repeat(self.powers[None], len(options), axis=0)
+        sums = np.repeat(self.all_powers[None], len(options), axis=0)
+        taken = np.zeros(powers.shape[:2], dtype=bool)
+        homes: list[list[int]] = [[] for _ in options]
+        lost = np.zeros(len(options), dtype=bool)
+        for each in zip(*shards, strict=True):
+            after = np.array([self._with(shard) for shard in each])
+            with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
+                then = sums[:, None] - powers + after
+            keys_s = objective.norm_s(self.scale_s, then)
+            keys_s[taken | ~np.isfinite(keys_s)] = np.inf
+            at = keys_s.argmin(axis=1)
+            lost |= ~np.isfinite(keys_s[every, at])
+            sums = then[every, at]
+            powers[every, at] = after[every, at]
+            taken[every, at] = True  # One shard of a table on a GPU.
+            for mine, index in zip(homes, at.tolist(), strict=True):
+                mine.append(self.gpus[index])
+        keys_s = objective.norm_s(self.scale_s, sums)
+        keys_s[lost] = np.inf
+        return keys_s, homes
+
+    def _with(self, shard: TableShard) -> Float:
+        """Powers of phases of each GPU if it served a shard too, shape (GPUs, phases).
+
+        Not a number where it may not.
+        """
+        instance = self.instance
+        key = shard if shard.home_gpu is not None else instance.cost_key(shard)
+        known = self._after.get(key)
+        if known is None:
+            kinds = [instance.kind_of_gpu[gpu] for gpu in self.gpus]
+            if len(set(kinds)) == 1:
+                added = instance.priced_costs(shard, self.gpus[0])[OF_GPU]
+            else:
+                of_kinds = [instance.priced_costs(shard, gpu)[OF_GPU] for gpu in instance.kinds]
+                added = np.array(of_kinds)[kinds]
+            arena = instance.arena_of(shard)
+            new = np.array([arena not in present for present in self.arenas])
+            then_s = phases_with(self.sums, added, self.hbm)
+            then_s += self.besides_s + new[:, None] * self.launch_s
+            known = instance.objective.powers(then_s, self.scale_s)
+            known[~instance.open_gpus((shard,))[self.gpus]] = np.nan
+            self._after[key] = known
+        return known
