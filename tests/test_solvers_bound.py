@@ -1,5 +1,6 @@
 """Bounds held against the best plan there is, and the convex pieces that they are made of."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ from solvers.model.knapsack import (
 from solvers.result import Limits
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
+from solvers.strategies import _base
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -730,3 +732,20 @@ def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve
     # Only bytes and seconds are read.
     assert least_times(sums[:, : GPU_S + 1], rooms).tolist() == each
     assert sums.shape[1] == 6
+
+
+def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPUs by themselves would leave to a host all rows that it pools for them."""
+    profile = named_workload("random-30@40")
+    rules = {"*": TableRule(forbid=frozenset({"staged", "uva", "cached"}))}
+    topology = Topology.parse("4xh100").with_memory(hbm=profile.total_bytes * 3 // 40)
+    problem = Problem(profile, topology, 16384, constraints=Constraints.of(rules))
+    spared = solve(problem, "greedy-cost")
+    assert spared.step_time_s is not None
+    assert spared.step_time_s < 1.5 * spared.bound_s
+    monkeypatch.setattr(_base, "_HOST_WAITS", math.inf)
+    waiting = solve(problem, "greedy-cost")
+    assert waiting.step_time_s is not None
+    assert spared.step_time_s < 0.7 * waiting.step_time_s

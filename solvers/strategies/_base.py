@@ -38,9 +38,9 @@ _WARM_SHARE = 0.3
 _CHAIN_SHARES = (0.3, 0.6, 1.0)
 """What a chain of phases counts beside the main one, where placements wait for it."""
 
-_HOST_WAITS, _MOST_HOST = 1.1, 0.95
-"""Times a placement's longest chain that its hosts' memory takes for that to count, and the most it
-counts beside chains."""
+_HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
+"""Times a placement's longest chain that its hosts' memory takes for that to count, and what it
+then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
 
 
 @dataclass
@@ -315,10 +315,8 @@ def _with_hosts(search: Search, first: Assignment) -> Search:
     its time, but not once for each GPU.
     """
     instance, best, best_s = search.instance, search, first.step_time_s
-    for share in _CHAIN_SHARES:
-        weighed = Instance(
-            instance.problem, instance.cost_model, like=instance, host_share=min(share, _MOST_HOST)
-        )
+    for share in _HOST_SHARES:
+        weighed = Instance(instance.problem, instance.cost_model, like=instance, host_share=share)
         other = Search.start(weighed, search.clock)
         found = construct(weighed, other.lagrangian, other.lagrangian.step_time_s)
         if found is not None and found.step_time_s < best_s:
