@@ -178,13 +178,16 @@ def _best_bound(
         replica_s[table, : len(work.options)] = work.replica_s
         priced[table, : len(work.options)] = work.priced_s
     lowest_s = max(dram_s, float(longest.min(axis=1).max()))
-    best_s, best = lowest_s, 0
+    best_s, best, most_s = lowest_s, 0, -np.inf
     # The middle price is mostly among the best: others need only show that they are no better.
     for at in sorted(range(prices.size), key=lambda at: abs(at - prices.size // 2)):
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, instance.gpus)
         hbm_worth_s = float(prices[at] * instance.hbm_bytes.sum())
         low = best_s
-        if work_s(low) - hbm_worth_s <= instance.gpus * low:
+        needed_s = work_s(low) - hbm_worth_s
+        if needed_s <= instance.gpus * low:
+            if best_s == lowest_s and needed_s > most_s:  # The worth of HBM, if not the bound.
+                best, most_s = at, needed_s
             continue
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
@@ -358,6 +361,8 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     total = np.zeros((instance.rows_of_costs, grid.size))
     for table in range(instance.tables):
         total += instance.priced_costs(instance.whole(table), instance.kinds[0])
+    if total[BYTES].min() > hbm_bytes:  # Some tables have to be read in ways with less buffers.
+        total = np.sum([_cheapest(instance, table) for table in range(instance.tables)], axis=0)
     price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)
     price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
     staged_s = float(total[DRAM_S, price_index]) / len(instance.dram_bytes)
@@ -376,6 +381,17 @@ def _prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
         return np.array([0.0]), dram_s
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     return np.concatenate(([0.0], around)), dram_s
+
+
+def _cheapest(instance: Instance, table: int) -> Float:
+    """Costs of a table in one shard at each price, its cold rows read as is cheapest there."""
+    gpu, prices = instance.kinds[0], instance.prices[1:]
+    ways = np.array([instance.priced_costs(shard, gpu) for shard in instance.uncut(table)])
+    worth = ways[:, GPU_S, 1:] + prices * ways[:, BYTES, 1:]
+    # The first price is infinite.
+    chosen = np.append(ways[:, BYTES, 0].argmin(), worth.argmin(axis=0))
+    cheapest: Float = ways[chosen, :, np.arange(chosen.size)].T
+    return cheapest
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:

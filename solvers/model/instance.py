@@ -29,10 +29,10 @@ from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.delays import Delay
 from solvers.model.fixed_share import at_share
-from solvers.model.knapsack import Float, costs_at_price, costs_of, priced_costs
+from solvers.model.knapsack import BYTES, Float, costs_at_price, costs_of, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import ways_to_shard
-from solvers.model.prices import prices_for
+from solvers.model.prices import pareto, prices_for
 from solvers.model.replicas import Replicas
 
 Block = tuple[TableShard, ...]
@@ -149,9 +149,15 @@ class Instance:
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
         sample = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
-        whole = [costs_of(self.curve(self.whole(table), self.kinds[0])) for table in sample]
-        hbm_bytes = self.hbm_bytes.sum() * len(sample) / self.tables
-        return prices_for(whole, float(hbm_bytes))
+        gpu, hbm_bytes = self.kinds[0], float(self.hbm_bytes.sum() * len(sample) / self.tables)
+        whole = [costs_of(self.curve(self.whole(table), gpu)) for table in sample]
+        if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:
+            # Buffers do not fit: some tables have to be read in ways that need fewer.
+            whole = [
+                pareto(np.hstack([costs_of(self.curve(s, gpu)) for s in self.uncut(table)]))
+                for table in sample
+            ]
+        return prices_for(whole, hbm_bytes)
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -163,6 +169,14 @@ class Instance:
     def whole(self, table: int) -> TableShard:
         """A table in one shard, its cold rows read in the usual way."""
         return TableShard(table, self.options_of(table)[0])
+
+    def uncut(self, table: int) -> list[TableShard]:
+        """A table in one shard, its cold rows read in each way."""
+        return [
+            TableShard(table, option)
+            for option in self.options_of(table)
+            if option.shard_count == 1 and not option.replicated_rows
+        ]
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
         """The shards of a table with this option, replicas aside."""

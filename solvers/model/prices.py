@@ -15,6 +15,21 @@ _LEAST_WORTH = 1e-30
 """Bytes of HBM that are worth so much less than others are worth nothing."""
 
 
+def pareto(points: Float) -> Float:
+    """Of some points, by bytes, those with less time than all with fewer, shape (5 + phases, k).
+
+    Examples
+    --------
+    >>> pareto(np.array([[3.0, 1.0, 2.0], [0.5, 1.0, 2.0]]))
+    array([[1. , 3. ],
+           [1. , 0.5]])
+    """
+    order = np.lexsort((points[GPU_S], points[BYTES]))
+    seconds = points[GPU_S, order]
+    before = np.concatenate(([np.inf], np.minimum.accumulate(seconds)[:-1]))
+    return points[:, order[seconds < before]]
+
+
 def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
     """Falling prices of a byte, in seconds, dense around the one at which tables fill the HBM.
 

@@ -38,6 +38,9 @@ _WARM_SHARE = 0.3
 _CHAIN_SHARES = (0.3, 0.6, 1.0)
 """What a chain of phases counts beside the main one, where placements wait for it."""
 
+_CHAIN_WAITS = 0.6
+"""Share of the main chain's time from which another one is weighed too."""
+
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 """Times a placement's longest chain that its hosts' memory takes for that to count, and what it
 then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
@@ -281,48 +284,46 @@ def _warm(search: Search) -> Assignment | None:
 
 
 def _weighed(search: Search) -> Search:
-    """The search with the chains of phases weighed so that its bound is largest.
+    """The search with the chains of phases weighed so that a first placement takes least time.
 
     At first the main chain alone counts. If a first placement waits for another one, such as the
-    host link, mixtures of the two are tried; if it waits for a host's memory, see `_with_hosts`.
+    host link, mixtures of the two are tried; if it waits for a host's memory, mixtures with that.
     """
     instance, bound = search.instance, search.lagrangian
-    chains = len(instance.objective.schedule.chains)
     first = construct(instance, bound, bound.step_time_s)
     if first is None:
         return search
     times_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
-    longest = int(times_s.argmax())
-    if first.step_time_s > _HOST_WAITS * float(times_s[longest]):
-        return _with_hosts(search, first)
-    if not longest:
+    longest = int(times_s[1:].argmax()) + 1 if times_s.size > 1 else 0
+    waits_for_host = first.step_time_s > _HOST_WAITS * float(times_s.max())
+    if times_s[longest] <= _CHAIN_WAITS * times_s[0] and not waits_for_host:
         return search
-    best = search
-    for share in _CHAIN_SHARES:
-        weights = np.zeros(chains)
-        weights[0], weights[longest] = 1 - share, share
-        weighed = Instance(instance.problem, instance.cost_model, weights, like=instance)
-        other = Search.start(weighed, search.clock)
-        if other.bound_s > best.bound_s:
-            best = other
-    return best
-
-
-def _with_hosts(search: Search, first: Assignment) -> Search:
-    """The search with hosts' memory weighed so that a first placement takes the least time.
-
-    Its bounds are still those of the chains: a single shard may take its host's memory for all of
-    its time, but not once for each GPU.
-    """
-    instance, best, best_s = search.instance, search, first.step_time_s
-    for share in _HOST_SHARES:
-        weighed = Instance(instance.problem, instance.cost_model, like=instance, host_share=share)
-        other = Search.start(weighed, search.clock)
-        found = construct(weighed, other.lagrangian, other.lagrangian.step_time_s)
+    best, best_s, bound_s = search, first.step_time_s, search.bound_s
+    for share in _HOST_SHARES if waits_for_host else _CHAIN_SHARES:
+        weights = np.eye(times_s.size)[0]
+        if not waits_for_host:
+            weights[0], weights[longest] = 1 - share, share
+        host_share = share if waits_for_host else 0.0
+        other = Search.start(
+            Instance(
+                instance.problem,
+                instance.cost_model,
+                weights,
+                like=instance,
+                host_share=host_share,
+            ),
+            search.clock,
+        )
+        if waits_for_host:
+            # A single shard may take its host's memory for all of its time, but not once for each
+            # GPU: bounds are still those of the chains.
+            other = replace(other, delayed=search)
+        else:
+            bound_s = max(bound_s, other.bound_s)
+        found = construct(other.instance, other.lagrangian, other.lagrangian.step_time_s)
         if found is not None and found.step_time_s < best_s:
-            best_s = found.step_time_s
-            best = replace(other, bound_s=search.bound_s, delayed=search)
-    return best
+            best, best_s = other, found.step_time_s
+    return replace(best, bound_s=bound_s)
 
 
 def _result(name: str, search: Search, plan: Plan) -> SolveResult:

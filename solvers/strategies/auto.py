@@ -5,6 +5,7 @@ Whenever it is stopped, it returns the best plan so far.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
@@ -48,6 +49,8 @@ class AutoParams:
         Of the first plan's time, for looking at ways to shard; the rest improves the best of them.
     others_share : float
         Of `beam`, and of `dp`.
+    others_s : float
+        Seconds that have to be left for these and for flows.
     linear_program_share : float
         Of the linear program that lifts the bound.
     common_shares_share : float
@@ -91,6 +94,7 @@ class AutoParams:
     construction_share: float = 0.3
     flow_share: float = 0.15
     others_share: float = 0.1
+    others_s: float = 1.0
     linear_program_share: float = 0.1
     annealing_share: float = 0.8
     exact_share: float = 0.5
@@ -105,7 +109,7 @@ class AutoParams:
     branching_places: int = 500
     promising_gap: float = 0.08
     branched_tables: int = 16
-    early_s: float = 2.0
+    early_s: float = 4.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
     relaxed_s_per_point: float = 2e-6
@@ -145,6 +149,11 @@ class Auto(StagedStrategy):
         if not tiny:
             promising = replace(p.branching, most_gap=p.promising_gap)
 
+        # What is left then has to do for branching.
+        first = with_time(
+            p.early_s / (1 - p.first_share), lambda s: annealing(s, p.first_share, p.annealing)
+        )
+        others = partial(with_time, p.others_s)
         early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
@@ -163,7 +172,7 @@ class Auto(StagedStrategy):
                 lambda s: iterated(s, p.first_search_share, p.iterated),
                 few and several and not tiny,
             ),
-            Stage("annealed", lambda s: annealing(s, p.first_share, p.annealing), branched),
+            Stage("annealed", first, branched),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
             Stage("branched", early, branched),
             Stage("relaxed", with_time(p.early * relaxed_s, relaxed), is_relaxed),
@@ -172,9 +181,9 @@ class Auto(StagedStrategy):
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
             Stage("relaxed", with_time(relaxed_s, relaxed), is_relaxed),
-            Stage("flow", lambda s: flow_rounds(s, p.flow_share, p.flow), few and several),
-            Stage("beam", lambda s: another(s, p.others_share, Beam()), few and several),
-            Stage("dp", lambda s: another(s, p.others_share, DynamicProgramming()), few),
+            Stage("flow", others(lambda s: flow_rounds(s, p.flow_share, p.flow)), few and several),
+            Stage("beam", others(lambda s: another(s, p.others_share, Beam())), few and several),
+            Stage("dp", others(lambda s: another(s, p.others_share, DynamicProgramming())), few),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),
