@@ -47,7 +47,7 @@ class PartTimer:
         plan, parts = arrangement.plan, arrangement.parts
         topology = plan.topology
         numbers = dict(zip((table.name for table in plan.tables), tables, strict=True))
-        gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+        gpus = topology.gpu_numbers
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         groups = groups_of(plan)
         mapped = {

@@ -295,7 +295,7 @@ class TimeSummary:
 def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
     """Fixed costs of the shards and column slices of each GPU, shape (gpus,)."""
     plan = arrangement.plan
-    numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
+    numbers = plan.topology.gpu_numbers
     dims = [table.dim for table in plan.tables]
     launch_s, seen = np.zeros(len(numbers)), set()
     for part in arrangement.parts:

@@ -30,7 +30,7 @@ def problem() -> Problem:
         zipf_table(f"t{number}", 20_000 + 7_000 * number, (16, 32, 64)[number % 3], lookups=8.0)
         for number in range(8)
     ]
-    return problem_of(*tables, topology=unequal_machine(6 << 20), batch_size=512)
+    return problem_of(*tables, topology=unequal_machine(8 << 20), batch_size=512)
 
 
 def annealed(

@@ -134,7 +134,7 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
 
     topology = problem.topology
     hosts = {host.id: len(topology.gpus) + at for at, host in enumerate(topology.hosts)}
-    numbers = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+    numbers = topology.gpu_numbers
     devices = len(topology.gpus) + len(topology.hosts)
     seconds = np.zeros((devices, len(problem.profile), len(PARTS)))
     for work in work_of(problem, plan):

@@ -12,7 +12,7 @@ from placer.problem import Problem
 
 def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them."""
-    numbers = {gpu.id: number for number, gpu in enumerate(problem.topology.gpus)}
+    numbers = problem.topology.gpu_numbers
     profiles = {profile.name: profile for profile in problem.profile}
     pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
     found: list[dict[Arena, ArenaLoad]] = [{} for _ in numbers]

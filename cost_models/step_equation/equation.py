@@ -56,7 +56,7 @@ from placer.profile.table_profile import TableProfile
 _SHARES = lookup_shares()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=32_768)
 def _with_buffers(profile: TableProfile, shard: Shard, samples: int, returns_bags: bool) -> Shard:
     """See `with_buffers`; kept, as a plan is fitted several times, and machines have the same."""
     return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
@@ -133,7 +133,7 @@ class StepEquation(ABC):
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
-        numbers = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+        numbers = topology.gpu_numbers
         # By GPU: HBM, link, exchange and launches, as in `GpuCost`.
         gpu_s = np.zeros((len(topology.gpus), 4))
         schedule = self.schedule(problem)

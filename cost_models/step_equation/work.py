@@ -227,7 +227,7 @@ def work_of_group(
     `column_slices` is how many column slices the table has.
     """
     topology, spec = problem.topology, problem.profile.tables[table].table
-    gpus = {gpu.id: number for number, gpu in enumerate(topology.gpus)}
+    gpus = topology.gpu_numbers
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
     is_slice = float(shards[0].width < spec.dim)
     mapped = float(is_mapped(problem.profile.tables[table], shards))

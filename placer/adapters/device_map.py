@@ -36,7 +36,7 @@ def to_device_map(plan: Plan, modules: Mapping[str, str] | None = None) -> dict[
         raise PlanMismatchError(
             f"the plan is for {len(hosts)} hosts; a device_map is for one process on one host"
         )
-    numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
+    numbers = plan.topology.gpu_numbers
     placed: dict[str, int | str] = {}
     for table in plan.tables:
         name = table.name if modules is None else modules.get(table.name)

@@ -38,7 +38,7 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
         If HugeCTR has no such placement; the message names the table and says why.
     """
     verify(plan)
-    numbers = {gpu.id: number for number, gpu in enumerate(plan.topology.gpus)}
+    numbers = plan.topology.gpu_numbers
     matrix: list[list[str]] = [[] for _ in numbers]
     parallel: list[str | list[Any]] = []
     replicated: list[str] = []

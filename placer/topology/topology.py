@@ -130,6 +130,11 @@ class Topology(TopologyFields):
         return {gpu.id: gpu for gpu in self.gpus}
 
     @cached_property
+    def gpu_numbers(self) -> dict[str, int]:
+        """The place of each GPU in `gpus`, by its id."""
+        return {gpu.id: number for number, gpu in enumerate(self.gpus)}
+
+    @cached_property
     def hosts_by_id(self) -> dict[str, Host]:
         """Hosts by their id."""
         return {host.id: host for host in self.hosts}

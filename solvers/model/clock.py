@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from solvers.result import Limit, Limits
 
@@ -13,7 +13,7 @@ class Clock:
 
     Attributes
     ----------
-    deadline : float
+    deadline, began : float
         On `time.monotonic`.
     steps_left : int or None
         Steps of local search; None for as many as there is time for.
@@ -25,6 +25,7 @@ class Clock:
     deadline: float
     steps_left: int | None
     whole: "Clock | None" = None
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def start(cls, limits: Limits) -> "Clock":
@@ -35,6 +36,15 @@ class Clock:
     def left_s(self) -> float:
         """Seconds until the time limit."""
         return self.deadline - time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the search began."""
+        return time.monotonic() - self.began
+
+    def reserve(self, seconds: float) -> None:
+        """Keep some of the time that is left for what comes after the search."""
+        self.deadline -= min(seconds, max(0.0, self.left_s))
 
     @property
     def stopped(self) -> bool:

@@ -1,7 +1,7 @@
 """What all strategies share: clock, instance, proof of infeasibility, bound and result."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ClassVar, NamedTuple
@@ -35,11 +35,13 @@ _FITTED_PLACES = 60_000
 _WARM_SHARE = 0.3
 """Of the time, for improving a warm start."""
 
-_CHAIN_SHARES = (0.3, 0.6, 1.0)
-"""What a chain of phases counts beside the main one, where placements wait for it."""
+_CHAIN_SHARES = ((0.3, 0.6, 1.2), (0.6, 0.9, np.inf), (1.0, 1.2, np.inf))
+"""What a chain of phases counts beside the main one, where a first placement's takes at least, and
+less than, so many times as long as the main one."""
 
-_CHAIN_WAITS = 0.6
-"""Share of the main chain's time from which another one is weighed too."""
+_WEIGHED_BOUNDS, _FINISH_BOUNDS = 10.0, 0.3
+"""Times what the first bound took that has to be left for other weights of chains; and that is kept
+for making and checking the plan."""
 
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 """Times a placement's longest chain that its hosts' memory takes for that to count, and what it
@@ -69,6 +71,8 @@ class Search:
         Seconds that the Lagrangian bound took.
     warm_start : Plan or None
         Of a similar problem, to begin with.
+    first : Assignment or None
+        That for the bound's own step time, which weighing chains began with.
     """
 
     instance: Instance
@@ -82,6 +86,7 @@ class Search:
     stage: str = ""
     bounded_in_s: float = 0.0
     warm_start: Plan | None = None
+    first: Assignment | None = None
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
@@ -186,7 +191,9 @@ class Strategy(ABC):
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
-        search = _weighed(Search.start(instance, clock))
+        search = Search.start(instance, clock)
+        clock.reserve(_FINISH_BOUNDS * search.bounded_in_s)
+        search = _weighed(search)
         search.warm_start = warm_start
         search.tell(self.name)
         outcome = self.place(search)
@@ -290,16 +297,21 @@ def _weighed(search: Search) -> Search:
     host link, mixtures of the two are tried; if it waits for a host's memory, mixtures with that.
     """
     instance, bound = search.instance, search.lagrangian
-    first = construct(instance, bound, bound.step_time_s)
-    if first is None:
+    first = search.first = construct(instance, bound, bound.step_time_s)
+    many = search.clock.left_s < _WEIGHED_BOUNDS * search.bounded_in_s
+    if first is None or (many and not search.clock.repeats):
         return search
     times_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
     longest = int(times_s[1:].argmax()) + 1 if times_s.size > 1 else 0
     waits_for_host = first.step_time_s > _HOST_WAITS * float(times_s.max())
-    if times_s[longest] <= _CHAIN_WAITS * times_s[0] and not waits_for_host:
+    if not longest and not waits_for_host:
         return search
     best, best_s, bound_s = search, first.step_time_s, search.bound_s
-    for share in _HOST_SHARES if waits_for_host else _CHAIN_SHARES:
+    tried: Sequence[float] = _HOST_SHARES
+    if not waits_for_host:  # Shares near that of what the chain takes.
+        ratio = float(times_s[longest] / times_s[0]) if times_s[0] else np.inf
+        tried = [s for s, low, high in _CHAIN_SHARES if low <= ratio < high]
+    for share in tried:
         weights = np.eye(times_s.size)[0]
         if not waits_for_host:
             weights[0], weights[longest] = 1 - share, share
@@ -321,6 +333,7 @@ def _weighed(search: Search) -> Search:
         else:
             bound_s = max(bound_s, other.bound_s)
         found = construct(other.instance, other.lagrangian, other.lagrangian.step_time_s)
+        other.first = found
         if found is not None and found.step_time_s < best_s:
             best, best_s = other, found.step_time_s
     return replace(best, bound_s=bound_s)
@@ -342,7 +355,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)
-    seconds = limits.time_limit_s - search.clock.left_s
+    seconds = search.clock.spent_s
     record = SolverRecord(
         name=name,
         status="optimal" if optimal else "feasible",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 """Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
 
-LONGEST_SHARES = (2.0, 1.0, 0.75, 0.5)
+LONGEST_SHARES = (1.0, 2.0, 0.75, 0.5)
 """Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
 
 _CLOSE_ENOUGH = 1e-3
@@ -43,7 +43,7 @@ _MOSTLY_LAUNCHES = 0.25
 
 
 def cost_greedy(
-    search: Search, share: float = 1.0, construction_share: float = 0.3
+    search: Search, share: float = 1.0, construction_share: float = 0.5
 ) -> Assignment | None:
     """The best of `TARGETS` and `LONGEST_SHARES`, improved; at least one is constructed.
 
@@ -90,7 +90,8 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         is_first = not seen
         if tuple(options) not in seen:
             seen.add(tuple(options))
-            yield packed(instance, options, price)
+            known = search.first if is_first and target == TARGETS[0] else None
+            yield packed(instance, options, price) if known is None else known.copy()
         if not is_first or instance.gpus == 1:
             continue
         if are_launches_most:

@@ -91,7 +91,7 @@ class AutoParams:
     """
 
     greedy_share: float = 0.4
-    construction_share: float = 0.3
+    construction_share: float = 0.5
     flow_share: float = 0.15
     others_share: float = 0.1
     others_s: float = 1.0

@@ -86,7 +86,7 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
     def refuse(reason: str) -> PlanMismatchError:
         return PlanMismatchError(f"TorchRec cannot place table {table.name!r} so: {reason}")
 
-    ranks = {gpu.id: rank for rank, gpu in enumerate(topology.gpus)}
+    ranks = topology.gpu_numbers
     parts = [shard for shard in shards if shard.row_count] or list(shards[:1])
     for shard in parts:
         _require_known(table, shard, ranks.keys(), refuse)
