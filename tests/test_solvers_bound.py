@@ -749,3 +749,17 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     waiting = solve(problem, "greedy-cost")
     assert waiting.step_time_s is not None
     assert spared.step_time_s < 0.7 * waiting.step_time_s
+
+
+def test_hbm_has_a_price_where_the_buffers_of_staging_are_larger() -> None:
+    """Then some tables have to be read in ways that need fewer of them."""
+    profile = named_workload("random-30@11")
+    topology = Topology.parse("4xa100-40").with_memory(hbm=profile.total_bytes // 40)
+    instance = Instance(Problem(profile, topology, 16384), Roofline())
+    whole = [instance.priced_costs(instance.whole(table), 0) for table in range(30)]
+    assert sum(costs[BYTES].min() for costs in whole) > instance.hbm_bytes.sum()
+    bound = lagrangian_bound(instance)
+    assert bound.price_s_per_byte > 0
+    assignment = construct(instance, bound, bound.step_time_s)
+    assert assignment is not None
+    assert assignment.step_time_s < 2 * (bound.step_time_s + instance.fixed_s)

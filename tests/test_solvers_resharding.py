@@ -1,0 +1,42 @@
+"""Tables that are sharded anew: ways to do so are rated together."""
+
+import pytest
+from plan_cases import machine
+from problem_cases import problem_of, unequal_machine, zipf_table
+from test_solvers import with_hbm
+
+from cost_models import Roofline
+from placer import Topology
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.instance import Instance
+from solvers.search.construction import construct
+from solvers.search.moves import resharded
+from solvers.search.resharding import Without
+
+
+@pytest.mark.parametrize("topology", [machine(2, 2), unequal_machine(2 << 20)])
+def test_ways_to_shard_a_table_are_rated_together_as_one_by_one(topology: Topology) -> None:
+    tables = [zipf_table(f"t{n}", 3000 + 2000 * n, (16, 32)[n % 2], lookups=4.0) for n in range(5)]
+    problem = problem_of(*tables, topology=topology, batch_size=256)
+    instance = Instance(with_hbm(problem, 0.5), Roofline())
+    bound = lagrangian_bound(instance)
+    assignment = construct(instance, bound, bound.step_time_s)
+    assert assignment is not None
+    kept = [list(shards) for shards in assignment.shards]
+    checked = 0
+    for table in range(instance.tables):
+        options = instance.options_of(table)
+        together = Without(assignment, table).rated(options)
+        for option, key_s in zip(options, together, strict=True):
+            alone_s, change, _ = Without(assignment, table).spread(option)
+            assert alone_s == pytest.approx(key_s, rel=1e-9)
+            changed = resharded(assignment, table, option)
+            if changed is None:
+                continue
+            assert changed.option_of[table] == option
+            assert all(changed.shards[gpu] == shards for gpu, shards in change.items())
+            true_s = instance.objective.key_s(changed.phase_s)
+            assert key_s == pytest.approx(true_s, rel=0.05)
+            checked += 1
+    assert checked > 50
+    assert assignment.shards == kept
