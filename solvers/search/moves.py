@@ -124,8 +124,8 @@ def _make_best_of(
     for _, table, option in sorted(candidates):
         if table in changed:
             continue
-        change, replicas = Without(assignment, table).spread(option)[1:]
-        if _make(assignment, change, replicas, key_s):
+        spread = Without(assignment, table).spread(option)
+        if spread is not None and _make(assignment, *spread, key_s):
             changed.add(table)
             key_s = assignment.instance.objective.key_s(assignment.phase_s)
         else:
@@ -137,11 +137,11 @@ def _make_best_of(
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
     """An assignment with a table sharded anew, for better or worse; None if it does not fit."""
-    after_s, change, replicas = Without(assignment, table).spread(option)
-    if not np.isfinite(after_s):
+    spread = Without(assignment, table).spread(option)
+    if spread is None:
         return None
     changed = assignment.copy()
-    return changed if _make(changed, change, replicas, np.inf) else None
+    return changed if _make(changed, *spread, np.inf) else None
 
 
 def _make(

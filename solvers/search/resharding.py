@@ -58,15 +58,15 @@ class Without:
                 keys_s[at] = float(key_s)
         return keys_s
 
-    def spread(self, option: ShardingOption) -> tuple[float, Change, tuple[TableShard, ...]]:
-        """The table's shards on the GPUs where they delay the step least.
+    def spread(self, option: ShardingOption) -> tuple[Change, tuple[TableShard, ...]] | None:
+        """The table's shards on the GPUs where they delay the step least, and what is replicated.
 
-        Returns about the objective then, the change, and what is then replicated.
+        None where they do not fit.
         """
         ((_, room),) = self._rooms([option])
         (key_s,), (gpus,) = room.spread([option])
         if not np.isfinite(key_s):
-            return np.inf, {}, self.replicas
+            return None
         replicas = self.replicas
         if room.replica is not None:
             replicas = tuple(sorted((*replicas, room.replica)))
@@ -74,7 +74,7 @@ class Without:
         shards = self.assignment.instance.shards(self.table, option)
         for shard, gpu in zip(shards, gpus, strict=True):
             change.setdefault(gpu, list(self.assignment.shards[gpu])).append(shard)
-        return float(key_s), {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
+        return {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
     def _rooms(self, options: Sequence[ShardingOption]) -> Iterator[tuple[list[int], "_Room"]]:
         """Numbers of options with equally many shards and the same replicas, and the room for them.
