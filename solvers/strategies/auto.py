@@ -63,8 +63,10 @@ class AutoParams:
         Tables × GPUs up to which it is worth its time.
     promising_gap : float
         A gap to its first relaxation up to which it comes before most of annealing.
-    branched_tables : int
-        Tables up to which it does so with any gap: annealing has seen all that it can by then.
+    branched_tables, branched_places : int
+        Tables, or tables × GPUs, up to which it does so with any gap, and whatever the time is.
+    first_branching_share : float
+        Of branch and bound then.
     early_s, late_s : float
         Seconds that have to be left for branching and closer bounds before most of annealing and
         after it.
@@ -109,6 +111,8 @@ class AutoParams:
     branching_places: int = 500
     promising_gap: float = 0.08
     branched_tables: int = 16
+    branched_places: int = 128
+    first_branching_share: float = 0.5
     early_s: float = 4.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
@@ -145,7 +149,8 @@ class Auto(StagedStrategy):
         small, few = places <= p.linear_program_places, places <= p.few_places
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
-        tiny, promising = instance.tables <= p.branched_tables, p.branching
+        tiny = instance.tables <= p.branched_tables or places <= p.branched_places
+        promising = p.branching
         if not tiny:
             promising = replace(p.branching, most_gap=p.promising_gap)
 
@@ -154,7 +159,10 @@ class Auto(StagedStrategy):
             p.early_s / (1 - p.first_share), lambda s: annealing(s, p.first_share, p.annealing)
         )
         others = partial(with_time, p.others_s)
-        early = with_time(p.early_s, lambda s: branching(s, p.branching_share, promising))
+        early_s, early_share = p.early_s, p.branching_share
+        if tiny:
+            early_s, early_share = p.late_s, p.first_branching_share
+        early = with_time(early_s, lambda s: branching(s, early_share, promising))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
         is_relaxed = several and not branched and instance.tables <= p.few_tables
@@ -166,7 +174,6 @@ class Auto(StagedStrategy):
 
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
-            Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage(
                 "searched",
                 lambda s: iterated(s, p.first_search_share, p.iterated),
@@ -175,6 +182,7 @@ class Auto(StagedStrategy):
             Stage("annealed", first, branched),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
             Stage("branched", early, branched),
+            Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("relaxed", with_time(p.early * relaxed_s, relaxed), is_relaxed),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
             Stage("delays", with_time(p.late_s, delays, bounds=p.first_bounds), several),
