@@ -43,6 +43,9 @@ _WEIGHED_BOUNDS, _FINISH_BOUNDS = 10.0, 0.3
 """Times what the first bound took that has to be left for other weights of chains; and that is kept
 for making and checking the plan."""
 
+_NOTABLE = 0.98
+"""Share of a first placement's time from which another one's is worth other weights."""
+
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 """Times a placement's longest chain that its hosts' memory takes for that to count, and what it
 then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
@@ -334,7 +337,7 @@ def _weighed(search: Search) -> Search:
             bound_s = max(bound_s, other.bound_s)
         found = construct(other.instance, other.lagrangian, other.lagrangian.step_time_s)
         other.first = found
-        if found is not None and found.step_time_s < best_s:
+        if found is not None and found.step_time_s < _NOTABLE * best_s:
             best, best_s = other, found.step_time_s
     return replace(best, bound_s=bound_s)
 

@@ -52,19 +52,23 @@ def cost_greedy(
     clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     best: Assignment | None = None
+    fastest: Assignment | None = None
     for assignment in _constructed(search, clock.part(construction_share)):
         if best is not None and assignment.key_s > _PROMISING * best.key_s:
             break
         improve(assignment, clock, reshard_tables=False)
         if best is None or assignment.key_s < best.key_s:
             best = assignment
+        if fastest is None or assignment.step_time_s < fastest.step_time_s:
+            fastest = assignment
         if clock.spent or best.step_time_s <= enough_s:
             break
     if best is None:
         best = search.first_fit()
     if best is not None and best.step_time_s > enough_s:
         improve(best, clock)
-    return best
+    found = [one for one in (best, fastest) if one is not None]
+    return min(found, key=lambda one: one.step_time_s, default=None)
 
 
 def _constructed(search: Search, clock: Clock) -> Iterator[Assignment]:
