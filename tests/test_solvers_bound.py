@@ -209,7 +209,7 @@ def sharing(seed: int) -> Problem:
 
 
 def pooling(seed: int) -> Problem:
-    """Two or three tables of which only their host may pool cold rows: mostly, GPUs wait for it."""
+    """Two or three tables whose cold rows a host of slow memory pools, in no other way."""
     rng = random.Random(seed)
     tables = [
         zipf_table(f"t{n}", rng.randint(2, 5), rng.choice([16, 32]), lookups=rng.choice([2.0, 8.0]))
