@@ -208,6 +208,22 @@ def sharing(seed: int) -> Problem:
     return replace(problem, constraints=Constraints.of(rules, []))
 
 
+def pooling(seed: int) -> Problem:
+    """Two or three tables whose cold rows a host of slow memory pools, in no other way."""
+    rng = random.Random(seed)
+    tables = [
+        zipf_table(f"t{n}", rng.randint(2, 5), rng.choice([16, 32]), lookups=rng.choice([2.0, 8.0]))
+        for n in range(rng.choice([2, 2, 3]))
+    ]
+    topology = machine(2, launch_s=rng.choice([0.0, 1e-9]))
+    slower = rng.choice([0.3, 0.05, 0.01])
+    hosts = [replace(h, dram_bytes_per_s=h.dram_bytes_per_s * slower) for h in topology.hosts]
+    topology = replace(topology, hosts=tuple(hosts))
+    problem = problem_of(*tables, topology=topology, batch_size=rng.choice([4, 64]))
+    rules = {"*": TableRule(forbid=frozenset({"staged", "uva", "cached"}))}
+    return replace(short_of_memory(rng, problem), constraints=Constraints.of(rules))
+
+
 KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
     "pair": (pair, 48),
     "four": (four, 24),
@@ -215,6 +231,7 @@ KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
     "one large": (one_large, 20),
     "constrained": (constrained, 40),
     "sharing": (sharing, 144),
+    "pooling": (pooling, 24),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
 
@@ -273,7 +290,7 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
-    assert len(cases) == 300
+    assert len(cases) == 324
     assert len(cases) / 2 < len(plans) < len(cases)
     assert {len(case.problem.topology.hosts) for case in cases} == {1, 2}
     shards = [shard for plan in plans for shard in plan.shards]
@@ -422,6 +439,7 @@ FOUND_AND_OPTIMAL = {
     "one large": (0.8, 0.5),
     "constrained": (0.7, 0.4),
     "sharing": (0.8, 0.5),
+    "pooling": (0.8, 0.5),
 }
 """Shares of the solvable problems that the cost greedy finds a plan for, and the best one."""
 

@@ -75,7 +75,7 @@ class Assignment:
         for mine in shards:
             mine.sort()
         everywhere = tuple(sorted(replicas))
-        base = instance.every(everywhere).totals
+        base = instance.replicated(everywhere).totals
         sums = np.stack(
             [
                 base[instance.kind_of_gpu[gpu]] + total(instance, mine, gpu)
@@ -219,7 +219,7 @@ class Assignment:
         `dram_price` the seconds that a byte of the host's memory is worth.
         """
         instance = self.instance
-        everywhere = instance.every(self.replicas if replicas is None else replicas)
+        everywhere = instance.replicated(self.replicas if replicas is None else replicas)
         base = everywhere.costs[instance.kind_of_gpu[gpu]]
 
         def curve(shard: TableShard) -> CostCurve:
@@ -287,7 +287,7 @@ class Assignment:
         self.replicas = replicas
         for gpu, shards in change.items():
             self.shards[gpu] = shards
-        base = self.instance.every(replicas).totals
+        base = self.instance.replicated(replicas).totals
         for gpu, knapsack in knapsacks.items():
             self.knapsacks[gpu] = knapsack
         for gpu in range(self.instance.gpus) if everywhere else change:

@@ -171,12 +171,13 @@ class Instance:
         return TableShard(table, self.options_of(table)[0])
 
     def uncut(self, table: int) -> list[TableShard]:
-        """A table in one shard, its cold rows read in each way."""
-        return [
-            TableShard(table, option)
+        """A table in one shard, its cold rows read in each way that is allowed."""
+        options = [
+            option
             for option in self.options_of(table)
             if option.shard_count == 1 and not option.replicated_rows
         ]
+        return [TableShard(table, option) for option in options] or [self.whole(table)]
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
         """The shards of a table with this option, replicas aside."""
@@ -336,7 +337,7 @@ class Instance:
         """The number of the last of `prices` that is at least `price`."""
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
-    def every(self, replicas: tuple[TableShard, ...]) -> Replicas:
+    def replicated(self, replicas: tuple[TableShard, ...]) -> Replicas:
         """Sums over what every GPU holds: the same ones for the same tuple."""
         known = self._replicas.get(id(replicas))
         if known is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """Sums over the replicas of an assignment; see `Instance.every`, which keeps them.
+    """Sums over the replicas of an assignment; see `Instance.replicated`, which keeps them.
 
     Attributes
     ----------

@@ -218,7 +218,7 @@ class _Loads:
             "buffers": self.buffers,
             "rows": {block: float(both[BYTES, 1]) for block, both in ends.items()},
         }[balanced]
-        base = np.array(instance.every(tuple(replicas)).costs)
+        base = np.array(instance.replicated(tuple(replicas)).costs)
         self.load = base[self.kinds, GPU_S]
         self.capacity = instance.hbm_bytes - base[self.kinds, BYTES]
         self.hbm, self.least = self.capacity.copy(), np.zeros(instance.gpus)

@@ -38,7 +38,7 @@ class _Served:
         self.every_table = frozenset[int]().union(*self.tables)
         self.open_gpus = np.array([instance.open_gpus(block) for block in self.blocks])
         members = [Counter(map(instance.arena_of, block)) for block in self.blocks]
-        members.append(instance.every(self._replicas).arenas)
+        members.append(instance.replicated(self._replicas).arenas)
         for arena in itertools.chain(*members):
             numbers.setdefault(arena, len(numbers))
         counts = np.zeros((len(members), len(numbers)), dtype=np.int64)

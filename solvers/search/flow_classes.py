@@ -77,7 +77,7 @@ class FlowState:
         price_indices, usual = _balanced_prices(instance, price)
         prices = instance.prices[price_indices]
         shards, replicas = instance.sharded(options)
-        base = np.array(instance.every(tuple(replicas)).costs)[kinds]
+        base = np.array(instance.replicated(tuple(replicas)).costs)[kinds]
         hbm = instance.hbm_bytes - base[:, BYTES]
         blocks = instance.blocks(shards)
         cost, size_s, cold_bytes, all_bytes, least_bytes = {}, {}, {}, {}, {}

@@ -97,7 +97,7 @@ def _shaken(
         return None
     noise = {block: _time(trial, block) * rng.uniform(0.6, 1.0) for block in blocks}
     blocks.sort(key=lambda block: (-noise[block], block))
-    shards = _dealt(blocks, touched, instance.every(trial.replicas).totals, instance)
+    shards = _dealt(blocks, touched, instance.replicated(trial.replicas).totals, instance)
     return None if shards is None else trial.changed(shards)
 
 

@@ -126,7 +126,7 @@ class _Room:
             )
         objective = instance.objective
         self.scale_s = objective.scale_s(phase_s)
-        everywhere = instance.every(assignment.replicas).arenas.copy()
+        everywhere = instance.replicated(assignment.replicas).arenas.copy()
         everywhere.subtract(instance.arena_of(shard) for shard in without.dropped)
         if replica is not None:
             everywhere[instance.arena_of(replica)] += 1
