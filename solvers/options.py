@@ -164,7 +164,7 @@ class Effort:
 class FleetOptions:
     """How long to search on each machine of a fleet, what machines cost, and what is asked."""
 
-    steps: int = option(5, "Of search, on each machine.", least=0)
+    steps: int = option(30, "Of search, on each machine.", least=0)
     time_limit: float = option("1min", "Of each machine.", kind=Seconds())
     workers: int = option(
         0, "Processes, each with the workload in memory; 0: as many as cores.", least=0
