@@ -23,7 +23,7 @@ from _runs import (
 
 from solvers import SOLVERS
 
-TASKS, QUICK_TASKS = 300, 4
+TASKS, QUICK_TASKS = 40, 4
 LIMIT_S = 10.0
 CONTENDER = "auto"
 EQUAL = 1e-6

@@ -8,7 +8,7 @@ own         every solver on published and drawn models (cost model `roofline`): 
             RecShard's RM1 to RM3 on 16 GPUs as published and at 2x oversubscription, and up to
             10,000 tables on 1,024 GPUs
 scale       time to solve as tables × GPUs grow tenfold together, with a plot
-drawn       three hundred problems of all kinds: whether any strategy is ahead of `auto`
+drawn       forty problems of all kinds (--tasks): whether any strategy is ahead of `auto`
 torchrec    TorchRec's planner against ours, under TorchRec's own perf model
 warm        `auto` from the plan of a problem that differs little, beside `auto` from nothing
 
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--only", help="problems of own, scale and torchrec, comma-separated")
     parser.add_argument("--solvers", help="comma-separated (all that are registered)")
     parser.add_argument("--runs", type=int, help="repetitions, of which the median counts (3)")
-    parser.add_argument("--tasks", type=int, help="of drawn (300)")
+    parser.add_argument("--tasks", type=int, help="of drawn (40)")
     parser.add_argument("--time-limit", type=float, help="seconds, instead of each target's own")
     parser.add_argument("--threads", type=int, default=0, help="of backends; 0: all cores")
     parser.add_argument("--output", type=Path, help="folder that results go to")
