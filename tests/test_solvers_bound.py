@@ -760,6 +760,10 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     rules = {"*": TableRule(forbid=frozenset({"staged", "uva", "cached"}))}
     topology = Topology.parse("4xh100").with_memory(hbm=profile.total_bytes * 3 // 40)
     problem = Problem(profile, topology, 16384, constraints=Constraints.of(rules))
+    search = _base.Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
+    weighed = _base._weighed(search)
+    assert weighed.instance.host_share > 0
+    assert (weighed.bound_s, weighed.proven) == (search.bound_s, search.lagrangian)
     spared = solve(problem, "greedy-cost")
     assert spared.step_time_s is not None
     assert spared.step_time_s < 1.5 * spared.bound_s
@@ -781,3 +785,27 @@ def test_hbm_has_a_price_where_the_buffers_of_staging_are_larger() -> None:
     assignment = construct(instance, bound, bound.step_time_s)
     assert assignment is not None
     assert assignment.step_time_s < 2 * (bound.step_time_s + instance.fixed_s)
+
+
+def test_hbm_has_a_price_where_one_shard_is_the_bound() -> None:
+    """What GPUs have no room for is still worth something."""
+    heavy = zipf_table("t0", 2000, 32, lookups=200.0)
+    others = [zipf_table(f"t{n}", 20_000, 32, lookups=1.0) for n in range(1, 5)]
+    rules = {"t0": TableRule(forbid=frozenset({"row-wise", "column-wise", "replicated"}))}
+    problem = problem_of(heavy, *others, topology=machine(4), batch_size=256)
+    small = problem.topology.with_memory(hbm=problem.profile.total_bytes // 8)
+    problem = replace(problem, topology=small, constraints=Constraints.of(rules))
+    instance = Instance(problem, Roofline())
+    bound = lagrangian_bound(instance)
+    longest_s = max(min(o.longest_s for o in options) for options in bound.options)
+    assert bound.step_time_s == pytest.approx(longest_s, rel=1e-6)
+    assert bound.price_s_per_byte > 0
+
+
+def test_a_clock_keeps_time_for_what_comes_after_the_search() -> None:
+    clock = Clock.start(Limits(time_limit_s=100.0))
+    clock.reserve(40.0)
+    assert 50 < clock.left_s <= 60
+    clock.reserve(1000.0)
+    assert clock.spent
+    assert clock.spent_s < 50

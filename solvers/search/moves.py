@@ -14,7 +14,7 @@ from solvers.model.knapsack import (
     Knapsack,
 )
 from solvers.search.exchanges import Exchanges
-from solvers.search.resharding import MOST_SHARDS, Without, work_s
+from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
 
 _CANDIDATE_GPUS = 8
 """GPUs that a shard of the slowest one is tried on, least loaded first."""
@@ -87,7 +87,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
             for option in instance.options_of(table)
             if option != now
             and option.shard_count <= MOST_SHARDS
-            and (option_s := work_s(instance, table, option)) - before < slack_s
+            and (option_s := work_of_option_s(instance, table, option)) - before < slack_s
         ]
         if clock.spent:
             return False

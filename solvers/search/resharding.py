@@ -20,7 +20,7 @@ _CANDIDATE_GPUS = MOST_SHARDS + 8
 """Otherwise on so many, the least loaded ones."""
 
 
-def work_s(instance: Instance, table: int, option: ShardingOption) -> float:
+def work_of_option_s(instance: Instance, table: int, option: ShardingOption) -> float:
     """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
     return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
@@ -47,7 +47,9 @@ class Without:
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip
-        return sum(work_s(self.assignment.instance, self.table, option) for option in shards)
+        return sum(
+            work_of_option_s(self.assignment.instance, self.table, option) for option in shards
+        )
 
     def rated(self, options: Sequence[ShardingOption]) -> list[float]:
         """About the objective with the table sharded in each of some ways."""

@@ -105,6 +105,11 @@ class Search:
         return self.delayed or self
 
     @property
+    def proven(self) -> LagrangianBound:
+        """The bound of steps: with hosts' memory weighed, the search's own is of no step."""
+        return self.bounding.lagrangian if self.instance.host_share else self.lagrangian
+
+    @property
     def seed(self) -> int:
         """Seed of everything random."""
         return self.clock.limits.seed
@@ -374,7 +379,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         Termination(
             record.status,
             None if optimal else search.clock.limit_hit,
-            binding(instance, search.lagrangian, report).words,
+            binding(instance, search.proven, report).words,
         ),
         step_time_s,
         bound_s,

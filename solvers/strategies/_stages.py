@@ -251,9 +251,9 @@ def exact_program(search: Search, share: float, most_places: int) -> Assignment 
 def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:
     """The whole problem by CP-SAT, and its bound, if it has few enough shards × GPUs."""
     upper_s = search.best.step_time_s if search.best else math.inf
-    # With hosts' memory weighed, the search's own is a bound of no step.
-    bound = search.bounding.lagrangian if search.instance.host_share else search.lagrangian
-    program = Program.build(search.instance, bound, search.best, upper_s, most_places=most_places)
+    program = Program.build(
+        search.instance, search.proven, search.best, upper_s, most_places=most_places
+    )
     if program is None:
         search.stats["cp_sat_status"] = "not run: too many shards"
         return None
