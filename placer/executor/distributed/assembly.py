@@ -28,7 +28,7 @@ from placer.executor.distributed.placement.local_plans import (
     shards_by_holders,
 )
 from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
-from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
+from placer.executor.distributed.replicas import Held, ReplicaUpdates
 from placer.executor.distributed.serving import Served
 from placer.executor.distributed.whole_rows import RowTotals, row_groups
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
@@ -138,21 +138,20 @@ def serving(
         own = _unit_plan(survey, channels, unit, comm.rank)
         of_unit = _totals(unit.targets, comm.rank, None, device) if unit.replicated else totals
         modules.append(build(own, of_unit))
-    replicas: list[ReplicaUpdates | Bystander] = []
-    for holders in sorted({target.holders for target in targets if target.replicated}):
-        position = next((i for i, u in enumerate(channels.units) if u.holders == holders), -1)
-        if position < 0:
-            count = sum(target.holders == holders for target in targets)
-            replicas.append(Bystander(comm, holders, count))
-            continue
-        unit = channels.units[position]
-        read_by = tuple(channels.served[at] for at in unit.channels)
-        replicas.append(ReplicaUpdates(position, unit, read_by, modules[position], comm))
+    # Replicas come last among the units, by their holders.
+    replicas = [
+        ReplicaUpdates(
+            position, unit, tuple(channels.served[at] for at in unit.channels), modules[position]
+        )
+        for position, unit in enumerate(channels.units)
+        if unit.replicated
+    ]
     return Served(
         survey.features,
         channels,
         tuple(modules),
         tuple(replicas),
+        any(target.replicated for target in targets),
         totals,
         comm,
         device,

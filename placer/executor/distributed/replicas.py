@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.collectives import Collectives
 from placer.executor.distributed.placement.channels import Channel, Unit
 from placer.executor.distributed.placement.local_plans import update_name
-from placer.executor.distributed.row_sums import all_reduce_rows
+from placer.executor.distributed.row_sums import HeldSums
 from placer.executor.distributed.sharded_batch import UnitStep
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.optimizers.rule import row_sums, runs
@@ -29,7 +28,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReplicaUpdates:
-    """Adds up the gradients of replicated rows over their holders.
+    """Sums up the gradients of replicated rows here, and applies the totals over their holders.
 
     Each holder sums the gradients of the rows that its samples read. These sums are added up over
     the ranks, and every holder applies the totals as one lookup a row; so copies that were equal
@@ -44,22 +43,28 @@ class ReplicaUpdates:
         Of the unit.
     module : PlacedEmbeddings
         Or what else holds a unit's rows.
-    comm : Collectives
     """
 
     position: int
     unit: Unit
     channels: tuple[Channel, ...]
     module: Held
-    comm: Collectives
 
-    def update(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> None:
-        """Update the rows with all holders' gradients; every rank must call it."""
-        sums = [
-            self._row_sums(unit_step, gradients, target) for target in range(len(self.unit.targets))
-        ]
-        widths = [target.width for target in self.unit.targets]
-        self._apply(all_reduce_rows(self.comm, self.unit.holders, widths, sums))
+    def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> HeldSums:
+        """Of the gradients of the rows that were read here; `all_reduce_rows` adds them up."""
+        targets = range(len(self.unit.targets))
+        sums = [self._row_sums(unit_step, gradients, target) for target in targets]
+        return HeldSums(self.unit.holders, sums)
+
+    def apply(self, totals: HeldSums) -> None:
+        """Update the rows with all holders' gradients."""
+        batch = self._update_batch([rows for rows, _ in totals.sums])
+        with torch.enable_grad():
+            outputs = self.module(batch)
+        names = [update_name(target) for target in self.unit.targets]
+        torch.autograd.backward(
+            [outputs[name] for name in names], [values for _, values in totals.sums]
+        )
 
     def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -120,13 +125,6 @@ class ReplicaUpdates:
             weights = weights.detach()[places][order]
         return distinct, row_sums(joined, sources[order], weights, starts)
 
-    def _apply(self, gathered: Sequence[tuple[Tensor, Tensor]]) -> None:
-        batch = self._update_batch([rows for rows, _ in gathered])
-        with torch.enable_grad():
-            outputs = self.module(batch)
-        names = [update_name(target) for target in self.unit.targets]
-        torch.autograd.backward([outputs[name] for name in names], [sums for _, sums in gathered])
-
     def _update_batch(self, rows: Sequence[Tensor]) -> BagBatch:
         """One sample that reads these rows of each target, and nothing else."""
         lengths = []
@@ -136,24 +134,3 @@ class ReplicaUpdates:
         device = self.module.device
         offsets = torch.tensor(bounds, dtype=torch.int64).to(device)
         return BagBatch(torch.cat([*rows]).to(device), offsets, 1, None, bounds)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bystander:
-    """Takes part in the exchange where others update replicas and this rank has none.
-
-    Attributes
-    ----------
-    comm : Collectives
-    holders : tuple of int
-    targets : int
-        How many they hold together.
-    """
-
-    comm: Collectives
-    holders: tuple[int, ...]
-    targets: int
-
-    def stand_by(self) -> None:
-        """Send nothing, and get nothing."""
-        all_reduce_rows(self.comm, self.holders, [0] * self.targets, ())

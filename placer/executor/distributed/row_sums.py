@@ -5,7 +5,8 @@ totals. So a rank sends about twice what it touches however many ranks there are
 all-reduce of these rows, and only rows that were touched are sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,76 +17,101 @@ from placer.executor.optimizers.rule import row_sums, runs
 RowSums = tuple[Tensor, Tensor]
 """Distinct rows, int64 of shape (n,), and a vector for each: float32 of shape (n, width)."""
 
+_WORDS_OF_ID = 2
+"""Ids and vectors travel in one message, as words of 32 bits."""
 
-def all_reduce_rows(
-    comm: Collectives, holders: Sequence[int], widths: Sequence[int], sums: Sequence[RowSums]
-) -> list[RowSums]:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldSums:
+    """This rank's sums for the tables whose rows the same ranks hold.
+
+    Attributes
+    ----------
+    holders : tuple of int
+        In order; this rank is one of them.
+    sums : sequence of RowSums
+        By table.
+    """
+
+    holders: tuple[int, ...]
+    sums: Sequence[RowSums]
+
+
+def all_reduce_rows(comm: Collectives, held: Sequence[HeldSums]) -> list[HeldSums]:
     """Totals over the holders of each table's row sums; the same bits on each of them.
+
+    However many groups of ranks hold rows together, these are four collectives.
 
     Parameters
     ----------
     comm : Collectives
-        All of its ranks must be here: those that hold none of the rows send and get nothing.
-    holders : sequence of int
-        Ranks that hold the rows.
-    widths : sequence of int
-        Columns of each table.
-    sums : sequence of RowSums
-        This rank's, by table; anything on other ranks.
-
-    Returns
-    -------
-    list of RowSums
-        By table; empty on ranks that hold none.
+        All of its ranks must be here: those that hold no such rows send and get nothing.
+    held : sequence of HeldSums
+        One for each group of holders that this rank is in, in their order.
     """
-    holds = comm.rank in holders
-    split = [_dealt(rows, values, len(holders)) for rows, values in sums] if holds else []
-    parts = [[table[place] for table in split] for place in range(len(holders))]
-    counts = torch.tensor([[rows.numel() for rows, _ in to] for to in parts], dtype=torch.int64)
-    arrived = _exchanged(comm, holders, widths, [part for to in parts for part in to], counts)
-    own = [_added(rows, values) for rows, values in arrived]
-    counts = torch.tensor([[rows.numel() for rows, _ in own]] * len(holders), dtype=torch.int64)
-    return _exchanged(comm, holders, widths, own * len(holders), counts)
+    dealt = [[_dealt(*one, len(own.holders)) for one in own.sums] for own in held]
+    added = [
+        replace(own, sums=[_added(*one) for one in own.sums])
+        for own in _exchanged(comm, held, dealt)
+    ]
+    to_all = [[[one] * len(own.holders) for one in own.sums] for own in added]
+    return _exchanged(comm, added, to_all)
 
 
 def _exchanged(
-    comm: Collectives,
-    holders: Sequence[int],
-    widths: Sequence[int],
-    parts: Sequence[RowSums],
-    counts: Tensor,
-) -> list[RowSums]:
-    """What the holders sent here, by table and then by holder; counts are exchanged first.
+    comm: Collectives, held: Sequence[HeldSums], parts: Sequence[Sequence[Sequence[RowSums]]]
+) -> list[HeldSums]:
+    """What the holders sent here, joined in their order; counts are exchanged first.
 
-    `parts` are by holder and table; so are their numbers of rows, shape (holders, tables).
+    `parts` are by group of holders, table and holder that gets them.
     """
-    tables, holds = len(widths), comm.rank in holders
-    each = [tables if holds and rank in holders else 0 for rank in range(comm.world)]
-    received_counts = comm.exchange("replica counts", counts.flatten(), each, each)
-    came, width = received_counts.cpu().view(-1, tables), torch.tensor(widths)
-
-    def sizes(numbers: Tensor) -> list[int]:
-        by_holder = iter(numbers.sum(-1).tolist())
-        return [next(by_holder) if size else 0 for size in each]
-
-    rows = comm.exchange(
-        "replicas",
-        torch.cat([received_counts[:0], *(rows for rows, _ in parts)]),
-        sizes(counts),
-        sizes(came),
-    )
-    values = comm.exchange(
-        "replicas",
-        torch.cat([received_counts[:0].float(), *(sums.reshape(-1) for _, sums in parts)]),
-        sizes(counts * width if holds else counts),
-        sizes(came * width),
-    )
-    rows_of = torch.split(rows, came.flatten().tolist())
-    values_of = torch.split(values, (came * width).flatten().tolist())
+    to: list[list[RowSums]] = [[] for _ in range(comm.world)]
+    for own, tables in zip(held, parts, strict=True):
+        for place, rank in enumerate(own.holders):
+            to[rank] += [table[place] for table in tables]
+    # Two ranks have the same tables in common, whichever of them sends.
+    met = [len(theirs) for theirs in to]
+    widths = [[values.shape[1] for _, values in theirs] for theirs in to]
+    counts = [[rows.numel() for rows, _ in theirs] for theirs in to]
+    flat = torch.tensor([count for theirs in counts for count in theirs], dtype=torch.int64)
+    arrived = iter(comm.exchange("replica counts", flat, met, met).tolist())
+    came = [[next(arrived) for _ in theirs] for theirs in to]
+    words = [torch.empty(0, dtype=torch.int32)] if not any(met) else []
+    for theirs in to:
+        words += [rows.view(torch.int32) for rows, _ in theirs]
+        words += [values.reshape(-1).view(torch.int32) for _, values in theirs]
+    sizes = list(map(_words, came, widths))
+    received = comm.exchange(
+        "replicas", torch.cat(words), list(map(_words, counts, widths)), sizes
+    ).split(sizes)
+    from_rank = list(map(_unpacked, received, came, widths))
     return [
-        (torch.cat(rows_of[table::tables]), torch.cat(values_of[table::tables]).view(-1, columns))
-        for table, columns in enumerate(widths if holds else ())
+        replace(
+            own,
+            sums=[_joined([next(from_rank[rank]) for rank in own.holders]) for _ in own.sums],
+        )
+        for own in held
     ]
+
+
+def _words(counts: Sequence[int], widths: Sequence[int]) -> int:
+    """Size of a message with so many rows of each table."""
+    return sum(n * (_WORDS_OF_ID + width) for n, width in zip(counts, widths, strict=True))
+
+
+def _unpacked(words: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Iterator[RowSums]:
+    """The tables of a message: first the ids of all of them, then their vectors."""
+    ids = words[: _WORDS_OF_ID * sum(counts)].clone()  # Where it starts need not suit an int64.
+    rows = ids.view(torch.int64).split(list(counts))
+    sizes = [n * width for n, width in zip(counts, widths, strict=True)]
+    values = words[ids.numel() :].view(torch.float32).split(sizes)
+    for own, vectors, n, width in zip(rows, values, counts, widths, strict=True):
+        yield own, vectors.view(n, width)
+
+
+def _joined(parts: Sequence[RowSums]) -> RowSums:
+    rows, values = zip(*parts, strict=True)
+    return torch.cat(rows), torch.cat(values)
 
 
 def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:

@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from placer.executor.distributed.collectives import Collectives
 from placer.executor.distributed.placement.channels import Channels, Unit
 from placer.executor.distributed.placement.local_plans import channel_name
-from placer.executor.distributed.replicas import Bystander, Held, ReplicaUpdates
+from placer.executor.distributed.replicas import Held, ReplicaUpdates
+from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import FeatureRead
@@ -34,8 +35,11 @@ class Served:
     channels : Channels
     modules : tuple of PlacedEmbeddings
         Or what else holds rows. Of `channels.units`.
-    replicas : tuple of ReplicaUpdates or Bystander
-        One for each set of ranks that hold rows together, in an order that all ranks share.
+    replicas : tuple of ReplicaUpdates
+        One for each group of ranks that hold rows together with this one, in an order that all
+        ranks share.
+    replicated : bool
+        Whether any ranks hold rows together.
     totals : RowTotals or None
         Where tables under row-wise Adagrad have several column slices, on any rank.
     comm : Collectives
@@ -47,7 +51,8 @@ class Served:
     features: tuple[FeatureRead, ...]
     channels: Channels
     modules: tuple[Held, ...]
-    replicas: tuple[ReplicaUpdates | Bystander, ...]
+    replicas: tuple[ReplicaUpdates, ...]
+    replicated: bool
     totals: RowTotals | None
     comm: Collectives
     device: torch.device
@@ -137,15 +142,17 @@ class Served:
         result = None
         if step.weight_gradients:
             for replicas in self.replicas:
-                if isinstance(replicas, ReplicaUpdates):
-                    unit_step, own = step.units[replicas.position], gradients[replicas.position]
-                    _scatter(weight_gradients, unit_step, replicas.weight_gradients(unit_step, own))
+                unit_step, own = step.units[replicas.position], gradients[replicas.position]
+                _scatter(weight_gradients, unit_step, replicas.weight_gradients(unit_step, own))
             result = self._return_weight_gradients(weight_gradients, step)
-        for replicas in self.replicas:
-            if isinstance(replicas, ReplicaUpdates):
-                replicas.update(step.units[replicas.position], gradients[replicas.position])
-            else:
-                replicas.stand_by()
+        if self.replicated:
+            sums = [
+                replicas.sums(step.units[replicas.position], gradients[replicas.position])
+                for replicas in self.replicas
+            ]
+            totals = all_reduce_rows(self.comm, sums)
+            for replicas, own_totals in zip(self.replicas, totals, strict=True):
+                replicas.apply(own_totals)
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
