@@ -1,7 +1,8 @@
 """Arenas: the rows of one element type, optimizer and width that a GPU serves, and what they take.
 
 One kernel of a GPU serves an arena, in however many shards, and rows that are staged or cached
-share one row cache. What that takes belongs to no shard: it comes on top of what shards cost.
+share one row cache. Gradients of all replicated rows are added up at once. What that takes belongs
+to no shard: it comes on top of what shards cost.
 """
 
 from collections.abc import Iterable
@@ -29,11 +30,14 @@ class ArenaLoad(NamedTuple):
         Rows that are staged or cached, read by the step or not.
     pooled_lookups : float
         Those of `lookups` in groups of which the host pools some rows.
+    replicated : bool
+        Whether other GPUs hold any of the rows too.
     """
 
     lookups: float = 0.0
     cached_rows: int = 0
     pooled_lookups: float = 0.0
+    replicated: bool = False
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
         """Both in one arena."""
@@ -41,11 +45,12 @@ class ArenaLoad(NamedTuple):
             self.lookups + other.lookups,
             self.cached_rows + other.cached_rows,
             self.pooled_lookups + other.pooled_lookups,
+            self.replicated or other.replicated,
         )
 
 
 class ArenaCosts(NamedTuple):
-    """Seconds of each phase that an arena takes besides its launches; of shape (phases,) each.
+    """Seconds of each phase that arenas take besides their launches; of shape (phases,) each.
 
     None is negative.
 
@@ -59,23 +64,31 @@ class ArenaCosts(NamedTuple):
     pooled_lookup_s : float64
         Of each lookup in an arena of which the host pools rows: it goes through all of them. Those
         of the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
+    replicas_s : float64
+        Of a GPU that holds any replicated rows, however many: the collectives that add their
+        gradients up.
     """
 
     cached_s: Float
     cached_lookup_s: Float
     pooled_lookup_s: Float
+    replicas_s: Float
 
     def seconds(self, loads: Iterable[ArenaLoad]) -> Float:
         """What these arenas take together, shape (phases,)."""
-        cached = located = pooled = 0.0
+        cached = located = pooled = replicated = 0.0
         for load in loads:
             if load.cached_rows:
                 cached += 1.0
                 located += min(load.lookups, load.cached_rows)
             if load.pooled_lookups:
                 pooled += max(0.0, load.lookups - load.pooled_lookups)
+            replicated = max(replicated, float(load.replicated))
         total: Float = (
-            cached * self.cached_s + located * self.cached_lookup_s + pooled * self.pooled_lookup_s
+            cached * self.cached_s
+            + located * self.cached_lookup_s
+            + pooled * self.pooled_lookup_s
+            + replicated * self.replicas_s
         )
         return total
 

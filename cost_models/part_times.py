@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cost_models.arenas import Arena, ArenaLoad, arena_of
+from cost_models.arenas import Arena, arena_of
 from cost_models.base import Float
 from cost_models.step_equation.arena_loads import arena_loads
 from cost_models.step_equation.equation import StepEquation
@@ -190,7 +190,9 @@ class ArenaTimer:
             if costs is not None:
                 members = [(load, self._parts[name, arena]) for arena, load in loads]
                 taken_s[:, gpu] += costs.seconds(
-                    ArenaLoad(float(lookups[at].sum()), load.cached_rows, float(pooled[at].sum()))
+                    load._replace(
+                        lookups=float(lookups[at].sum()), pooled_lookups=float(pooled[at].sum())
+                    )
                     for load, at in members
                 )
         return taken_s

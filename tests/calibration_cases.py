@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant
-from cost_models.calibrated.fit import amounts
+from cost_models.calibrated.fit import amounts, with_others
 from placer.measurement import Case, Dataset, Measured, Measurement, Setting
 
 SECONDS = {
@@ -23,14 +23,14 @@ SECONDS = {
     "exchange_byte": 1e-9, "step": 1e-3,
     "arena": 5e-4, "arena_cached": 6e-4, "arena_cached_lookup": 5e-8, "arena_pooled_lookup": 2e-8,
     "column_slice": 3e-4, "rowwise_slice": 4e-4, "rowwise_slice_byte": 1e-9,
-    "mapped_lookup": 1e-8, "shard": 5e-5,
+    "mapped_lookup": 1e-8, "shard": 5e-5, "replicas": 1e-3,
 }  # fmt: skip
 """About what one core of a CPU takes with tiers of its own."""
 
 assert set(SECONDS) == set(TERMS)
 
 
-def calibration(**changes: float) -> Calibration:
+def calibration(contention: float = 0.0, **changes: float) -> Calibration:
     """`SECONDS` with other values of some terms."""
     seconds = {**SECONDS, **changes}
     return Calibration(
@@ -38,19 +38,25 @@ def calibration(**changes: float) -> Calibration:
         relative_error=0.12,
         p90_error=0.3,
         cases=100,
+        contention=contention,
         setting={"backend": "tiered"},
     )
 
 
 def dataset(
-    cases: Iterable[Case], setting: Setting, noise: float = 0.0, seconds: dict[str, float] = SECONDS
+    cases: Iterable[Case],
+    setting: Setting,
+    noise: float = 0.0,
+    seconds: dict[str, float] = SECONDS,
+    contention: float = 0.0,
 ) -> Dataset:
     """Measurements that take what `seconds` say, times a little noise."""
     rng = np.random.default_rng(0)
     constants = np.array([seconds[term] for term in TERMS])
     found = []
     for case in cases:
-        step_s = float((amounts(case, tiers=setting.tiers) @ constants).max())
+        own = with_others(amounts(case, tiers=setting.tiers), contention)
+        step_s = float((own @ constants).max())
         times = tuple((step_s * np.exp(noise * rng.standard_normal(8))).tolist())
         found.append(Measurement(case, Measured(times, times)))
     return Dataset(setting, {"cpu": "none"}, tuple(found))

@@ -14,7 +14,7 @@ from cli_cases import invoke, succeed
 
 from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated.calibration import TERMS, Calibration
-from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
+from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations, with_others
 from placer.errors import DataError, PlacerError
 from placer.measurement import (
     QUICK,
@@ -78,7 +78,9 @@ def test_designed_cases_meet_every_constant_early(tiers: bool, gpus: int) -> Non
     of_tiers = {term for term in TERMS if term.partition(".")[0] in
                 ("staged", "hit", "miss", "uva", "host", "cache_row", "arena_cached",
                  "arena_cached_lookup", "arena_pooled_lookup")}  # fmt: skip
-    assert missing == (set() if tiers else of_tiers) | (set() if gpus > 1 else {"exchange_byte"})
+    assert missing == (set() if tiers else of_tiers) | (
+        set() if gpus > 1 else {"exchange_byte", "replicas"}
+    )
     assert sum(case.kind == "reference" for case in cases) >= 5
 
 
@@ -237,8 +239,36 @@ def test_what_exchanges_take_is_found_again() -> None:
     found = calibrate(dataset(first(designed_cases(tiers=False, gpus=2), 150),
                               Setting("numba", ranks=2)))  # fmt: skip
     assert found.relative_error < 0.02
-    byte_s = found.constants["exchange_byte"].value_s
-    assert byte_s == pytest.approx(SECONDS["exchange_byte"], rel=0.05)
+    for term in ("exchange_byte", "replicas"):
+        assert found.constants[term].value_s == pytest.approx(SECONDS[term], rel=0.05)
+    assert found.contention == 0
+
+
+def test_how_much_processes_slow_each_other_is_found_again(tmp_path: Path) -> None:
+    cases = first(designed_cases(tiers=True, gpus=2), 250)
+    found = calibrate(dataset(cases, Setting("tiered", ranks=2), contention=0.25))
+    assert found.contention == 0.25
+    assert found.relative_error < 0.02
+    found.save(tmp_path / "machine.json")
+    model = Calibrated.load(tmp_path / "machine.json")
+    assert model.contention == 0.25
+    for case in cases[:40]:
+        own = with_others(amounts(case, tiers=True), 0.25)
+        constants = [found.seconds(term) for term in TERMS]
+        seconds = model.evaluate(case.problem(), case.plan()).step_time_s
+        # The slowest GPU of each phase counts, where the fit has the slowest of all together.
+        least_s = float((own @ constants).max())
+        assert least_s * (1 - 1e-9) <= seconds < 1.2 * least_s
+
+
+@pytest.mark.parametrize("contention", [-0.1, 1.5])
+def test_a_file_says_by_how_much_at_most_processes_slow_each_other(
+    tmp_path: Path, contention: float
+) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(calibration(contention=contention).to_json()))
+    with pytest.raises(PlacerError, match="contention"):
+        Calibration.load(path)
 
 
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:

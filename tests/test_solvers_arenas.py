@@ -76,12 +76,14 @@ def test_loads_of_a_plan_are_those_of_its_shards() -> None:
 
 
 def test_what_arenas_take_by_hand() -> None:
-    costs = ArenaCosts(*(np.array([seconds]) for seconds in (100.0, 1.0, 0.01)))
+    costs = ArenaCosts(*(np.array([seconds]) for seconds in (100.0, 1.0, 0.01, 1e4)))
     loads = [ArenaLoad(30), ArenaLoad(20, 7), ArenaLoad(20, 50), ArenaLoad(20, 0, 5)]
     assert [costs.seconds([load])[0] for load in loads] == pytest.approx([0, 107, 120, 0.15])
     joined = loads[0].joined(loads[2]).joined(loads[3])
     assert costs.seconds([joined])[0] == pytest.approx(100 + 50 + 0.65)
     assert costs.seconds(loads)[0] == pytest.approx(227.15)
+    replicas = [ArenaLoad(30, replicated=True), ArenaLoad(10, replicated=True)]
+    assert costs.seconds([*loads, *replicas])[0] == pytest.approx(10227.15), "once for all of them"
 
 
 @pytest.mark.parametrize("gpus", [1, 3])
@@ -126,6 +128,50 @@ def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
         for _ in range(20):
             plan = build_plan(instance, random_placements(instance, rng))
             assert MODEL.evaluate(roomy, plan).step_time_s >= bound_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("replicas_s", "replicates"), [(0.0, True), (1e-4, True), (1.0, False)])
+def test_nothing_is_replicated_where_its_collectives_take_longer(
+    replicas_s: float, replicates: bool
+) -> None:
+    """Small tables whose rows are read again and again, and dear bytes between GPUs."""
+    model = Calibrated(calibration(exchange_byte=1e-6, replicas=replicas_s))
+    tables = [zipf_table(f"t{n}", 20, 8, lookups=20) for n in range(4)]
+    asked = problem_of(*tables, topology=machine(2), batch_size=256)
+    for solver in ("greedy-cost", "auto"):
+        result = solve(asked, solver=solver, cost_model=model, max_steps=60)
+        assert result.plan is not None
+        assert any(len(shard.devices) > 1 for shard in result.plan.shards) == replicates
+        free = Calibrated(calibration(exchange_byte=1e-6, replicas=0.0))
+        least_s = solve(asked, solver=solver, cost_model=free, max_steps=60).bound_s
+        assert least_s is not None
+        assert result.bound_s is not None
+        assert least_s * (1 - 1e-9) <= result.bound_s <= result.step_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))
+def test_no_plan_is_faster_than_the_bound_where_gpus_slow_each_other(solver: str) -> None:
+    model = Calibrated(calibration(contention=0.4))
+    for seed in range(fewer(8, 3)):
+        asked = problem(3, seed)
+        roomy = replace(asked, topology=asked.topology.with_memory(hbm=1 << 30))
+        result = solve(roomy, solver=solver, cost_model=model, max_steps=60)
+        assert result.bound_s is not None
+        assert result.plan is not None
+        assert result.step_time_s == model.evaluate(roomy, result.plan).step_time_s
+        own_s = Calibrated(calibration()).evaluate(roomy, result.plan).step_time_s
+        assert result.step_time_s > own_s
+        instance, rng = Instance(roomy, model), random.Random(seed)
+        for number in range(40):
+            placements = random_placements(instance, rng)
+            if number % 4 == 0:  # One GPU serves all, and none slows it.
+                whole = [instance.whole(table) for table in range(instance.tables)]
+                placements = [
+                    Placement(shard, 0, rng.randint(0, instance.rows(shard.table)))
+                    for shard in whole
+                ]
+            plan = build_plan(instance, placements)
+            assert model.evaluate(roomy, plan).step_time_s >= result.bound_s * (1 - 1e-9)
 
 
 def launched(widths: tuple[int, ...], gpus: int) -> Problem:

@@ -44,6 +44,7 @@ TERMS = (
     "arena_cached",
     "arena_cached_lookup",
     "arena_pooled_lookup",
+    "replicas",
     "column_slice",
     "rowwise_slice",
     "rowwise_slice_byte",
@@ -56,8 +57,11 @@ An ``arena`` is the rows of one element type, width and optimizer on a GPU, whic
 once; what comes on top of it, by how its rows are read, is that of `cost_models.arenas.ArenaCosts`.
 ``rowwise_slice`` comes on top of a ``column_slice`` under row-wise Adagrad, whose state needs whole
 rows; ``rowwise_slice_byte`` is for a byte of each of its distinct rows. A ``mapped_lookup`` has to
-ask a map where its row lies.
+ask a map where its row lies. ``replicas`` is for a GPU that holds any replicated rows.
 """
+
+ARENA_TERMS = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup", "replicas")
+"""Those of `TERMS` that are the fields of `cost_models.arenas.ArenaCosts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ class Calibration:
     noise : Noise
     noisy : bool
         Whether the machine was too unsteady to trust them.
+    contention : float
+        The share of a process's time by which it slows each other one of its host: 0 to 1.
     setting, machine : dict
         Backend, ranks and threads; processor, versions and date.
     """
@@ -118,6 +124,7 @@ class Calibration:
     cases: int = 0
     noise: Noise = Noise()
     noisy: bool = False
+    contention: float = 0.0
     setting: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -194,6 +201,8 @@ class Calibration:
                 raise ValueError(f"constants {unknown or wrong}")
             made = cls(constants, noise=Noise(**data.pop("noise")), **data)
             numbers = (made.relative_error, made.p90_error, *astuple(made.noise))
+            if not 0 <= made.contention <= 1:
+                raise ValueError(f"contention {made.contention} is not within 0..1")
             if not all(math.isfinite(number) for number in numbers):
                 raise ValueError(f"errors or noise are no numbers: {numbers}")
         except (TypeError, ValueError, KeyError, AttributeError) as error:

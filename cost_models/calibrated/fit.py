@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cost_models.arenas import ArenaCosts, ArenaLoad
 from cost_models.base import Float
-from cost_models.calibrated.calibration import TERMS, Calibration, Constant, Noise
+from cost_models.calibrated.calibration import ARENA_TERMS, TERMS, Calibration, Constant, Noise
 from cost_models.step_equation.arena_loads import arena_loads
 from cost_models.step_equation.unit_costs import Amount
 from cost_models.step_equation.work import Work, work_of
@@ -39,6 +39,9 @@ _FOLDS = 6
 _RESAMPLES = 40
 _REWEIGHTED = 4
 _OUTLIER = 0.15
+
+_SHARES = np.arange(0, 0.65, 0.05)
+"""Shares by which processes may slow each other: the fit's error is flat near its least."""
 
 _COLUMN = {term: number for number, term in enumerate(TERMS)}
 
@@ -84,16 +87,16 @@ def amounts(case: Case, *, tiers: bool) -> Float:
         counted[work.gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
     for gpu, loads in enumerate(arena_loads(problem, plan)):
         met = {"step": 1.0, "arena": float(len(loads))}
-        if tiers:
-            met |= _arena_terms(loads.values())
+        met |= _arena_terms(loads.values(), tiers=tiers)
         counted[gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
     return counted
 
 
-def _arena_terms(loads: Iterable[ArenaLoad]) -> dict[str, Amount]:
+def _arena_terms(loads: Iterable[ArenaLoad], *, tiers: bool) -> dict[str, Amount]:
     """Terms of arenas by how their rows are read: one second of each constant at a time."""
-    terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
-    return dict(zip(terms, ArenaCosts(*np.eye(len(terms))).seconds(loads).tolist(), strict=True))
+    each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads).tolist()
+    met: dict[str, Amount] = dict(zip(ARENA_TERMS, each, strict=True))
+    return met if tiers else {"replicas": met["replicas"]}
 
 
 def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
@@ -132,27 +135,53 @@ def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
     ]
 
 
-def fit(observed: Sequence[Observation]) -> Float:
-    """The constants, shape (len(TERMS),)."""
+def fit(observed: Sequence[Observation]) -> tuple[Float, float]:
+    """The constants, shape (len(TERMS),), and how much processes of one host slow each other."""
+    shares = _SHARES if any(len(one.amounts) > 1 for one in observed) else [0.0]
+    fits = [(fit_at(observed, float(share)), float(share)) for share in shares]
+    return min(fits, key=lambda found: _loss(observed, *found))
+
+
+def _loss(observed: Sequence[Observation], constants: Float, share: float) -> float:
+    """Cauchy's loss, for which `fit_at` weighs errors."""
+    times = np.array([one.seconds for one in observed])
+    errors = (predicted_s(observed, constants, share) - times) / times
+    return float(np.log1p(np.square(errors / _OUTLIER)).sum())
+
+
+def with_others(amounts: Float, share: float) -> Float:
+    """Amounts of GPUs, shape (GPUs, terms), and a share of those of all others of their host.
+
+    All but that of a step, which each has anyway.
+    """
+    others = share * (amounts.sum(axis=0) - amounts)
+    others[:, _COLUMN["step"]] = 0.0
+    mixed: Float = amounts + others
+    return mixed
+
+
+def fit_at(observed: Sequence[Observation], share: float) -> Float:
+    """The constants if processes slow each other by this share of their time."""
     from scipy.optimize import nnls
 
     times = np.array([one.seconds for one in observed])
-    rows = np.stack([one.amounts.sum(0) / len(one.amounts) for one in observed])
+    mixed = [with_others(one.amounts, share) for one in observed]
+    rows = np.stack([one.mean(axis=0) for one in mixed])
     constants = np.zeros(len(TERMS))
     trust = np.ones(len(observed))
     for _ in range(_REWEIGHTED):
         weighed = rows / times[:, None]
         scale = np.maximum(weighed.max(0), 1e-300)
         constants = nnls(weighed / scale * trust[:, None], trust)[0] / scale
-        rows = np.stack([_slowest(one, constants) for one in observed])
+        rows = np.stack([one[int((one @ constants).argmax())] for one in mixed])
         errors = (rows @ constants - times) / times
         trust = 1 / np.sqrt(1 + np.square(errors / _OUTLIER))
     return constants
 
 
-def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
+def predicted_s(observed: Sequence[Observation], constants: Float, share: float = 0.0) -> Float:
     """Step time of each case."""
-    return np.array([float((one.amounts @ constants).max()) for one in observed])
+    return np.array([(with_others(one.amounts, share) @ constants).max() for one in observed])
 
 
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
@@ -169,9 +198,9 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
             f"{len(observed)} cases are too few to calibrate with, at least {LEAST_CASES} are "
             "needed; give it a larger budget"
         )
-    constants = fit(observed)
+    constants, contention = fit(observed)
     errors = _held_out_errors(observed)
-    low, high = _error_bars(observed)
+    low, high = _error_bars(observed, contention)
     met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
     noise = noise_of(dataset)
     return Calibration(
@@ -186,6 +215,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
         cases=len(observed),
         noise=noise,
         noisy=noise.spread > NOISY_SPREAD or noise.wait > NOISY_WAIT or noise.drift > NOISY_DRIFT,
+        contention=round(contention, 2),
         setting={**asdict(dataset.setting), "clock": clock},
         machine=dataset.machine,
     )
@@ -205,11 +235,6 @@ def noise_of(dataset: Dataset) -> Noise:
     )
 
 
-def _slowest(one: Observation, constants: Float) -> Float:
-    slowest: Float = one.amounts[int((one.amounts @ constants).argmax())]
-    return slowest
-
-
 def _held_out_errors(observed: Sequence[Observation]) -> Float:
     """Relative errors of cases whose workload the fit had not seen."""
     fold_of = {name: n % _FOLDS for n, name in enumerate(_workloads(observed))}
@@ -221,11 +246,11 @@ def _held_out_errors(observed: Sequence[Observation]) -> Float:
         if not kept:
             continue
         times = np.array([one.seconds for one in left])
-        errors[folds == fold] = np.abs(predicted_s(left, fit(kept)) - times) / times
+        errors[folds == fold] = np.abs(predicted_s(left, *fit(kept)) - times) / times
     return errors
 
 
-def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
+def _error_bars(observed: Sequence[Observation], share: float) -> tuple[Float, Float]:
     """Where nine of ten fits to resampled workloads find each constant."""
     by_workload: dict[str, list[Observation]] = defaultdict(list)
     for one in observed:
@@ -235,7 +260,7 @@ def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
     fits = []
     for _ in range(_RESAMPLES):
         drawn: npt.NDArray[np.int64] = rng.integers(len(names), size=len(names))
-        fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
+        fits.append(fit_at([one for n in drawn for one in by_workload[names[n]]], share))
     constants = np.stack(fits)
     return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
 

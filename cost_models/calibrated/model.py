@@ -15,7 +15,7 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
-from cost_models.calibrated.calibration import Calibration
+from cost_models.calibrated.calibration import ARENA_TERMS, Calibration
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, with_lanes
@@ -65,6 +65,11 @@ class Calibrated(StepEquation):
         """Mean relative error of step times in the calibration's own test."""
         return self.calibration.relative_error
 
+    @property
+    def contention(self) -> float:
+        """As measured with several processes. See `CostModel.contention`."""
+        return self.calibration.contention
+
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """As measured, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
@@ -87,11 +92,11 @@ class Calibrated(StepEquation):
         return _in_phases(self.calibration.seconds("arena"), problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """None where tiers are one memory. See `CostModel.arena_costs`."""
-        if not self.calibration.tiers:
+        """Where tiers are one memory, those of replicas alone. See `CostModel.arena_costs`."""
+        tiers, of = self.calibration.tiers, self.calibration.seconds
+        seconds = [of(term) if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS]
+        if not any(seconds):
             return None
-        terms = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup")
-        seconds = map(self.calibration.seconds, terms)
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:

@@ -121,6 +121,11 @@ class Learned(StepEquation):
         """Mean relative error of step times of workloads that were held out of training."""
         return self.file.relative_error
 
+    @property
+    def contention(self) -> float:
+        """The calibrated one. See `CostModel.contention`."""
+        return self.calibrated.contention
+
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """Calibrated ones, each part times its factor. See `StepEquation.unit_costs`."""
         base = self.calibrated.unit_costs(problem, table, gpu)

@@ -9,6 +9,7 @@ import numpy as np
 
 from cost_models.base import Float
 from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.contention import mixing
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import NAMES
 from cost_models.step_equation.unit_costs import (
@@ -153,14 +154,19 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
             seconds[number, table] += _read_s(parts(table, number), work)[_LINK] / len(attached)
         serving = numbers[(attached or topology.gpus)[0].id]
         seconds[host, table] += _read_s(parts(table, serving), work)[_DRAM]
+    if model.contention:
+        gpus = len(topology.gpus)
+        seconds[:gpus] = np.tensordot(mixing(topology, model.contention), seconds[:gpus], 1)
     return seconds
 
 
 def fixed_times(model: StepEquation, problem: Problem, plan: Plan) -> Float:
     """Seconds of each device that belong to no table: arenas, and any step; shape (devices,)."""
-    phases = arena_times(model, problem, plan)[: len(NAMES)]
+    arenas_s = arena_times(model, problem, plan)[: len(NAMES)].sum(axis=0)
+    if model.contention:
+        arenas_s = mixing(problem.topology, model.contention) @ arenas_s
     main_s = float(model.schedule(problem).fixed[0])
-    return np.concatenate((phases.sum(axis=0) + main_s, np.zeros(len(problem.topology.hosts))))
+    return np.concatenate((arenas_s + main_s, np.zeros(len(problem.topology.hosts))))
 
 
 def _read_s(parts: Float, work: Work) -> Float:

@@ -25,6 +25,7 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
             lookups,
             shard.row_count if shard.lookup in ("staged", "cached") else 0,
             lookups if group_of(shard) in pooled else 0.0,
+            len(shard.devices) > 1,
         )
         arena = arena_of(profile.table, shard.width)
         for number in (numbers[device] for device in shard.devices if device in numbers):

@@ -31,6 +31,7 @@ from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.contention import mixing
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.phases import (
     NAMES,
@@ -102,6 +103,11 @@ class StepEquation(ABC):
         """The part of each constant of `ReadCosts` that is the lookup's; see `lookup_shares`."""
         return _SHARES
 
+    @property
+    def contention(self) -> float:
+        """None, unless it was measured. See `CostModel.contention`."""
+        return 0.0
+
     def schedule(self, problem: Problem) -> Schedule:
         """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
         costs = dense_costs(problem)
@@ -163,6 +169,9 @@ class StepEquation(ABC):
         arenas_s = arena_times(self, problem, plan)
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
+        if self.contention:
+            mix = mixing(topology, self.contention)
+            rows_s, gpu_s = rows_s @ mix, mix @ gpu_s
         return CostReport(
             self.name,
             tuple(

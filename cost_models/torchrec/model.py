@@ -144,6 +144,11 @@ class TorchRec:
         """None: launches are not in TorchRec's model."""
         return np.zeros(1)
 
+    @property
+    def contention(self) -> float:
+        """None. See `CostModel.contention`."""
+        return 0.0
+
     def arena_costs(self, problem: Problem, gpu: int) -> None:
         """None: nor are arenas."""
 

@@ -6,6 +6,8 @@ assignments. Changes of these are rated, and bounds counted, without it.
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from cost_models import TableShard
 from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, Float, arena_of
 from cost_models.step_equation.slice_load import slice_load
@@ -24,6 +26,12 @@ class ArenaTimes:
     def __init__(self, problem: Problem, costs: Sequence[ArenaCosts | None]) -> None:
         self._problem, self._costs = problem, costs
         self._lookups: dict[TableShard, float] = {}
+
+    @property
+    def least_replicas_s(self) -> Float | float:
+        """Seconds of phases that replicas of any rows take of any GPU, shape (phases,), or 0."""
+        known = [costs.replicas_s for costs in self._costs if costs is not None]
+        return np.min(known, axis=0) if len(known) == len(self._costs) else 0.0
 
     def arena_of(self, shard: TableShard) -> Arena:
         """The arena that a shard is part of."""
@@ -65,8 +73,9 @@ class ArenaTimes:
             lookups = self._lookups[shard] = slice_load(profile, rows, step_lookups)[0]
         every = len(range(*rows))
         cold_rows = every - hot_rows
+        load = ArenaLoad(lookups, replicated=shard.is_replica)
         if cold == "cached":  # With no cache, rows are read in place; with all in it, in HBM.
-            return ArenaLoad(lookups, every if hot_rows and cold_rows else 0)
+            return load._replace(cached_rows=every if hot_rows and cold_rows else 0)
         pooled = cold == "host" and cold_rows > 0
         cached_rows = cold_rows if cold == "staged" else 0
-        return ArenaLoad(lookups, cached_rows, lookups if pooled else 0.0)
+        return load._replace(cached_rows=cached_rows, pooled_lookups=lookups if pooled else 0.0)

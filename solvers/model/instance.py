@@ -97,6 +97,8 @@ class Instance:
     host_share : float
         How much the time of a host's memory counts beside all phases where GPUs choose the rows in
         their HBM: 0 to 1.
+    with_replicas : bool
+        Whether options that replicate rows are searched.
     """
 
     def __init__(
@@ -107,10 +109,11 @@ class Instance:
         delay: Delay | None = None,
         like: "Instance | None" = None,
         host_share: float = 0.0,
+        with_replicas: bool = True,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
-        self.delay, self.host_share = delay, host_share
+        self.delay, self.host_share, self.with_replicas = delay, host_share, with_replicas
         topology = problem.topology
         schedule = cost_model.schedule(problem)
         if delay is not None:
@@ -163,7 +166,10 @@ class Instance:
         """The sharding options of a table that are searched: those that are not forbidden."""
         if table not in self._options:
             options = self.cost_model.sharding_options(self.problem, table)
-            self._options[table] = self._rules.allowed_options(table, options)
+            allowed = self._rules.allowed_options(table, options)
+            if not self.with_replicas:
+                allowed = tuple(o for o in allowed if not o.replicated_rows) or allowed
+            self._options[table] = allowed
         return self._options[table]
 
     def whole(self, table: int) -> TableShard:
@@ -289,6 +295,11 @@ class Instance:
     def arena_of(self, shard: TableShard) -> Arena:
         """The arena that a shard is part of."""
         return self.arena_times.arena_of(shard)
+
+    @cached_property
+    def replicas_s(self) -> float:
+        """Seconds that every step takes longer once any rows are replicated, phases weighed."""
+        return float((self.objective.weights * self.arena_times.least_replicas_s).sum())
 
     def launches_weighed_s(self, gpu: int) -> float:
         """Seconds that an arena's launches take of a GPU, phases weighed."""

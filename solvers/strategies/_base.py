@@ -10,6 +10,7 @@ import numpy as np
 
 import placer
 from cost_models import CostModel
+from cost_models.step_equation.contention import slowdown
 from placer.constraints.unmet import unmet
 from placer.plan.fields import Provenance, SolverRecord
 from placer.plan.plan import Plan
@@ -46,6 +47,9 @@ for making and checking the plan."""
 _NOTABLE = 0.98
 """Share of a first placement's time from which another one's is worth other weights."""
 
+_EXACT = 1e-6
+"""Share of itself to which a bound is known."""
+
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 """Times a placement's longest chain that its hosts' memory takes for that to count, and what it
 then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
@@ -60,7 +64,7 @@ class Search:
     lagrangian : LagrangianBound
         The bound that every strategy starts with.
     bound_s : float
-        The largest step time that is proven to be a lower limit.
+        The largest step time that is proven to be a lower limit of what is searched.
     delayed : Search or None
         The same with a chain of phases that counts delays, for bounds.
     best : Assignment or None
@@ -76,6 +80,8 @@ class Search:
         Of a similar problem, to begin with.
     first : Assignment or None
         That for the bound's own step time, which weighing chains began with.
+    others_s : float
+        A lower limit of plans that the search leaves out.
     """
 
     instance: Instance
@@ -90,6 +96,7 @@ class Search:
     bounded_in_s: float = 0.0
     warm_start: Plan | None = None
     first: Assignment | None = None
+    others_s: float = np.inf
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
@@ -105,9 +112,19 @@ class Search:
         return self.delayed or self
 
     @property
+    def of_steps(self) -> "Search":
+        """Whose Lagrangian bound is of steps: with hosts' memory weighed, its own is of none."""
+        return self.bounding if self.instance.host_share else self
+
+    @property
     def proven(self) -> LagrangianBound:
-        """The bound of steps: with hosts' memory weighed, the search's own is of no step."""
-        return self.bounding.lagrangian if self.instance.host_share else self.lagrangian
+        """The Lagrangian bound of steps, which proofs may use."""
+        return self.of_steps.lagrangian
+
+    @property
+    def proven_s(self) -> float:
+        """The largest step time that is proven to be a lower limit of all plans."""
+        return min(self.bound_s, self.others_s)
 
     @property
     def seed(self) -> int:
@@ -163,7 +180,7 @@ class Search:
         on_state = self.clock.limits.on_state
         if on_state is not None:
             best_s = None if self.best is None else self.best.step_time_s
-            on_state(SearchState(self.stage, best_s, self.bound_s))
+            on_state(SearchState(self.stage, best_s, self.proven_s))
 
 
 class Strategy(ABC):
@@ -201,12 +218,12 @@ class Strategy(ABC):
             return SolveResult(None, failure)
         search = Search.start(instance, clock)
         clock.reserve(_FINISH_BOUNDS * search.bounded_in_s)
-        search = _weighed(search)
+        search = _unreplicated(_weighed(search))
         search.warm_start = warm_start
         search.tell(self.name)
         outcome = self.place(search)
         if isinstance(outcome, Termination):
-            return SolveResult(None, outcome, bound_s=search.bound_s, stats=search.stats)
+            return SolveResult(None, outcome, bound_s=search.proven_s, stats=search.stats)
         return _result(self.name, search, outcome)
 
     def prepare(self, limits: Limits) -> None:  # noqa: B027
@@ -331,6 +348,7 @@ def _weighed(search: Search) -> Search:
                 weights,
                 like=instance,
                 host_share=host_share,
+                with_replicas=instance.with_replicas,
             ),
             search.clock,
         )
@@ -347,6 +365,51 @@ def _weighed(search: Search) -> Search:
     return replace(best, bound_s=bound_s)
 
 
+def _unreplicated(search: Search) -> Search:
+    """A search of plans without replicas, where a first one takes less time; else the same search.
+
+    Replicas of a first table may take a step's worth of collectives, which those of others then
+    share, and which neither bounds nor changes of a placement are rated by.
+    """
+    instance, first = search.instance, search.first
+    if not instance.replicas_s or first is None or not first.replicas:
+        return search
+    other = _weighed(
+        Search.start(
+            Instance(instance.problem, instance.cost_model, like=instance, with_replicas=False),
+            search.clock,
+        )
+    )
+    if other.first is None or other.first.step_time_s >= first.step_time_s:
+        return search
+    # A plan has replicas, and takes what all of them take once, or it has none.
+    others_s = _contended_s(search.of_steps.instance, search.proven)
+    return replace(other, others_s=others_s + search.of_steps.instance.replicas_s)
+
+
+def _contended_s(instance: Instance, bound: LagrangianBound) -> float:
+    """The Lagrangian bound, where GPUs of one host slow each other.
+
+    The mean GPU then takes so many times as long; a single shard may be served while all other GPUs
+    are idle, so that the limits of shards stay as they are.
+    """
+    lowest_s = bound.step_time_s + instance.fixed_s
+    longer = slowdown(instance.problem.topology, instance.cost_model.contention)
+    if longer == 1:
+        return lowest_s
+    launches_s = instance.fixed_s - instance.objective.fixed_s
+
+    def needed_s(step_time_s: float) -> float:
+        work_s = bound.work_s(step_time_s - instance.fixed_s) / instance.gpus
+        return longer * (work_s + launches_s) + instance.objective.fixed_s
+
+    low, high = lowest_s, max(lowest_s, needed_s(lowest_s))
+    while high - low > _EXACT * high:  # Work falls as steps grow.
+        middle = (low + high) / 2
+        low, high = (low, middle) if needed_s(middle) <= middle else (middle, high)
+    return low
+
+
 def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     """The result of a search that ended with `plan`; everything is recomputed from the plan.
 
@@ -355,11 +418,13 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     AssertionError
         If the plan breaks a rule or beats the bound: a bug in the solver.
     """
-    instance, limits, bound_s = search.instance, search.clock.limits, search.bound_s
+    instance, limits, bound_s = search.instance, search.clock.limits, search.proven_s
     broken = violations(plan) + unmet(plan, instance.problem.constraints)
     assert not broken, f"{name} made an unsound plan: {broken[0].message}"
     report = instance.cost_model.evaluate(instance.problem, plan)
     step_time_s = report.step_time_s
+    of_steps_s = _contended_s(search.of_steps.instance, search.proven)
+    bound_s = max(bound_s, min(of_steps_s, search.others_s))
     assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)

@@ -161,7 +161,14 @@ def delays(search: Search) -> Assignment | None:
     if waits(instance, delay.lane.before, delay.lane.begin_s):
         # Searches do better with the phases themselves.
         weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
-        other = Instance(instance.problem, instance.cost_model, weights, delay, instance)
+        other = Instance(
+            instance.problem,
+            instance.cost_model,
+            weights,
+            delay,
+            instance,
+            with_replicas=instance.with_replicas,
+        )
         search.delayed = Search.start(other, search.clock)
         search.bound_s = max(search.bound_s, search.delayed.bound_s)
     return None

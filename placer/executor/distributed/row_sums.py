@@ -81,10 +81,8 @@ def _exchanged(
         words += [rows.view(torch.int32) for rows, _ in theirs]
         words += [values.reshape(-1).view(torch.int32) for _, values in theirs]
     sizes = list(map(_words, came, widths))
-    received = comm.exchange(
-        "replicas", torch.cat(words), list(map(_words, counts, widths)), sizes
-    ).split(sizes)
-    from_rank = list(map(_unpacked, received, came, widths))
+    received = comm.exchange("replicas", torch.cat(words), list(map(_words, counts, widths)), sizes)
+    from_rank = list(map(_unpacked, torch.split(received, sizes), came, widths))
     return [
         replace(
             own,
@@ -102,9 +100,9 @@ def _words(counts: Sequence[int], widths: Sequence[int]) -> int:
 def _unpacked(words: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Iterator[RowSums]:
     """The tables of a message: first the ids of all of them, then their vectors."""
     ids = words[: _WORDS_OF_ID * sum(counts)].clone()  # Where it starts need not suit an int64.
-    rows = ids.view(torch.int64).split(list(counts))
+    rows = torch.split(ids.view(torch.int64), list(counts))
     sizes = [n * width for n, width in zip(counts, widths, strict=True)]
-    values = words[ids.numel() :].view(torch.float32).split(sizes)
+    values = torch.split(words[ids.numel() :].view(torch.float32), sizes)
     for own, vectors, n, width in zip(rows, values, counts, widths, strict=True):
         yield own, vectors.view(n, width)
 
