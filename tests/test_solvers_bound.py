@@ -50,7 +50,8 @@ from solvers.model.knapsack import (
 from solvers.result import Limits
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
-from solvers.strategies import _base
+from solvers.strategies import _weighing
+from solvers.strategies._search import Search
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -760,14 +761,14 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     rules = {"*": TableRule(forbid=frozenset({"staged", "uva", "cached"}))}
     topology = Topology.parse("4xh100").with_memory(hbm=profile.total_bytes * 3 // 40)
     problem = Problem(profile, topology, 16384, constraints=Constraints.of(rules))
-    search = _base.Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
-    weighed = _base._weighed(search)
+    search = Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
+    weighed = _weighing.weighed(search)
     assert weighed.instance.host_share > 0
     assert (weighed.bound_s, weighed.proven) == (search.bound_s, search.lagrangian)
     spared = solve(problem, "greedy-cost")
     assert spared.step_time_s is not None
     assert spared.step_time_s < 1.5 * spared.bound_s
-    monkeypatch.setattr(_base, "_HOST_WAITS", math.inf)
+    monkeypatch.setattr(_weighing, "_HOST_WAITS", math.inf)
     waiting = solve(problem, "greedy-cost")
     assert waiting.step_time_s is not None
     assert spared.step_time_s < 0.7 * waiting.step_time_s

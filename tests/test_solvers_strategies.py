@@ -27,7 +27,7 @@ from solvers.search.grid_greedy import assign_many
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies import flow as flow_module
-from solvers.strategies._base import Search
+from solvers.strategies._search import Search
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
 from solvers.strategies.flow import Flow

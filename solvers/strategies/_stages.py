@@ -21,7 +21,8 @@ from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
-from solvers.strategies._base import Run, Search, Strategy
+from solvers.strategies._base import Run, Strategy
+from solvers.strategies._search import Search
 
 if TYPE_CHECKING:
     from solvers.search.annealing import AnnealingParams

@@ -16,7 +16,8 @@ from solvers.search.branching import BranchingParams, points_of
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
-from solvers.strategies._base import Search, Stage, StagedStrategy
+from solvers.strategies._base import Stage, StagedStrategy
+from solvers.strategies._search import Search
 from solvers.strategies._stages import (
     annealing,
     another,

@@ -30,7 +30,8 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import Float, phases_at
 from solvers.search.grid_greedy import Int, Items, assign_many
-from solvers.strategies._base import Search, Strategy
+from solvers.strategies._base import Strategy
+from solvers.strategies._search import Search
 
 Options = tuple[tuple[int, ShardingOption], ...]
 """The tables that are sharded, with their sharding options, in order."""

@@ -30,7 +30,8 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.strategies._base import Search, Strategy
+from solvers.strategies._base import Strategy
+from solvers.strategies._search import Search
 
 Int = npt.NDArray[np.int64]
 

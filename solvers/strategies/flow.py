@@ -40,7 +40,8 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption
 from solvers.search.construction import construct
 from solvers.search.flow_classes import FlowState, cheapest_flow, classes_of
-from solvers.strategies._base import Search, Strategy
+from solvers.strategies._base import Strategy
+from solvers.strategies._search import Search
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.result import Shortage, Termination
-from solvers.strategies._base import Search, Strategy
+from solvers.strategies._base import Strategy
+from solvers.strategies._search import Search
 
 
 class _ScoreGreedy(Strategy):

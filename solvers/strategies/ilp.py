@@ -19,7 +19,8 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.search.branching import BranchingParams
 from solvers.search.iterated import IteratedParams, iterated_search
-from solvers.strategies._base import Search, Stage, StagedStrategy
+from solvers.strategies._base import Stage, StagedStrategy
+from solvers.strategies._search import Search
 from solvers.strategies._stages import (
     branching,
     cost_greedy,

@@ -1,0 +1,83 @@
+"""What a byte of HBM is worth, about, and what the hosts' memory enforces whatever is in HBM."""
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
+
+Float = npt.NDArray[np.float64]
+
+_PRICES = 13
+"""Prices looked at around the Lagrangian one; the bound is flat near its best."""
+
+_PRICE_SPAN = 6.0
+
+_HOST_PRICES, _LEAST_SAVED = 25, 1e-4
+"""Prices looked at for hosts' memory, and the lowest as a share of what a byte of HBM saves there
+on average."""
+
+
+def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
+    """Prices of HBM to look at, and the bound that the hosts' memory alone gives.
+
+    Whole tables at the instance's prices tell how many bytes they take together, and so the
+    price at which they fill all HBM.
+    """
+    hbm_bytes = float(instance.hbm_bytes.sum())
+    grid = instance.prices
+    total = np.zeros((instance.rows_of_costs, grid.size))
+    for table in range(instance.tables):
+        total += instance.priced_costs(instance.whole(table), instance.kinds[0])
+    if total[BYTES].min() > hbm_bytes:  # Some tables have to be read in ways with less buffers.
+        total = np.sum([_cheapest(instance, table) for table in range(instance.tables)], axis=0)
+    price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)
+    price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
+    staged_s = float(total[DRAM_S, price_index]) / len(instance.dram_bytes)
+    busy_s = float(total[GPU_S, price_index]) / instance.gpus
+    comparable = instance.sharding_overhead_s is not None and not any(
+        option.cold == "cached" and option.shard_count > 1
+        for table in range(instance.tables)
+        for option in instance.options_of(table)
+    )
+    dram_s = 0.0
+    if staged_s > busy_s / 2 and comparable:
+        # The last rows in HBM save a host far less than the average ones.
+        saved_s = float(total[DRAM_S].max()) / hbm_bytes
+        dram_s = _staged_bound(instance, saved_s * np.geomspace(_LEAST_SAVED, 1, _HOST_PRICES))
+    if price == 0:
+        return np.array([0.0]), dram_s
+    around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
+    return np.concatenate(([0.0], around)), dram_s
+
+
+def _cheapest(instance: Instance, table: int) -> Float:
+    """Costs of a table in one shard at each price, its cold rows read as is cheapest there."""
+    gpu, prices = instance.kinds[0], instance.prices[1:]
+    ways = np.array([instance.priced_costs(shard, gpu) for shard in instance.uncut(table)])
+    worth = ways[:, GPU_S, 1:] + prices * ways[:, BYTES, 1:]
+    # The first price is infinite.
+    chosen = np.append(ways[:, BYTES, 0].argmin(), worth.argmin(axis=0))
+    cheapest: Float = ways[chosen, :, np.arange(chosen.size)].T
+    return cheapest
+
+
+def _staged_bound(instance: Instance, prices: Float) -> float:
+    """A bound from the reads and writes of the hosts' memory, with one price for all HBM.
+
+    The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
+    whole tables stand for their sharding options, which those with caches do not. Rows of an
+    option may be replicated where a whole table may not be split, so that any rows may be in HBM.
+    """
+    total = -prices * float(instance.hbm_bytes.sum())
+    for table in range(instance.tables):
+        colds = {option.cold for option in instance.options_of(table)}
+        curves = [
+            instance.free_curve(TableShard(table, ShardingOption(cold=cold)), gpu)
+            for cold in sorted(colds)
+            for gpu in instance.kinds
+        ]
+        total += np.min(
+            [(c.dram_s + prices[:, None] * c.hbm_bytes).min(axis=1) for c in curves], axis=0
+        )
+    return max(0.0, float(total.max())) / len(instance.dram_bytes)

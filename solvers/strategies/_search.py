@@ -1,0 +1,146 @@
+"""A running search: what strategies are given, and what their stages hand on."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from placer.plan.plan import Plan
+from solvers.bounds.feasibility import nothing_fits
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance
+from solvers.result import SearchState, Termination
+from solvers.search.exact_program import fit
+from solvers.search.room import make_room
+
+_FITTED_PLACES = 60_000
+"""Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
+
+
+@dataclass
+class Search:
+    """A running search: its problem, its limits, its bounds and its best assignment.
+
+    Attributes
+    ----------
+    lagrangian : LagrangianBound
+        The bound that every strategy starts with.
+    bound_s : float
+        The largest step time that is proven to be a lower limit of what is searched.
+    delayed : Search or None
+        The same with a chain of phases that counts delays, for bounds.
+    best : Assignment or None
+    failure : Termination or None
+        A proof that there is no plan.
+    stats : dict
+        What the strategy counts, for `SolveResult.stats`.
+    stage : str
+        What the strategy is at.
+    bounded_in_s : float
+        Seconds that the Lagrangian bound took.
+    warm_start : Plan or None
+        Of a similar problem, to begin with.
+    first : Assignment or None
+        That for the bound's own step time, which weighing chains began with.
+    others_s : float
+        A lower limit of plans that the search leaves out.
+    """
+
+    instance: Instance
+    clock: Clock
+    lagrangian: LagrangianBound
+    bound_s: float
+    delayed: "Search | None" = None
+    best: Assignment | None = None
+    failure: Termination | None = None
+    stats: dict[str, object] = field(default_factory=dict)
+    stage: str = ""
+    bounded_in_s: float = 0.0
+    warm_start: Plan | None = None
+    first: Assignment | None = None
+    others_s: float = np.inf
+
+    @classmethod
+    def start(cls, instance: Instance, clock: Clock) -> "Search":
+        """A search with nothing but its Lagrangian bound."""
+        before_s = clock.left_s
+        lagrangian = lagrangian_bound(instance)
+        bound_s = lagrangian.step_time_s + instance.fixed_s
+        return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
+
+    @property
+    def bounding(self) -> "Search":
+        """The search whose instance gives the closest bounds."""
+        return self.delayed or self
+
+    @property
+    def of_steps(self) -> "Search":
+        """Whose Lagrangian bound is of steps: with hosts' memory weighed, its own is of none."""
+        return self.bounding if self.instance.host_share else self
+
+    @property
+    def proven(self) -> LagrangianBound:
+        """The Lagrangian bound of steps, which proofs may use."""
+        return self.of_steps.lagrangian
+
+    @property
+    def proven_s(self) -> float:
+        """The largest step time that is proven to be a lower limit of all plans."""
+        return min(self.bound_s, self.others_s)
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random."""
+        return self.clock.limits.seed
+
+    @property
+    def target_s(self) -> float:
+        """The step time at which the search ends."""
+        return self.bound_s * (1 + self.clock.limits.gap)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the plan can still improve and the limits allow another stage."""
+        return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an assignment exists, and is good enough or has to be."""
+        return self.best is not None and not self.is_open
+
+    def apart(self, share: float) -> "Search":
+        """A search that knows no plan, with a share of the time or all steps, none taken off these.
+
+        So that with equal steps a strategy finds as much within another as by itself.
+        """
+        clock = self.clock.part(share)
+        if clock.repeats:
+            clock = replace(clock, steps_left=clock.limits.max_steps, whole=None)
+        return replace(self, clock=clock, best=None, stats={})
+
+    def first_fit(self) -> Assignment | None:
+        """Any assignment that fits, where no construction finds one; or a proof, in `failure`."""
+        assignment = make_room(self.instance, self.seed, self.clock)
+        if assignment is not None:
+            return assignment
+        answer = fit(self.instance, self.clock.limits, self.clock.left_s, _FITTED_PLACES)
+        if answer.fewest_short_bytes:
+            self.failure = nothing_fits(self.instance, answer.short_bytes)
+        return answer.assignment
+
+    def keep(self, assignment: Assignment | None) -> None:
+        """Remember an assignment if it is the fastest so far."""
+        if assignment is not None and (
+            self.best is None or assignment.step_time_s < self.best.step_time_s
+        ):
+            self.best = assignment
+            self.tell()
+
+    def tell(self, stage: str | None = None) -> None:
+        """Say how far the search is, to who wants to know: at a stage, or the one as before."""
+        self.stage = self.stage if stage is None else stage
+        on_state = self.clock.limits.on_state
+        if on_state is not None:
+            best_s = None if self.best is None else self.best.step_time_s
+            on_state(SearchState(self.stage, best_s, self.proven_s))
