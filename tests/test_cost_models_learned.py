@@ -31,6 +31,7 @@ from cost_models.learned.parts import PARTS, contributions, fixed_times, parts_o
 from cost_models.learned.shipped import shipped_name
 from cost_models.learned.training import Example, Fit, train
 from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.contention import contended
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
     Rates,
@@ -154,12 +155,14 @@ def test_cold_rows_are_never_cheaper_than_hot_ones(costs: UnitCosts, factors: li
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_contributions_add_up_to_the_plan(gpus: int) -> None:
     for case in random_cases(3, 6, gpus=gpus):
-        for base in (Roofline(), Calibrated(CALIBRATION)):
+        slowed = Calibrated(replace(CALIBRATION, contention=0.3))
+        for base in (Roofline(), Calibrated(CALIBRATION), slowed):
             problem, plan = case.problem(), case.plan()
             report = base.evaluate(problem, plan)
             seconds = contributions(base, problem, plan).sum(axis=(1, 2))
             # Arenas are of no table.
             arenas_s = arena_times(base, problem, plan).sum(axis=0)
+            arenas_s = contended(arenas_s, problem.topology, base.contention)
             expected = [
                 gpu.total_s - arena_s for gpu, arena_s in zip(report.gpus, arenas_s, strict=True)
             ] + [host.dram_s for host in report.hosts]

@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models.base import Float
 from cost_models.step_equation.arena_loads import arena_times
-from cost_models.step_equation.contention import mixing
+from cost_models.step_equation.contention import contended
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import NAMES
 from cost_models.step_equation.unit_costs import (
@@ -154,17 +154,15 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
             seconds[number, table] += _read_s(parts(table, number), work)[_LINK] / len(attached)
         serving = numbers[(attached or topology.gpus)[0].id]
         seconds[host, table] += _read_s(parts(table, serving), work)[_DRAM]
-    if model.contention:
-        gpus = len(topology.gpus)
-        seconds[:gpus] = np.tensordot(mixing(topology, model.contention), seconds[:gpus], 1)
+    of_gpus = seconds[: len(topology.gpus)]
+    of_gpus[:] = contended(of_gpus.T, topology, model.contention).T
     return seconds
 
 
 def fixed_times(model: StepEquation, problem: Problem, plan: Plan) -> Float:
     """Seconds of each device that belong to no table: arenas, and any step; shape (devices,)."""
     arenas_s = arena_times(model, problem, plan)[: len(NAMES)].sum(axis=0)
-    if model.contention:
-        arenas_s = mixing(problem.topology, model.contention) @ arenas_s
+    arenas_s = contended(arenas_s, problem.topology, model.contention)
     main_s = float(model.schedule(problem).fixed[0])
     return np.concatenate((arenas_s + main_s, np.zeros(len(problem.topology.hosts))))
 

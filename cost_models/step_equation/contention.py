@@ -25,6 +25,17 @@ def mixing(topology: Topology, share: float) -> Float:
     return mix
 
 
+def contended(gpu_s: Float, topology: Topology, share: float) -> Float:
+    """Seconds of shape (..., GPUs), with what GPUs of one host add to each other's.
+
+    Examples
+    --------
+    >>> contended(np.array([4.0, 0.0]), Topology.parse("2xh100"), 0.25)
+    array([4., 1.])
+    """
+    return gpu_s @ mixing(topology, share) if share else gpu_s
+
+
 def slowdown(topology: Topology, share: float) -> float:
     """By how much all steps are longer where all GPUs have as much to do: at least 1.
 

@@ -31,7 +31,7 @@ from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.arena_loads import arena_times
-from cost_models.step_equation.contention import mixing
+from cost_models.step_equation.contention import contended
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.phases import (
     NAMES,
@@ -169,9 +169,8 @@ class StepEquation(ABC):
         arenas_s = arena_times(self, problem, plan)
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
-        if self.contention:
-            mix = mixing(topology, self.contention)
-            rows_s, gpu_s = rows_s @ mix, mix @ gpu_s
+        rows_s = contended(rows_s, topology, self.contention)
+        gpu_s = contended(gpu_s.T, topology, self.contention).T
         return CostReport(
             self.name,
             tuple(

@@ -32,6 +32,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.step_equation.contention import slowdown
 from solvers.bounds.hbm_prices import prices_near_full_hbm
 from solvers.bounds.least_cost import least
 from solvers.model.instance import Instance, ShardingOption, TableShard
@@ -46,6 +47,9 @@ every GPU, in GPU seconds for each GPU."""
 
 _ALL_OPTIONS = 500
 """Tables × GPUs up to which all sharding options of all tables are looked at."""
+
+_EXACT = 1e-6
+"""Share of itself to which a bound is known."""
 
 _SHORTEST_S = float(np.finfo(np.float64).tiny)
 """Step times that differ by less are equal: below it, floats have no middle."""
@@ -157,6 +161,24 @@ def lagrangian_bound(instance: Instance) -> LagrangianBound:
     return LagrangianBound(bound_s, float(prices[best]), hbm_worth_s, options, dram_s)
 
 
+def contended_bound_s(instance: Instance, bound: LagrangianBound) -> float:
+    """The bound of whole steps, where GPUs of one host slow each other (`CostModel.contention`).
+
+    The mean GPU then takes so many times as long. A single shard may be served while all other GPUs
+    are idle, so that the limits of shards stay as they are.
+    """
+    lowest_s = bound.step_time_s + instance.fixed_s
+    longer = slowdown(instance.problem.topology, instance.cost_model.contention)
+    launches_s = instance.fixed_s - instance.objective.fixed_s
+    low, high = lowest_s, longer * lowest_s
+    while high - low > _EXACT * high:  # Work falls in steps as T grows.
+        middle = (low + high) / 2
+        work_s = bound.work_s(middle - instance.fixed_s) / instance.gpus
+        enough = longer * (work_s + launches_s) + instance.objective.fixed_s <= middle
+        low, high = (low, middle) if enough else (middle, high)
+    return low
+
+
 def _best_bound(
     instance: Instance, works: Sequence[_Works], prices: Float, dram_s: float
 ) -> tuple[float, int]:
@@ -183,7 +205,7 @@ def _best_bound(
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
         high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
-        while high - low > max(1e-6 * high, _SHORTEST_S):
+        while high - low > max(_EXACT * high, _SHORTEST_S):
             middle = (low + high) / 2
             enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
             low, high = (low, middle) if enough else (middle, high)

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_models.step_equation.contention import slowdown
-from solvers.bounds.lagrangian import LagrangianBound
+from solvers.bounds.lagrangian import contended_bound_s
 from solvers.model.instance import Instance
 from solvers.search.construction import construct
 from solvers.strategies._search import Search
@@ -24,9 +23,6 @@ _WEIGHED_BOUNDS = 10.0
 
 _NOTABLE = 0.98
 """Share of a first placement's time from which another one's is worth other weights."""
-
-_EXACT = 1e-6
-"""Share of itself to which a bound is known."""
 
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 """Times a placement's longest chain that its hosts' memory takes for that to count, and what it
@@ -101,28 +97,5 @@ def unreplicated(search: Search) -> Search:
     if other.first is None or other.first.step_time_s >= first.step_time_s:
         return search
     # A plan has replicas, and takes what all of them take once, or it has none.
-    others_s = contended_s(search.of_steps.instance, search.proven)
+    others_s = contended_bound_s(search.of_steps.instance, search.proven)
     return replace(other, others_s=others_s + search.of_steps.instance.replicas_s)
-
-
-def contended_s(instance: Instance, bound: LagrangianBound) -> float:
-    """The Lagrangian bound, where GPUs of one host slow each other.
-
-    The mean GPU then takes so many times as long; a single shard may be served while all other GPUs
-    are idle, so that the limits of shards stay as they are.
-    """
-    lowest_s = bound.step_time_s + instance.fixed_s
-    longer = slowdown(instance.problem.topology, instance.cost_model.contention)
-    if longer == 1:
-        return lowest_s
-    launches_s = instance.fixed_s - instance.objective.fixed_s
-
-    def needed_s(step_time_s: float) -> float:
-        work_s = bound.work_s(step_time_s - instance.fixed_s) / instance.gpus
-        return longer * (work_s + launches_s) + instance.objective.fixed_s
-
-    low, high = lowest_s, max(lowest_s, needed_s(lowest_s))
-    while high - low > _EXACT * high:  # Work falls as steps grow.
-        middle = (low + high) / 2
-        low, high = (low, middle) if needed_s(middle) <= middle else (middle, high)
-    return low

@@ -13,6 +13,7 @@ from cost_models import cost_model
 from cost_models.step_equation.exchanged_bytes import replica_bytes
 from placer import Problem
 from placer.executor import BagBatch
+from placer.executor.distributed.row_sums import HeldSums, all_reduce_rows
 from placer.plan.plan import Plan
 from placer.tables import Feature, Table
 from placer.workloads import named_workload
@@ -148,6 +149,50 @@ def test_a_plan_of_1024_gpus() -> None:
     assert world.arrivals.squares, "row-wise Adagrad adds up over column slices"
     assert sent(steps, "rows") > 0
     assert sent(steps, "replicas") > 0
+
+
+def test_all_groups_of_holders_add_up_in_four_collectives() -> None:
+    """Ranks 0 and 1 hold two tables, 1 and 2 one, all of them another; rank 3 holds none."""
+    groups = {(0, 1): (4, 3), (1, 2): (2,), (0, 1, 2): (5,)}
+    calls: list[tuple[int, str]] = []
+
+    def rows_of(rank: int, table: int) -> torch.Tensor:
+        return torch.tensor([0, 3 + rank, 7 + table])  # Two of them are those of all holders.
+
+    def work(rank: SimulatedRank) -> list[HeldSums]:
+        exchange = rank.exchange
+
+        def counted(kind, *options):
+            calls.append((rank.rank, kind))
+            return exchange(kind, *options)
+
+        rank.exchange = counted  # type: ignore[method-assign]
+        held = [
+            HeldSums(
+                holders,
+                [
+                    (rows_of(rank.rank, n), torch.full((3, width), 10.0**rank.rank))
+                    for n, width in enumerate(widths)
+                ],
+            )
+            for holders, widths in sorted(groups.items())
+            if rank.rank in holders
+        ]
+        return all_reduce_rows(rank, held)
+
+    for rank, totals in enumerate(run(4, work)):
+        assert sum(who == rank for who, _ in calls) == 4
+        assert [own.holders for own in totals] == [h for h in sorted(groups) if rank in h]
+        for own in totals:
+            for table, (width, (rows, sums)) in enumerate(
+                zip(groups[own.holders], own.sums, strict=True)
+            ):
+                every = sum(10.0**holder for holder in own.holders)
+                expected = {3 + holder: 10.0**holder for holder in own.holders}
+                expected |= {0: every, 7 + table: every}
+                assert sums.shape == (len(expected), width)
+                assert dict(zip(rows.tolist(), sums[:, 0].tolist(), strict=True)) == expected
+                assert (sums == sums[:, :1]).all()
 
 
 def test_ranks_that_are_not_in_step_are_found_out() -> None:
