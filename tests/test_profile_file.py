@@ -1,6 +1,8 @@
 """Profiles on disk: what is saved is loaded, and damage is told."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,29 @@ def test_vocabularies_are_saved_beside(tmp_path: Path) -> None:
     vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
     with pytest.raises(ProfileError, match=r"vocabulary-.* was cut short or replaced"):
         Profile.load(tmp_path)
+
+
+LOAD = """
+import os, sys
+import pyarrow.parquet
+from placer import Profile
+
+before = set(os.listdir("/proc/self/task"))
+Profile.load(sys.argv[1])
+print(len(set(os.listdir("/proc/self/task")) - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_loading_leaves_no_threads(tmp_path: Path) -> None:
+    """Threads that clean up after a read may meet Python's end, and the process aborts."""
+    vocabulary = Vocabulary(np.arange(50, dtype=np.uint64))
+    encoding = Encoding(feature_tables={"a": "t"}, mappings={"t": vocabulary})
+    counts = {name: RowCounts.from_dense(np.ones(rows)) for name, rows in encoding.tables.items()}
+    profile_of(counts, encoding=encoding).save(tmp_path)
+    words = [sys.executable, "-c", LOAD, str(tmp_path)]
+    run = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert int(run.stdout) == 0
 
 
 @pytest.fixture

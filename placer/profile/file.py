@@ -256,7 +256,10 @@ def _vocabulary_from_parquet(content: bytes) -> dict[str, Keys]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(io.BytesIO(content), columns=["table", "key"])
+        # Neither a Python file nor threads: what Arrow's threads clean up after a read may meet
+        # Python's end, and the process aborts (apache/arrow issue 34314).
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            table = file.read(columns=["table", "key"], use_threads=False)
         column = table.column("table").cast(pa.dictionary(pa.int32(), pa.string()))
     except (OSError, pa.ArrowException) as error:
         raise ProfileError(f"its vocabulary is no Parquet that can be read: {error}") from error

@@ -1,6 +1,5 @@
 """JSON lines: an object a line; a list of values or of objects is a bag of several ids."""
 
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -70,7 +69,7 @@ class JsonLinesSource(ColumnSource):
         first = Block(file, None, memoryview(start), lines, 1, None)
         _check_depth(first)
         try:
-            table = arrow_json.read_json(io.BytesIO(start), read_options=_options(len(start)))
+            table = arrow_json.read_json(pa.BufferReader(start), read_options=_options(len(start)))
         except pa.ArrowInvalid as error:
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
             raise _wrong_line(first, types) or _unreadable(first, error) from error
@@ -105,7 +104,7 @@ class JsonLinesSource(ColumnSource):
         _check_depth(block)
         try:
             table = arrow_json.read_json(
-                io.BytesIO(block.data),
+                pa.BufferReader(block.data),
                 read_options=_options(len(block.data)),
                 parse_options=arrow_json.ParseOptions(
                     explicit_schema=self._schema, unexpected_field_behavior="ignore"
