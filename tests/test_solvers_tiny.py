@@ -16,11 +16,13 @@ from tiny_problems import tiny_problem
 from cost_models import Roofline
 from placer import Problem
 from placer.constraints.unmet import unmet
+from placer.plan.memory import row_map_bytes
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
 from solvers import SolveResult, solve
 from solvers.bounds.feasibility import impossible
 from solvers.model.instance import Instance
+from solvers.search.curve_lines import lines_below, some_points
 
 STEPS = 20
 """Enough for problems of this size."""
@@ -104,6 +106,41 @@ def test_a_proof_says_what_is_short(seed: int) -> None:
         ),
     )
     assert solved(replace(problem, topology=more)).plan is not None
+
+
+@pytest.mark.parametrize("seed", [5053, 5318, 5537])
+def test_a_proof_knows_what_rows_take_between_points_of_a_curve(seed: int) -> None:
+    """Rows that are read alike are one piece of a curve, and may be divided all the same."""
+    problem = tiny_problem(seed)
+    check(problem, solved(problem))
+
+
+@pytest.mark.parametrize("seed", range(40, 46))
+def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
+    problem, model = tiny_problem(seed), Roofline()
+    all_plans = Enumeration(problem, model)
+    instance, first = all_plans.instance, all_plans.first_byte
+    gpus = len(problem.topology.gpus)
+    shards = [
+        shard
+        for table in range(instance.tables)
+        for option in instance.options_of(table)
+        for shard in instance.shards(table, option)
+    ]
+    for shard in shards:
+        curve = instance.curve(shard, 0)
+        if not np.isfinite(curve.split_s):
+            continue
+        hot_rows = int(curve.hot_rows[0])
+        for line in lines_below(curve, some_points(curve, 3)):
+            for more in {0, line.rows // 3, line.rows // 2, line.rows - 1, line.rows}:
+                costs, is_mapped = all_plans.part(shard, 0, hot_rows + more)
+                hbm, dram = costs[first], costs[first + gpus + instance.host_of_gpu[0]]
+                if is_mapped:
+                    hbm += row_map_bytes(problem.profile.tables[shard.table].table)
+                assert line.hbm_bytes + more * line.hbm_bytes_a_row <= hbm + 1
+                assert line.dram_bytes + more * line.dram_bytes_a_row <= dram + 1
+            hot_rows += line.rows
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ these, bytes are all that counts: each device may lack some, and their sum is mi
 Lanes that phases share are left out: they only make steps longer, so that bounds hold.
 
 A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
-what is not above the curve anywhere between two of them: if that does not fit, nothing does.
+straight lines, from one to the next, that are not above the curve's bytes anywhere: rows move from
+DRAM to HBM one by one along a line. If that does not fit, nothing does.
 """
 
 import math
@@ -29,7 +30,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +39,7 @@ from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
+from solvers.search.curve_lines import Line, lines_below, some_points
 
 _TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
@@ -187,13 +188,15 @@ class ExactProgram:
                 if not instance.may_serve(shard, gpu):
                     continue
                 curve = instance.curve(shard, gpu)
-                for costs in self._costs(shard, gpu):
+                for costs, line in self._costs(shard, gpu):
                     chosen = self.model.new_bool_var("")
                     point = _Point(shard, gpu, costs, chosen)
                     here.append(chosen)
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
                     self._add_costs(gpu, costs, chosen)
+                    if line is not None:
+                        self._add_line(gpu, line, chosen)
                     self._add_arena(gpu, shard, chosen)
                     ends = (curve.hot_rows[0], curve.hot_rows[-1])
                     (whole if costs[-1] in ends else split).append(point)
@@ -203,24 +206,22 @@ class ExactProgram:
         if split and len(option.column_widths) > 1:
             self._add_maps(split, whole)
 
-    def _costs(self, shard: TableShard, gpu: int) -> Iterator[Float]:
-        """Costs at points of a curve, or below all that is between two of them."""
+    def _costs(self, shard: TableShard, gpu: int) -> Iterator[tuple[Float, Line | None]]:
+        """Costs at points of a curve, or lines below all that is between two of them."""
         curve = self.instance.curve(shard, gpu)
-        points, last = costs_of(curve), curve.hot_rows.size - 1
         few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        most = 2 if few else self.most_points
-        at = np.unique(np.linspace(0, last, min(last + 1, most)).round().astype(int)).tolist()
+        at = some_points(curve, 2 if few else self.most_points)
         gaps = np.diff(curve.hot_rows[at]) > 1
         all_points = not (gaps.any() and np.isfinite(curve.split_s))
         self.is_complete &= all_points or self.aim == "relaxed fit"
+        points = costs_of(curve)
         if all_points or self.aim != "relaxed fit":
-            yield from points[:, at].T
+            yield from ((costs, None) for costs in points[:, at].T)
             return
-        inner = np.stack((curve.hbm_bytes, curve.dram_bytes))
-        for first, end in pairwise(at):
+        for line in lines_below(curve, at):
             least = np.zeros(points.shape[0])
-            least[[BYTES, DRAM_BYTES]] = inner[:, first : end + 1].min(axis=1)
-            yield least
+            least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
+            yield least, line
 
     def _add_costs(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes and times of a GPU and its host if a variable is 1."""
@@ -236,6 +237,13 @@ class ExactProgram:
             if seconds:
                 units = math.floor(seconds / self.unit_s)
                 self._rows[f"phase {phase}", gpu].append((chosen, units))
+
+    def _add_line(self, gpu: int, line: Line, chosen: Any) -> None:
+        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen."""
+        rows = self.model.new_int_var(0, line.rows, "")
+        self.model.add(rows <= line.rows * chosen)
+        self._rows["hbm", gpu].append((rows, line.hbm_bytes_a_row))
+        self._rows["dram", self.instance.host_of_gpu[gpu]].append((rows, line.dram_bytes_a_row))
 
     def _add_arena(self, gpu: int, shard: TableShard, chosen: Any) -> None:
         """A GPU launches kernels of a shard's arena if a variable is 1."""
@@ -288,7 +296,7 @@ class ExactProgram:
                 continue
             used = _sum(terms)
             if self.step is None:
-                most = sum(each for _, each in terms)
+                most = sum(max(0, each) * of.domain.max() for of, each in terms)
                 short = self.short[kind, number] = self.model.new_int_var(0, most, "")
                 used = used - short
             self.model.add(used <= math.floor(bytes_))
