@@ -115,6 +115,21 @@ def test_a_proof_knows_what_rows_take_between_points_of_a_curve(seed: int) -> No
     check(problem, solved(problem))
 
 
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (6052, "GPUs have no HBM"),
+        (6092, "nothing is read, and all bounds are 0"),
+        (6433, "the same"),
+    ],
+)
+def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
+    problem = tiny_problem(seed)
+    result = solved(problem)
+    assert result.termination.reason == "infeasible", why
+    check(problem, result)
+
+
 @pytest.mark.parametrize("seed", range(40, 46))
 def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
     problem, model = tiny_problem(seed), Roofline()

@@ -227,9 +227,14 @@ class Program:
         *,
         most_places: int = _MAX_PLACES,
     ) -> "Program | None":
-        """The program of a whole instance, or None if it has too many shards × GPUs."""
+        """The program of a whole instance, or None if it has too many shards × GPUs.
+
+        Nor is there one if the limit is a step of no time, where tables are hardly ever read.
+        """
         if not math.isfinite(upper_s):
             upper_s = 8 * bound.step_time_s + instance.fixed_s
+        if upper_s <= 0:
+            return None
         work_s = upper_s - instance.fixed_s
         spare_s = instance.gpus * work_s - bound.work_s(work_s)
         sharding_options: dict[int, list[ShardingOption]] = {}

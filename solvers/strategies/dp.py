@@ -39,6 +39,10 @@ _NEVER_S = 1e30
 _ROUNDING = 1e-6
 
 
+_LEAST_BYTES = 1e-6
+"""Size of a bin: tables that take no HBM have their place in the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class DpParams:
     """Knobs of `DynamicProgramming`.
@@ -246,7 +250,8 @@ def _of_bins(
 ) -> Iterator[_Proposal]:
     """The dynamic program, and proposals of its bins from the one with the most HBM down."""
     bins = min(params.most_bins, params.bins_per_gpu * instance.gpus)
-    size = float(instance.hbm_bytes.sum()) / bins
+    # GPUs may have no HBM at all beside what is reserved.
+    size = max(float(instance.hbm_bytes.sum()) / bins, _LEAST_BYTES)
     best, used = np.full(bins, np.inf), np.zeros(bins)
     best[0] = 0.0
     at_bin = np.arange(bins)
