@@ -78,6 +78,7 @@ def test_a_table_that_only_the_larger_gpu_can_serve(name: str) -> None:
         (23, "rows that nobody reads have to be in HBM, as the host is full"),
         (46, "one GPU is far smaller than the others"),
         (178, "targets of construction were below any step time that there is"),
+        (6450, "numbers of the linear program are too far apart for GLOP"),
     ],
 )
 def test_problems_that_had_no_plan(seed: int, why: str) -> None:

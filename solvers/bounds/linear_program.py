@@ -353,7 +353,9 @@ class _Program:
         return added
 
     def solve(self, time_limit_s: float) -> tuple[float, Prices, Float] | None:
-        """The program's value, its prices, and what each table costs; None if time is up.
+        """The program's value, its prices, and what each table costs; None if it is not solved.
+
+        That is so where time is up, and where numbers are too far apart for GLOP.
 
         Raises
         ------
@@ -368,12 +370,15 @@ class _Program:
             result = self.solver.solve(params=parameters)
         except (RuntimeError, ValueError, AttributeError) as error:
             raise BackendError(f"MathOpt's GLOP broke: {error}") from error
-        reason = result.termination.reason
-        if reason == mathopt.TerminationReason.NO_SOLUTION_FOUND or (
-            reason == mathopt.TerminationReason.FEASIBLE
+        reason, reasons = result.termination.reason, mathopt.TerminationReason
+        if reason in (
+            reasons.NO_SOLUTION_FOUND,
+            reasons.FEASIBLE,
+            reasons.IMPRECISE,
+            reasons.NUMERICAL_ERROR,
         ):
             return None
-        if reason != mathopt.TerminationReason.OPTIMAL or not result.has_dual_feasible_solution():
+        if reason != reasons.OPTIMAL or not result.has_dual_feasible_solution():
             raise BackendError(
                 f"MathOpt's GLOP ended with {reason.name}: {result.termination.detail}"
             )
