@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from calibration_cases import calibration
 from enumeration import Enumeration
 from fast_and_full import mostly_slow
 from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 from tiny_problems import tiny_problem
 
-from cost_models import Roofline
+from cost_models import Calibrated, Roofline
 from placer import Problem
 from placer.constraints.unmet import unmet
 from placer.plan.memory import row_map_bytes
@@ -129,6 +130,14 @@ def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
     result = solved(problem)
     assert result.termination.reason == "infeasible", why
     check(problem, result)
+
+
+def test_gpus_without_work_slow_nobody() -> None:
+    """Two tables that are never read leave one of three GPUs idle: no plan beats the bound."""
+    result = solve(
+        tiny_problem(7123), "greedy-cost", Calibrated(calibration(contention=0.1)), threads=1
+    )
+    assert result.plan is not None
 
 
 @pytest.mark.parametrize("seed", range(40, 46))

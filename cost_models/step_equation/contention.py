@@ -36,12 +36,22 @@ def contended(gpu_s: Float, topology: Topology, share: float) -> Float:
     return gpu_s @ mixing(topology, share) if share else gpu_s
 
 
-def slowdown(topology: Topology, share: float) -> float:
-    """By how much all steps are longer where all GPUs have as much to do: at least 1.
+def most_work_s(topology: Topology, share: float, step_s: float, launches_s: float) -> float:
+    """Own seconds that all GPUs have room for in a step, launches of those with work taken off.
+
+    k GPUs of a host that have work take their own seconds, and a share of those of k - 1 others,
+    on average: few GPUs that slow each other little may do more than all of them.
 
     Examples
     --------
-    >>> slowdown(Topology.parse("4xh100"), 0.25)
-    1.75
+    >>> most_work_s(Topology.parse("4xh100"), 0.25, 7.0, 0.0)
+    16.0
+    >>> most_work_s(Topology.parse("4xh100"), 1.0, 7.0, 5.0)
+    2.0
     """
-    return 1.0 if not share else float(mixing(topology, share).sum(axis=0).min())
+    most_s = 0.0
+    for host in topology.hosts:
+        serving = np.arange(1 + sum(gpu.host == host.id for gpu in topology.gpus))
+        own_s = step_s / (1 + share * (serving - 1).clip(0)) - launches_s
+        most_s += float((serving * own_s).max())
+    return most_s
