@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +33,7 @@ from placer.topology.topology import Topology
 from placer.workloads import named_workload
 from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
-from solvers.bounds.feasibility import impossible
+from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import least
 from solvers.bounds.linear_program import lp_bound
@@ -47,9 +48,10 @@ from solvers.model.knapsack import (
     priced_costs,
     solve_knapsack,
 )
-from solvers.result import Limits
+from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
+from solvers.search.room import make_room
 from solvers.strategies import _weighing
 from solvers.strategies._search import Search
 
@@ -431,6 +433,37 @@ def test_what_is_called_impossible_is(kind: str, solved: list[Solved]) -> None:
             assert np.isinf(case.best_s), f"{kind} {number}"
             proofs += 1
     assert proofs >= 1
+
+
+def replicated_and_wide(hbm_bytes: int) -> Problem:
+    """A table that 64 GPUs can only hold together, and one that each of them has to hold whole."""
+    return problem_of(
+        zipf_table("wide", 1_000_000, 64, lookups=12.0),
+        zipf_table("hot", 40_000, 128, lookups=14.0),
+        topology=machine(8, 8, hbm_bytes=hbm_bytes),
+        batch_size=16_384,
+    )
+
+
+def test_rows_that_every_gpu_has_to_hold_leave_less_room() -> None:
+    problem = replicated_and_wide(300 << 20)
+    assert impossible(Instance(problem, Roofline())) is None
+    termination = solve(problem, "greedy-cost", threads=1).termination
+    assert termination.reason == "infeasible"
+    assert "table 'wide' fits no GPU" in termination.detail
+    assert "of other tables that have to be replicated" in termination.detail
+    alone = replace(problem, profile=Profile(problem.profile.tables[:1], source="test"))
+    assert solve(alone, "greedy-cost", threads=1).plan is not None
+
+
+def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:
+    instance = Instance(replicated_and_wide(340 << 20), Roofline())
+    options = usable_options(instance)
+    assert not isinstance(options, Termination)
+    clock = Clock(Limits(), deadline=time.monotonic() + 60, steps_left=None)
+    assignment = make_room(instance, options, 0, clock)
+    assert assignment is not None
+    assert [replica.table for replica in assignment.replicas] == [1]
 
 
 FOUND_AND_OPTIMAL = {

@@ -3,8 +3,11 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from placer.plan.memory import Shortage
 from placer.units import format_bytes
+from solvers.bounds.linear_program_devices import is_large
 from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Termination
 
@@ -39,6 +42,69 @@ def impossible(instance: Instance) -> Termination | None:
             "dtype, or an optimizer with less state",
         )
     return None
+
+
+def usable_options(instance: Instance) -> list[list[ShardingOption]] | Termination:
+    """The options of each table that some GPU has room for, beside what every GPU has to hold.
+
+    Rows of a table that fits only as replicas are on every GPU, and leave less room for others.
+    Of many tables on many GPUs, all options are returned.
+
+    Returns
+    -------
+    list of list of ShardingOption, or Termination
+        A proof that nothing fits, where a table has no such option.
+    """
+    usable = [list(instance.options_of(table)) for table in range(instance.tables)]
+    if is_large(instance):
+        return usable
+    needs = [[_least_on_one(instance, t, option) for option in of] for t, of in enumerate(usable)]
+    held_bytes = np.zeros(instance.tables)
+    while True:
+        before = held_bytes.copy()
+        for table, of in enumerate(usable):
+            others = float(before.sum() - before[table])
+            room = instance.hbm_bytes - others
+            fitting = [
+                replicas <= room.min() and replicas + shard <= room.max()
+                for replicas, shard in needs[table]
+            ]
+            if not any(fitting):
+                replicas, shard = min(needs[table], key=sum)
+                return _fits_nowhere(instance, table, replicas + shard, others)
+            usable[table] = [option for option, fits in zip(of, fitting, strict=True) if fits]
+            needs[table] = [need for need, fits in zip(needs[table], fitting, strict=True) if fits]
+            held_bytes[table] = min(replicas for replicas, _ in needs[table])
+        if (held_bytes == before).all():
+            return usable
+
+
+def _least_on_one(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:
+    """The fewest bytes of HBM of an option's replicas on each GPU, and of its largest shard."""
+    gpu, replica = instance.kinds[0], instance.replica(table, option)
+    shards = instance.shards(table, option)
+    return (
+        0.0 if replica is None else float(instance.curve(replica, gpu).hbm_bytes.min()),
+        max((float(instance.curve(shard, gpu).hbm_bytes.min()) for shard in shards), default=0.0),
+    )
+
+
+def _fits_nowhere(
+    instance: Instance, table: int, least_bytes: float, others_bytes: float
+) -> Termination:
+    name, hbm = instance.problem.profile.tables[table].table.name, float(instance.hbm_bytes.max())
+    short = math.ceil(least_bytes + others_bytes - hbm)
+    beside = (
+        f", beside {format_bytes(others_bytes)} of other tables that have to be replicated"
+        if others_bytes
+        else ""
+    )
+    return _infeasible(
+        Shortage("any GPU", "hbm", short, f"buffers and rows of table {name}"),
+        f"table {name!r} fits no GPU however it is divided: one needs {format_bytes(least_bytes)} "
+        f"of HBM for it{beside}, and has {format_bytes(hbm)} at most. Lower --batch-size, raise "
+        "--hbm, or relax constraints",
+    )
 
 
 def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int]) -> Termination:

@@ -11,7 +11,7 @@ left on these GPUs.
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,10 @@ class _Way:
     blocks : list of tuples of TableShard
     least_bytes, cold_bytes : float64, shape (blocks,)
         The fewest bytes of HBM, and the bytes of DRAM with these.
+    replicas : tuple of TableShard
+        Rows that every GPU holds besides.
+    replica_bytes : float64, shape (gpus,)
+        HBM that these take.
     work_s : float
         GPU seconds with all rows in HBM that are worth any.
     """
@@ -46,15 +50,25 @@ class _Way:
     blocks: list[Block]
     least_bytes: Float
     cold_bytes: Float
+    replicas: tuple[TableShard, ...]
+    replica_bytes: Float
     work_s: float
 
+    @property
+    def bytes(self) -> float:
+        """All of them, on all devices together."""
+        return float((self.least_bytes + self.cold_bytes).sum() + self.replica_bytes.sum())
 
-def make_room(instance: Instance, seed: int, clock: Clock) -> Assignment | None:
-    """An assignment that fits, for a cost that may be high; None if none is found."""
-    ways = [_ways(instance, group) for group in _groups(instance)]
-    if not all(ways):  # A table that may only be replicated.
-        return None
-    size = [min(float((w.least_bytes + w.cold_bytes).sum()) for w in of) for of in ways]
+
+def make_room(
+    instance: Instance, options: Sequence[Sequence[ShardingOption]], seed: int, clock: Clock
+) -> Assignment | None:
+    """An assignment that fits, for a cost that may be high; None if none is found.
+
+    `options` are those of each table that may fit.
+    """
+    ways = [_ways(instance, group, options) for group in _groups(instance)]
+    size = [min(way.bytes for way in of) for of in ways]
     rng, room = random.Random(seed), _Room(instance, ways)
     for number in sorted(range(len(ways)), key=lambda n: -size[n]):
         room.place(number)
@@ -87,7 +101,8 @@ def make_room(instance: Instance, seed: int, clock: Clock) -> Assignment | None:
         for block, gpu in zip(way.blocks, gpus, strict=True)
         for shard in block
     ]
-    return Assignment.of(instance, pairs)
+    replicas = [replica for way, _ in room.homes.values() for replica in way.replicas]
+    return Assignment.of(instance, pairs, replicas)
 
 
 def _groups(instance: Instance) -> list[Block]:
@@ -95,40 +110,51 @@ def _groups(instance: Instance) -> list[Block]:
     return instance.blocks([TableShard(table) for table in range(instance.tables)])
 
 
-def _ways(instance: Instance, group: Block) -> list[_Way]:
+def _ways(
+    instance: Instance, group: Block, options: Sequence[Sequence[ShardingOption]]
+) -> list[_Way]:
     """Ways to shard the tables of a group: of one, whatever it may be; of several, all whole."""
     if len(group) == 1:
-        table = group[0].table
-        every = instance.options_of(table)
-        few = [option for option in every if _is_coarse(option)]
-        few = few or [option for option in every if not option.replicated_rows]
-        return [_way(instance, [[s] for s in instance.shards(table, o)], [o]) for o in few]
-    options = [
+        every = options[group[0].table]
+        few = [option for option in every if _is_coarse(option) or not option.shard_count]
+        return [_way_of(instance, group[0].table, option) for option in few or every]
+    least = [
         min(
             instance.options_of(shard.table),
             key=lambda o: instance.priced_costs(TableShard(shard.table, o), 0)[BYTES, 0],
         )
         for shard in group
     ]
-    shards = [TableShard(s.table, option) for s, option in zip(group, options, strict=True)]
-    return [_way(instance, [shards], options)]
+    shards = [TableShard(s.table, option) for s, option in zip(group, least, strict=True)]
+    return [_way(instance, [shards], least)]
+
+
+def _way_of(instance: Instance, table: int, option: ShardingOption) -> _Way:
+    """A way to shard one table, which may have replicas."""
+    way = _way(instance, [[shard] for shard in instance.shards(table, option)], [option])
+    replica = instance.replica(table, option)
+    if replica is None:
+        return way
+    used = [instance.priced_costs(replica, gpu)[BYTES, 0] for gpu in range(instance.gpus)]
+    return replace(way, replicas=(replica,), replica_bytes=np.array(used))
 
 
 def _way(
     instance: Instance, blocks: Sequence[Sequence[TableShard]], options: Iterable[ShardingOption]
 ) -> _Way:
-    costs = [
-        sum(instance.priced_costs(shard, instance.kinds[0])[:, 0] for shard in block)
-        for block in blocks
-    ]
-    each = np.array(costs).reshape(len(blocks), -1)
+    least, cold = np.zeros(len(blocks)), np.zeros(len(blocks))
+    for number, block in enumerate(blocks):
+        for shard in block:
+            costs = instance.priced_costs(shard, instance.kinds[0])[:, 0]
+            least[number] += costs[BYTES]
+            cold[number] += costs[DRAM_BYTES]
     tables = [shard.table for shard in blocks[0]] if blocks else []
     work_s = sum(
         float(instance.option_costs_at(table, option, -1)[GPU_S])
         for table, option in zip(tables, options, strict=False)
     )
-    least, cold = (each[:, BYTES], each[:, DRAM_BYTES]) if blocks else (np.zeros(0), np.zeros(0))
-    return _Way([tuple(block) for block in blocks], least, cold, work_s)
+    no_bytes = np.zeros(instance.gpus)
+    return _Way([tuple(block) for block in blocks], least, cold, (), no_bytes, work_s)
 
 
 class _Room:
@@ -176,7 +202,7 @@ class _Room:
     def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
         """Each block where the fewest bytes are then lacking, and most room is left."""
         instance = self.instance
-        least, cold = self.least.copy(), self.cold.copy()
+        least, cold = self.least + way.replica_bytes, self.cold.copy()
         gpus: list[int] = []
         fullest = 0.0
         for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes, strict=True):
@@ -203,12 +229,14 @@ class _Room:
     def put(self, number: int, way: _Way, gpus: list[int]) -> None:
         """Place a table in a known way."""
         self.homes[number] = way, gpus
+        self.least += way.replica_bytes
         self.least[gpus] += way.least_bytes
         self.cold[gpus] += way.cold_bytes
 
     def take_off(self, number: int) -> None:
         """Undo `put`."""
         way, gpus = self.homes.pop(number)
+        self.least -= way.replica_bytes
         self.least[gpus] -= way.least_bytes
         self.cold[gpus] -= way.cold_bytes
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from placer.plan.plan import Plan
-from solvers.bounds.feasibility import nothing_fits
+from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
@@ -16,6 +16,9 @@ from solvers.search.room import make_room
 
 _FITTED_PLACES = 60_000
 """Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
+
+_SHORTAGES_S = 2.0
+"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
 
 
 @dataclass
@@ -121,12 +124,18 @@ class Search:
 
     def first_fit(self) -> Assignment | None:
         """Any assignment that fits, where no construction finds one; or a proof, in `failure`."""
-        assignment = make_room(self.instance, self.seed, self.clock)
-        if assignment is not None:
-            return assignment
-        answer = fit(self.instance, self.clock.limits, self.clock.left_s, _FITTED_PLACES)
+        options = usable_options(self.instance)
+        proof = options if isinstance(options, Termination) else None
+        if not isinstance(options, Termination):
+            assignment = make_room(self.instance, options, self.seed, self.clock)
+            if assignment is not None:
+                return assignment
+        # Of small problems, CP-SAT says what is short at least; of others a proof will do.
+        left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
+        answer = fit(self.instance, self.clock.limits, left_s, _FITTED_PLACES)
         if answer.fewest_short_bytes:
-            self.failure = nothing_fits(self.instance, answer.short_bytes)
+            proof = nothing_fits(self.instance, answer.short_bytes)
+        self.failure = proof
         return answer.assignment
 
     def keep(self, assignment: Assignment | None) -> None:
