@@ -85,7 +85,7 @@ class Strategy(ABC):
             plan = fitted_plan(assignment)
             if plan is not None:
                 return plan
-        fitting = None if search.failure else search.first_fit()
+        fitting = search.first_fit()
         plan = None if fitting is None else fitted_plan(fitting)
         if plan is not None:
             return plan
@@ -131,8 +131,10 @@ class StagedStrategy(Strategy):
             self._run(Stage("warm", _warm), search)
         if search.best is None or search.is_open:
             self._run(first, search)
+        if search.best is None:
+            self._run(Stage("room", Search.first_fit), search)
         for stage in others:
-            if stage.wanted and search.is_open:
+            if stage.wanted and search.is_open and search.failure is None:
                 self._run(stage, search)
         if search.best is not None:
             search.stats["moves"] = search.best.moves

@@ -1,6 +1,6 @@
 """A running search: what strategies are given, and what their stages hand on."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class Search:
     best : Assignment or None
     failure : Termination or None
         A proof that there is no plan.
+    looked_for_room : bool
+        Whether `first_fit` has run.
     stats : dict
         What the strategy counts, for `SolveResult.stats`.
     stage : str
@@ -57,6 +59,7 @@ class Search:
     delayed: "Search | None" = None
     best: Assignment | None = None
     failure: Termination | None = None
+    looked_for_room: bool = False
     stats: dict[str, object] = field(default_factory=dict)
     stage: str = ""
     bounded_in_s: float = 0.0
@@ -112,18 +115,14 @@ class Search:
         """Whether an assignment exists, and is good enough or has to be."""
         return self.best is not None and not self.is_open
 
-    def apart(self, share: float) -> "Search":
-        """A search that knows no plan, with a share of the time or all steps, none taken off these.
-
-        So that with equal steps a strategy finds as much within another as by itself.
-        """
-        clock = self.clock.part(share)
-        if clock.repeats:
-            clock = replace(clock, steps_left=clock.limits.max_steps, whole=None)
-        return replace(self, clock=clock, best=None, stats={})
-
     def first_fit(self) -> Assignment | None:
-        """Any assignment that fits, where no construction finds one; or a proof, in `failure`."""
+        """Any assignment that fits, where no construction finds one; or a proof, in `failure`.
+
+        What is looked for in vain is not looked for again.
+        """
+        if self.failure is not None or self.looked_for_room:
+            return None
+        self.looked_for_room = True
         options = usable_options(self.instance)
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):

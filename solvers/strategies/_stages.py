@@ -21,7 +21,7 @@ from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
-from solvers.strategies._base import Run, Strategy
+from solvers.strategies._base import Run
 from solvers.strategies._search import Search
 
 if TYPE_CHECKING:
@@ -231,15 +231,6 @@ def with_time(least_s: float, run: Run, *, bounds: float = 0.0) -> Run:
         return run(search) if enough else None
 
     return run_with_time
-
-
-def another(search: Search, share: float, strategy: Strategy) -> Assignment | None:
-    """The best assignment of another strategy, improved, whatever is known already."""
-    own = search.apart(share)
-    best = next(iter(strategy.assignments(own)), None)
-    if best is not None:
-        improve(best, own.clock)
-    return best
 
 
 def exact_program(search: Search, share: float, most_places: int) -> Assignment | None:

@@ -5,7 +5,6 @@ Whenever it is stopped, it returns the best plan so far.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
@@ -20,7 +19,6 @@ from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
 from solvers.strategies._stages import (
     annealing,
-    another,
     branching,
     cost_greedy,
     delays,
@@ -32,9 +30,6 @@ from solvers.strategies._stages import (
     relaxation,
     with_time,
 )
-from solvers.strategies.beam import Beam
-from solvers.strategies.dp import DynamicProgramming
-from solvers.strategies.flow import FlowParams, flow_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +38,11 @@ class AutoParams:
 
     Attributes
     ----------
-    greedy_share, flow_share, annealing_share, program_share, search_share : float
-        Of the first plan, flows, annealing, CP-SAT and iterated local search; neighbourhoods
-        have the rest.
+    greedy_share, annealing_share, program_share, search_share : float
+        Of the first plan, annealing, CP-SAT and iterated local search; neighbourhoods have the
+        rest.
     construction_share : float
         Of the first plan's time, for looking at ways to shard; the rest improves the best of them.
-    others_share : float
-        Of `beam`, and of `dp`.
-    others_s : float
-        Seconds that have to be left for these and for flows.
     linear_program_share : float
         Of the linear program that lifts the bound.
     common_shares_share : float
@@ -84,7 +75,7 @@ class AutoParams:
         Of annealing before it, and of iterated local search before that: annealing hardly finds
         its way where GPUs are full of buffers.
     few_places : int
-        Tables × GPUs up to which there are flows, `beam` and `dp`.
+        Tables × GPUs up to which there is iterated local search before annealing.
     exact_share : float
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
@@ -95,9 +86,6 @@ class AutoParams:
 
     greedy_share: float = 0.4
     construction_share: float = 0.5
-    flow_share: float = 0.15
-    others_share: float = 0.1
-    others_s: float = 1.0
     linear_program_share: float = 0.1
     annealing_share: float = 0.8
     exact_share: float = 0.5
@@ -124,7 +112,6 @@ class AutoParams:
     first_share: float = 0.2
     first_search_share: float = 0.1
     program_places: int = 1500
-    flow: FlowParams = field(default_factory=FlowParams)
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
     iterated: IteratedParams = field(default_factory=IteratedParams)
     branching: BranchingParams = field(default_factory=BranchingParams)
@@ -159,7 +146,6 @@ class Auto(StagedStrategy):
         first = with_time(
             p.early_s / (1 - p.first_share), lambda s: annealing(s, p.first_share, p.annealing)
         )
-        others = partial(with_time, p.others_s)
         early_s, early_share = p.early_s, p.branching_share
         if tiny:
             early_s, early_share = p.late_s, p.first_branching_share
@@ -190,9 +176,6 @@ class Auto(StagedStrategy):
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
             Stage("relaxed", with_time(relaxed_s, relaxed), is_relaxed),
-            Stage("flow", others(lambda s: flow_rounds(s, p.flow_share, p.flow)), few and several),
-            Stage("beam", others(lambda s: another(s, p.others_share, Beam())), few and several),
-            Stage("dp", others(lambda s: another(s, p.others_share, DynamicProgramming())), few),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),

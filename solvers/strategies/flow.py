@@ -85,14 +85,6 @@ class Flow(Strategy):
         return [] if search.best is None else [search.best]
 
 
-def flow_rounds(search: Search, share: float, params: FlowParams) -> Assignment | None:
-    """The best assignment of all rounds within a share of the time, whatever is known already."""
-    own = search.apart(share)
-    _Rounds(own, params).run()
-    search.stats |= own.stats
-    return own.best
-
-
 class _Rounds:
     """Rounds of assignments, which improve a search's best one."""
 
