@@ -51,9 +51,12 @@ from solvers.model.knapsack import (
 from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
+from solvers.search.iterated import IteratedParams
 from solvers.search.room import make_room
 from solvers.strategies import _weighing
+from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
+from solvers.strategies._stages import iterated
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -464,6 +467,26 @@ def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:
     assignment = make_room(instance, options, 0, clock)
     assert assignment is not None
     assert [replica.table for replica in assignment.replicas] == [1]
+
+
+class Unlucky(StagedStrategy):
+    """A strategy whose construction finds nothing."""
+
+    name = "unlucky"
+
+    def stages(self, instance: Instance) -> list[Stage]:
+        searched = Stage("searched", lambda search: iterated(search, 1.0, IteratedParams()))
+        return [Stage("nothing", lambda search: None), searched]
+
+
+def test_what_fits_at_all_is_improved() -> None:
+    """Where construction finds no plan, room is looked for before other stages, and not after."""
+    tables = [zipf_table(f"t{n}", 3000 * n, 32, lookups=float(n)) for n in range(1, 8)]
+    problem = problem_of(*tables, topology=machine(2, hbm_bytes=3 << 20))
+    result = Unlucky().solve(problem, Roofline(), Limits(max_steps=500, threads=1))
+    assert result.plan is not None
+    assert result.step_time_s is not None
+    assert result.step_time_s < 0.999 * result.stats["room_s"]  # type: ignore[operator]
 
 
 FOUND_AND_OPTIMAL = {

@@ -115,9 +115,11 @@ def _ways(
 ) -> list[_Way]:
     """Ways to shard the tables of a group: of one, whatever it may be; of several, all whole."""
     if len(group) == 1:
-        every = options[group[0].table]
-        few = [option for option in every if _is_coarse(option) or not option.shard_count]
-        return [_way_of(instance, group[0].table, option) for option in few or every]
+        table = group[0].table
+        every, rows = options[table], instance.rows(table)
+        few = [option for option in every if _is_coarse(option)]
+        copies = [option for option in every if option.replicated_rows == rows]
+        return [_way_of(instance, table, o) for o in (few + copies if few else every)]
     least = [
         min(
             instance.options_of(shard.table),
