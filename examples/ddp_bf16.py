@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 examples/ddp_bf16.py; started without torchrun it does that itself.
 """
 
+import gc
 import os
 
 import torch
@@ -52,6 +53,13 @@ def plan_on_first(model: nn.Module, rank: int, world: int) -> Plan:
 
 def main() -> None:
     dist.init_process_group("gloo")
+    train()
+    # Gloo's threads end with the process group, which a model holds as long as it is there.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = Model()
@@ -70,7 +78,6 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and step % 49 == 0:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

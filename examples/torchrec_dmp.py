@@ -1,5 +1,6 @@
 """A plan of placer's in TorchRec: two processes, DistributedModelParallel, a checkpoint."""
 
+import gc
 import os
 import tempfile
 
@@ -38,9 +39,16 @@ def batch() -> tuple[KeyedJaggedTensor, Tensor]:
     return features, (ids[2].view(BATCH, 3)[:, 0] % 2).float()
 
 
-def train(rank: int, folder: str) -> None:
+def work(rank: int, folder: str) -> None:
     os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "WORLD_SIZE": str(RANKS), "RANK": str(rank)}
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
+    train(rank, folder)
+    # Gloo's threads end with the process group, which a model holds as long as it is there.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(rank: int, folder: str) -> None:
     torch.manual_seed(rank)
     plan = Plan.load(f"{folder}/plan.json")
     model = split_tables(Model(), plan)  # Hot and cold rows of one table become two.
@@ -60,7 +68,6 @@ def train(rank: int, folder: str) -> None:
     state = merge_state_dict(model.state_dict(), model)  # Whole tables, on rank 0.
     if rank == 0:
         print(f"the model without a plan loads {Model().load_state_dict(state)}")
-    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -73,7 +80,7 @@ def main() -> None:
         plan.save(f"{folder}/plan.json")
         for shard in plan.shards:
             print(f"table {shard.table}: {shard.row_count} rows in {shard.memory}")
-        mp.spawn(train, (folder,), nprocs=RANKS)
+        mp.spawn(work, (folder,), nprocs=RANKS)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import resource
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -12,10 +11,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from executor_cases import machine, placements, plan_of, shard
-from torch import Tensor, nn
-
-sys.path.append(str(Path(__file__).resolve().parent / "ranks"))
 from ranks_cases import batches_of, sharded, table_with, train_step
+from torch import Tensor, nn
 
 from placer import apply_plan
 from placer.adapters.pytorch import applied_plan

@@ -4,7 +4,6 @@ import copy
 import os
 import pickle
 import re
-import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +30,9 @@ from checkpoint_ranks_cases import (
 from executor_cases import placements, plan_of, random_batch, shard, two_features
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-
-sys.path.append(str(Path(__file__).resolve().parent / "ranks"))
 from ranks_cases import every_placement
 from ranks_launcher import Outcomes, run
+from torch import nn
 
 from placer import apply_plan
 from placer.adapters.pytorch import applied_plan

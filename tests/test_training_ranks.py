@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cli_cases import Workbench, succeed
+from ranks_launcher import Job, Outcomes, run
 from torch import nn
 from training_cases import plan_for
 from training_ranks_cases import (
@@ -26,9 +27,6 @@ from training_ranks_cases import (
     stops_and_goes_on,
     trains,
 )
-
-sys.path.append(str(Path(__file__).resolve().parent / "ranks"))
-from ranks_launcher import Job, Outcomes, run
 
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy

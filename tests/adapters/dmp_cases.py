@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from ranks_launcher import leave_group
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import (
@@ -59,7 +60,8 @@ def _entry(
     result = target(rank, *args)
     dist.barrier()
     torch.save(result, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    del result
+    leave_group()
 
 
 class Model(nn.Module):

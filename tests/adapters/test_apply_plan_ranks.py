@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from apply_plan_cases import EPS, LR, assert_equal_models, batch, clicks, optimizers, plan_for
+from ranks_launcher import leave_group
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,6 +26,11 @@ def loss_of(model: nn.Module, seed: int) -> Tensor:
 
 def work(rank: int, folder: str, placement: str, kind: str) -> None:
     """One rank; writes what came out."""
+    _train(rank, folder, placement, kind)
+    leave_group()
+
+
+def _train(rank: int, folder: str, placement: str, kind: str) -> None:
     torch.set_num_threads(1)
     early = clicks()
     apply_plan(early, plan_for(placement, optimizer=kind))
@@ -52,7 +58,6 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
     load_tables(f"{folder}/tables", applied_plan(model))
     trained = remove_plan(model)
     torch.save((state, model.state_dict(), trained, text, rates), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

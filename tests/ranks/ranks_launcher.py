@@ -1,5 +1,6 @@
 """Runs functions on several processes that talk over gloo."""
 
+import gc
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -59,6 +60,17 @@ def join_group(rank: int, world: int, folder: str, timeout_s: float) -> None:
     )
 
 
+def leave_group() -> None:
+    """Part from the other ranks; called where no model lives any more.
+
+    A model holds the process group, and with it gloo's threads. One that lets go of the last
+    tensor that it sent when Python ends aborts the process ("terminate called without an active
+    exception"): it asks for the interpreter's lock, which then ends the thread.
+    """
+    gc.collect()
+    dist.destroy_process_group()
+
+
 def _rank(rank: int, world: int, folder: str, jobs: Sequence[Job], timeout_s: float) -> None:
     join_group(rank, world, folder, timeout_s)
     results: dict[str, Any] = {}
@@ -69,4 +81,5 @@ def _rank(rank: int, world: int, folder: str, jobs: Sequence[Job], timeout_s: fl
             results[name] = Failed(traceback.format_exc())
             break
     torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    del results
+    leave_group()

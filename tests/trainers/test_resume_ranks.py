@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from ranks_launcher import leave_group
 from resume_cases import STEPS, assert_same, everything, loss_of, placed
 from torch import Tensor, nn
 
@@ -117,7 +118,7 @@ def work(rank: int, name: str, folder: str, port: int) -> None:
         "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
     torch.save(TRAINERS[name](Path(folder)), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.parametrize("name", TRAINERS)
