@@ -1,5 +1,9 @@
 """The access CDF, row orders and what a profile says of its tables."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -132,3 +136,23 @@ def test_a_profile_finds_its_tables() -> None:
         Profile((table("a"), table("a")))
     with pytest.raises(ProfileError, match="'a' has 10 rows but an access CDF of 9"):
         TableProfile(Table("a", 10, 8), AccessCdf.zipf(9, 1.0))
+
+
+ZIPF = "placer.AccessCdf.zipf(10_000_000, {}, 2.5).shares.tobytes()"
+
+
+def test_a_zipf_law_is_the_same_to_the_bit_without_avx512() -> None:
+    """A plan knows its problem on another machine: hashes of problems are over these bits."""
+    laws = ", ".join(ZIPF.format(exponent) for exponent in (0.3, 1.0, 1.05))
+    command = f"import hashlib, placer; print(hashlib.sha256(b''.join([{laws}])).hexdigest())"
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", command],
+            env=os.environ | {"NPY_DISABLE_CPU_FEATURES": without},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for without in ("", "X86_V4 AVX512_ICL AVX512_SPR", "AVX512_SKX AVX512_CLX AVX512_ICL")
+    }
+    assert len(hashes) == 1

@@ -1,5 +1,7 @@
 """How a table's lookups spread over its rows: the access CDF over ranks."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,16 +102,17 @@ class AccessCdf:
         if rows == 0:
             return cls(np.zeros(1, np.int64), np.zeros(1))
         edges = _rank_grid(rows)
+        narrow = np.diff(edges) == 1
+        mass = np.empty(narrow.size)
+        mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
         # Within a wide segment the sum is the integral of the density to well under 0.1%
         # (midpoint rule over unit cells), so that 40 million terms need not be added.
-        low, high = edges[:-1] + 0.5 + shift, edges[1:] + 0.5 + shift
+        low, high = (edges[at:][: narrow.size][~narrow] + 0.5 + shift for at in (0, 1))
         if abs(exponent - 1) < 1e-9:
-            mass = np.log(high / low)
+            mass[~narrow] = _each(math.log, high / low)
         else:
             power = 1 - exponent
-            mass = (high**power - low**power) / power
-        narrow = np.diff(edges) == 1
-        mass[narrow] = (edges[:-1][narrow] + 1.0 + shift) ** -exponent
+            mass[~narrow] = (_powers(high, power) - _powers(low, power)) / power
         # Below the seam ranks are exact, above it the midpoint rule holds:
         # keep the slopes in order there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
@@ -184,6 +187,19 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     values, repeats = np.unique(np.concatenate(many), return_counts=True)
     present = np.flatnonzero(few)
     return np.concatenate((present, values)), np.concatenate((few[present], repeats))
+
+
+def _powers(bases: Float, exponent: float) -> Float:
+    return _each(lambda base: math.pow(base, exponent), bases)
+
+
+def _each(function: Callable[[float], float], values: Float) -> Float:
+    """A function of Python's `math` for each value.
+
+    NumPy's own have other last bits where a processor has AVX-512, and hashes of problems are
+    over all bits: a plan is to know its problem on another machine too.
+    """
+    return np.array([function(value) for value in values.tolist()], dtype=np.float64)
 
 
 def _rank_grid(rows: int) -> Int:
