@@ -13,7 +13,8 @@ hugectr   what HugeCTR's planner levels: hotness × width + ρ × width of the G
           None where a plan has them
 
 NeuroShard's networks have no judgement of their own here: its repository has no trained ones.
-Without --only, all instances with plans of two families of planners or more.
+Without --only, all instances with plans of two families of planners or more. What the output file
+says of other instances stays.
 """
 
 import argparse
@@ -158,6 +159,8 @@ def main() -> None:
     quiet()
     names = options.only.split(",") if options.only else list(judged_instances())
     found: dict[str, dict[str, Judged]] = {}
+    if options.output.exists():
+        found = json.loads(options.output.read_text(encoding="utf-8"))["instances"]
     for name in names:
         found[name] = judge(name)
         print(table({name: found[name]}), flush=True)

@@ -1,7 +1,4 @@
-"""DistributedDataParallel in bfloat16, with gradients that accumulate over two batches.
-
-torchrun --nproc-per-node 2 examples/ddp_bf16.py; started without torchrun it does that itself.
-"""
+"""DistributedDataParallel in bfloat16 that adds up two batches; it starts torchrun itself."""
 
 import gc
 import os
@@ -27,8 +24,8 @@ class Model(nn.Module):
         self.layers = nn.Sequential(nn.Linear(DIM * len(ROWS), 32), nn.ReLU(), nn.Linear(32, 1))
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
-        return self.layers(torch.cat(rows, 1)).squeeze(1)
+        rows = torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], 1)
+        return self.layers(rows).squeeze(1)
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -53,13 +50,6 @@ def plan_on_first(model: nn.Module, rank: int, world: int) -> Plan:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    train()
-    # Gloo's threads end with the process group, which a model holds as long as it is there.
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def train() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = Model()
@@ -83,5 +73,7 @@ def train() -> None:
 if __name__ == "__main__":
     if "RANK" in os.environ:
         main()
+        gc.collect()  # A model holds the process group, and with it gloo's threads.
+        dist.destroy_process_group()
     else:
         torchrun(["--standalone", "--nproc-per-node", "2", __file__])

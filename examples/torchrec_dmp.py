@@ -39,23 +39,15 @@ def batch() -> tuple[KeyedJaggedTensor, Tensor]:
     return features, (ids[2].view(BATCH, 3)[:, 0] % 2).float()
 
 
-def work(rank: int, folder: str) -> None:
+def train(rank: int, folder: str) -> None:
     os.environ |= {"LOCAL_WORLD_SIZE": str(RANKS), "WORLD_SIZE": str(RANKS), "RANK": str(rank)}
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=RANKS)
-    train(rank, folder)
-    # Gloo's threads end with the process group, which a model holds as long as it is there.
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def train(rank: int, folder: str) -> None:
     torch.manual_seed(rank)
     plan = Plan.load(f"{folder}/plan.json")
     model = split_tables(Model(), plan)  # Hot and cold rows of one table become two.
     apply_optimizer_in_backward(RowWiseAdagrad, model.tables.parameters(), {"lr": 0.05})
     env, device = ShardingEnv.from_process_group(dist.group.WORLD), torch.device("cpu")
-    sharding = to_sharding_plan(plan, model, env)
-    model = DistributedModelParallel(model, env=env, plan=sharding, device=device)
+    model = DistributedModelParallel(model, env, device, to_sharding_plan(plan, model, env))
     optimizer = torch.optim.Adagrad(model.module.over.parameters(), lr=0.05)
     for step in range(50):
         features, labels = batch()
@@ -68,19 +60,20 @@ def train(rank: int, folder: str) -> None:
     state = merge_state_dict(model.state_dict(), model)  # Whole tables, on rank 0.
     if rank == 0:
         print(f"the model without a plan loads {Model().load_state_dict(state)}")
+    del model, env, optimizer, loss  # They hold the process group, and with it gloo's threads.
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def main() -> None:
     tables = [Table(n, rows, DIM, features=(Feature(n, 3.0),)) for n, rows in ROWS.items()]
     profile = Profile(tuple(TableProfile(t, AccessCdf.zipf(t.rows, 1.05)) for t in tables))
     problem = Problem(profile, Topology.parse("2xt4", hbm="2MiB"), batch_size=BATCH)
-    # Under TorchRec's own cost model, so that TorchRec can hold the plan.
-    plan = solve(problem, cost_model="torchrec", time_limit_s=5).plan
+    plan = solve(problem, cost_model="torchrec", time_limit_s=5).plan  # TorchRec can hold it.
     with tempfile.TemporaryDirectory() as folder:
         plan.save(f"{folder}/plan.json")
-        for shard in plan.shards:
-            print(f"table {shard.table}: {shard.row_count} rows in {shard.memory}")
-        mp.spawn(work, (folder,), nprocs=RANKS)
+        print(*(f"{s.table}: {s.row_count} rows in {s.memory}" for s in plan.shards), sep="\n")
+        mp.spawn(train, (folder,), nprocs=RANKS)
 
 
 if __name__ == "__main__":
