@@ -107,7 +107,7 @@ class AccessCdf:
         mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
         # Within a wide segment the sum is the integral of the density to well under 0.1%
         # (midpoint rule over unit cells), so that 40 million terms need not be added.
-        low, high = (edges[at:][: narrow.size][~narrow] + 0.5 + shift for at in (0, 1))
+        low, high = (ends[~narrow] + 0.5 + shift for ends in (edges[:-1], edges[1:]))
         if abs(exponent - 1) < 1e-9:
             mass[~narrow] = _each(math.log, high / low)
         else:
