@@ -294,10 +294,10 @@ def torchrec_model(problem: Problem) -> nn.Module:
 
 
 def pooled_bound_s(problem: Problem, model: TorchRec) -> float:
-    """A lower limit of the slowest rank's time over all plans that TorchRec can hold.
+    """A lower limit of the slowest rank's time over plans with load factors of the curves' points.
 
     All HBM is one pool, every table takes any mixture of its options, and the ranks share the
-    sum of the times evenly. Load factors are those of the curves' points.
+    sum of the times evenly. A plan with load factors in between may be below it.
     """
     ranks = len(problem.topology.gpus)
     hbm = float(sum(gpu.memory_bytes for gpu in problem.topology.gpus))
