@@ -1,8 +1,8 @@
 """How a table's lookups spread over its rows: the access CDF over ranks."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -102,17 +102,17 @@ class AccessCdf:
         if rows == 0:
             return cls(np.zeros(1, np.int64), np.zeros(1))
         edges = _rank_grid(rows)
-        narrow = np.diff(edges) == 1
-        mass = np.empty(narrow.size)
-        mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
         # Within a wide segment the sum is the integral of the density to well under 0.1%
         # (midpoint rule over unit cells), so that 40 million terms need not be added.
-        low, high = (ends[~narrow] + 0.5 + shift for ends in (edges[:-1], edges[1:]))
+        head = min(rows, _EXACT_HEAD)
+        ends = edges[head:] + 0.5 + shift
         if abs(exponent - 1) < 1e-9:
-            mass[~narrow] = _each(math.log, high / low)
+            tail = _logs(ends[1:] / ends[:-1])
         else:
-            power = 1 - exponent
-            mass[~narrow] = (_powers(high, power) - _powers(low, power)) / power
+            tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
+        mass = np.concatenate((np.zeros(head), tail))
+        narrow = np.diff(edges) == 1
+        mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
         # Below the seam ranks are exact, above it the midpoint rule holds:
         # keep the slopes in order there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
@@ -189,17 +189,14 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     return np.concatenate((present, values)), np.concatenate((few[present], repeats))
 
 
+# By Python's `math`: NumPy's own have other last bits where a processor has AVX-512, and hashes of
+# problems are over all bits. A plan is to know its problem on another machine too.
 def _powers(bases: Float, exponent: float) -> Float:
-    return _each(lambda base: math.pow(base, exponent), bases)
+    return np.array(list(map(math.pow, bases.tolist(), repeat(exponent))), dtype=np.float64)
 
 
-def _each(function: Callable[[float], float], values: Float) -> Float:
-    """A function of Python's `math` for each value.
-
-    NumPy's own have other last bits where a processor has AVX-512, and hashes of problems are
-    over all bits: a plan is to know its problem on another machine too.
-    """
-    return np.array([function(value) for value in values.tolist()], dtype=np.float64)
+def _logs(values: Float) -> Float:
+    return np.array(list(map(math.log, values.tolist())), dtype=np.float64)
 
 
 def _rank_grid(rows: int) -> Int:
