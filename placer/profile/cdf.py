@@ -105,7 +105,7 @@ class AccessCdf:
         # Within a wide segment the sum is the integral of the density to well under 0.1%
         # (midpoint rule over unit cells), so that 40 million terms need not be added.
         head = min(rows, _EXACT_HEAD)
-        ends = edges[head:] + 0.5 + shift
+        ends = edges[head:].astype(np.float64) + 0.5 + shift
         if abs(exponent - 1) < 1e-9:
             tail = _logs(ends[1:] / ends[:-1])
         else:
