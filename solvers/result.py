@@ -1,7 +1,9 @@
 """What a solver is asked and what it answers."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from cost_models import CostModel
@@ -12,6 +14,12 @@ from placer.problem import Problem
 
 Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
 Limit = Literal["time", "steps", "stop"]
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container's control group: processor time that it may use in a time, both in microseconds.
+
+From Linux's documentation of control groups, version 2.
+"""
 
 
 class SearchState(NamedTuple):
@@ -49,7 +57,7 @@ class Limits:
         Of everything random; equal seeds give equal plans where no stage of the search ends by
         its share of the time limit.
     threads : int
-        Of the backend; 0 lets it use every core.
+        That search at once; 0 for one on each core that this process may use.
     max_steps : int or None
         Steps of local search. With it, and a time limit that is not hit, the same problem has
         the same plan on any machine.
@@ -77,6 +85,27 @@ class Limits:
         for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):
             if not value >= 0:
                 raise ProblemError(f"a {name} must be 0 or more, not {value}")
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that may search at once."""
+        return self.threads or usable_cores()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those it is bound to, or a container's share of them.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        return max(1, min(cores, round(int(quota) / int(period))))
+    except (OSError, ValueError):  # No control group, or one without a limit ("max").
+        return cores
 
 
 @dataclass(frozen=True, slots=True)

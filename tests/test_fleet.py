@@ -1,6 +1,7 @@
 """One workload on many machines: prices, the answer, and what machines share."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from solvers.analysis.fleet import (
     price_of,
     usable_workers,
 )
+from solvers.result import usable_cores
 
 WORKLOAD = "random-1@3"
 LIMITS = Limits(max_steps=1)
@@ -137,6 +139,22 @@ def test_small_fleets_and_single_cores_have_one_process(monkeypatch: pytest.Monk
     assert [usable_workers(machines) for machines in (0, 3, 8, 20)] == [1, 1, 2, 3]
     monkeypatch.setattr("solvers.analysis.fleet.usable_cores", lambda: 1)
     assert usable_workers(20) == 1
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"),
+    [("150000 100000", 2), ("10000 100000", 1), ("max 100000", 64), (None, 64)],
+)
+def test_cores_are_those_of_the_container(
+    written: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if written is not None:
+        (tmp_path / "cpu.max").write_text(written)
+    monkeypatch.setattr("solvers.result._CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(64))
+    assert usable_cores() == cores
+    assert Limits().thread_count == cores
+    assert Limits(threads=3).thread_count == 3
 
 
 def row(number: int, seconds: float | None, dollars: float | None, gap: float) -> FleetRow:

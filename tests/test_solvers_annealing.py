@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from cost_models import Roofline
 from placer import Problem
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
+from solvers.result import Limits
+from solvers.search.annealing import AnnealingParams, anneal, prepare
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
@@ -94,6 +98,26 @@ def test_the_best_state_is_at_least_as_fast_when_it_is_filled_exactly() -> None:
     _, _, best, best_s, step_s = annealed(3_000, hot=0.01)
     assert best_s < step_s * 0.999
     assert best.step_time_s <= best_s * (1 + 1e-6)
+
+
+def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
+    """And what they have found until then counts."""
+    asked_in: list[threading.Thread] = []
+
+    def stop() -> bool:
+        asked_in.append(threading.current_thread())
+        return len(asked_in) > 10
+
+    instance = Instance(problem(), Roofline())
+    bound = lagrangian_bound(instance)
+    start = construct(instance, bound, bound.step_time_s)
+    assert start is not None
+    limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
+    prepare(limits)
+    params = AnnealingParams(least_steps=10**12, idle_runs=10**9)
+    best = anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    assert best.step_time_s < start.step_time_s
+    assert set(asked_in) == {threading.current_thread()}
 
 
 def test_code_that_is_kept_of_another_version_is_none(tmp_path: Path) -> None:

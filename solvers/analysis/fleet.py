@@ -9,8 +9,8 @@ from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.prices import LIST_PRICES, Price
 from placer.topology.topology import Topology
-from solvers.analysis.worker_processes import Stop, in_processes, usable_cores
-from solvers.result import Limits, Solver, SolveResult, Termination
+from solvers.analysis.worker_processes import Stop, in_processes
+from solvers.result import Limits, Solver, SolveResult, Termination, usable_cores
 
 FLEET = (
     "gb200-nvl72", "8xmi300x", "8xmi350x", "8xmi355x", "8xb200", "8xh200", "8xh100", "2x8xh100",
@@ -161,6 +161,9 @@ def fleet(
             problems[name] = problem_on(name)
         except ProblemError as error:  # As where the dense layers alone do not fit.
             rows[name] = FleetRow(name, 0, 0, "infeasible", detail=str(error))
+    # As many threads whatever `workers` is, so that rows are the same.
+    threads = limits.threads or max(1, usable_cores() // usable_workers(len(problems)))
+    limits = replace(limits, threads=threads)
     search = _Search(problems, solver, cost_model, limits, prices or {})
     for name, row in search.rows(workers):
         rows[name] = row

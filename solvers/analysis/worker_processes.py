@@ -2,7 +2,6 @@
 
 import itertools
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -17,17 +16,6 @@ _ASKED_EVERY_S = 0.1
 Stop = Callable[[], bool]
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-
-
-def usable_cores() -> int:
-    """Cores that this process may use.
-
-    >>> usable_cores() >= 1
-    True
-    """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def in_processes(

@@ -1,6 +1,5 @@
 """CP-SAT within a search's limits."""
 
-import os
 import threading
 from typing import Any
 
@@ -35,7 +34,7 @@ def run_cp_sat(
 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
-    solver.parameters.num_workers = limits.threads or os.cpu_count() or 1
+    solver.parameters.num_workers = limits.thread_count
     if limits.max_steps is not None:  # The same answer on any machine.
         solver.parameters.max_time_in_seconds = limits.time_limit_s
         solver.parameters.max_deterministic_time = repeated_s

@@ -26,6 +26,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     options: dict[str, Any] = {
         "cache": True,
         "no_cfunc_wrapper": True,
+        "nogil": True,
         "forceinline": True,
         "_nrt": False,
     }

@@ -13,6 +13,8 @@ long, so that it counts when it becomes so. The moves are in `solvers.search.ann
 
 import math
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,9 @@ from solvers.search.moves import improve
 
 _COMPILED_IN_S = 10.0
 """With a shorter time limit nothing is compiled: that takes longer, though only once."""
+
+_POLL_S = 0.02
+"""Seconds between two looks at the clock while threads make moves."""
 
 Heat = tuple[int, float]
 """A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""
@@ -69,6 +74,8 @@ class AnnealingParams:
         Steps between two looks at the clock.
     many_gpus : int
         On more GPUs than these, the slowest of a few is taken for the slowest of all.
+    most_threads : int
+        Runs at once, at most.
     polished : float
         A run's end is improved by moves that are rated exactly if it is slower than the best
         assignment by no more than this share: that pays where curves jump, as those of caches do.
@@ -90,6 +97,7 @@ class AnnealingParams:
     most_items: int = 2000
     steps_between_looks: int = 20_000
     many_gpus: int = 64
+    most_threads: int = 16
     polished: float = 0.02
     polish_share: float = 0.05
 
@@ -99,7 +107,8 @@ def anneal(
 ) -> Assignment:
     """The best assignment of runs of growing length, each from the best one so far.
 
-    Ends at `target_s` seconds, when the clock is spent, or when long runs gain nothing.
+    As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
+    seconds, when the clock is spent, or when long runs gain nothing.
     """
     instance = start.instance
     best = start
@@ -108,12 +117,16 @@ def anneal(
     slower = 1 if clock.repeats else _slower()
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
     problem = AnnealingProblem(start, params.most_shards, params.most_items)
+    # Limited steps lead to the same plan, however many cores there are.
+    alone = clock.repeats or not HAS_COMPILER
+    threads = 1 if alone else min(params.most_threads, clock.limits.thread_count)
     rng = np.random.default_rng(seed)
+    rngs = [rng, *rng.spawn(threads - 1)]
     number = idle = 0
-    steps_per_s = 0.0 if clock.repeats else _speed(problem, best, clock, params)
+    steps_per_s = 0.0 if clock.repeats else _speed(problem, best, rngs, clock, params)
     if steps_per_s:
-        runs = params.least_turns * len(params.heats)
-        first = min(first, max(1, int(steps_per_s * slower * clock.left_s / runs)))
+        rounds = params.least_turns * len(params.heats) / threads
+        first = min(first, max(1, int(steps_per_s * slower * clock.left_s / rounds)))
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
         length = min(2 ** (number // len(params.heats)), params.longest)
         steps = length * first // slower
@@ -121,16 +134,23 @@ def anneal(
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
-        heat = params.heats[number % len(params.heats)]
-        annealed = _run(problem, best, rng, steps, heat, clock, params)
+        runs = [
+            _Run(problem, best, one, steps, params.heats[(number + at) % len(params.heats)], params)
+            for at, one in enumerate(rngs)
+        ]
+        _make_moves(runs, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
-        if annealed is not None and annealed.step_time_s < best.step_time_s * (1 + params.polished):
-            improve(annealed, clock.part(params.polish_share), reshard_tables=False)
-        if annealed is not None and annealed.step_time_s < best.step_time_s * (1 - 1e-7):
-            best, idle = annealed, 0
+        before_s = best.step_time_s
+        for annealed in filter(None, (run.found() for run in runs)):
+            if annealed.step_time_s < best.step_time_s * (1 + params.polished):
+                improve(annealed, clock.part(params.polish_share), reshard_tables=False)
+            if annealed.step_time_s < best.step_time_s * (1 - 1e-7):
+                best = annealed
+        if best.step_time_s < before_s:
+            idle = 0
         elif length == params.longest:
-            idle += 1
-        number += 1
+            idle += threads
+        number += threads
     return best
 
 
@@ -140,12 +160,17 @@ def _slower() -> int:
 
 
 def _speed(
-    problem: AnnealingProblem, start: Assignment, clock: Clock, params: AnnealingParams
+    problem: AnnealingProblem,
+    start: Assignment,
+    rngs: Sequence[np.random.Generator],
+    clock: Clock,
+    params: AnnealingParams,
 ) -> float:
-    """Steps a second, of as many as there are between two looks at the clock."""
-    steps, rng = params.steps_between_looks // _slower(), np.random.default_rng(0)
+    """Steps a second of each run, of as many as there are between two looks at the clock."""
+    steps = params.steps_between_looks // _slower()
+    runs = [_Run(problem, start, rng, steps, params.heats[-1], params) for rng in rngs]
     began = time.monotonic()
-    _run(problem, start, rng, steps, params.heats[-1], clock, params)
+    _make_moves(runs, clock)
     return steps / max(1e-9, time.monotonic() - began)
 
 
@@ -167,35 +192,87 @@ def prepare(limits: Limits) -> None:
     run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
 
 
-def _run(
-    problem: AnnealingProblem,
-    start: Assignment,
-    rng: np.random.Generator,
-    steps: int,
-    heat: Heat,
-    clock: Clock,
-    params: AnnealingParams,
-) -> Assignment | None:
-    """The best assignment of `steps` moves, filled exactly; None if none was better."""
-    power, hot = heat
-    model, state, step_s = problem.start(start, power)
-    rules = Rules(
-        params.resharded_below,
-        params.gathered_below,
-        params.swapped_below,
-        params.many_gpus,
-        power,
-        step_s,
-        hot,
-        math.log(params.cooling) / max(1, steps),
-    )
-    option, gpu = state.option.copy(), state.gpu.copy()
-    chunk = params.steps_between_looks // _slower()
-    best_s = run_moves(model, state, rules, 0, 0, step_s, option, gpu, rng)
-    done = 0
-    while done < steps and not clock.spent:
-        after = min(done + chunk, steps, done + (clock.steps_left or steps))
-        best_s = run_moves(model, state, rules, done, after, best_s, option, gpu, rng)
-        clock.step(after - done)
-        done = after
-    return problem.assignment(option, gpu) if best_s < step_s * (1 - 1e-7) else None
+class _Run:
+    """One run of some length from an assignment, with what it has found so far."""
+
+    def __init__(
+        self,
+        problem: AnnealingProblem,
+        start: Assignment,
+        rng: np.random.Generator,
+        steps: int,
+        heat: Heat,
+        params: AnnealingParams,
+    ) -> None:
+        power, hot = heat
+        self._problem, self._rng = problem, rng
+        self._model, self._state, self._start_s = problem.start(start, power)
+        self._rules = Rules(
+            params.resharded_below,
+            params.gathered_below,
+            params.swapped_below,
+            params.many_gpus,
+            power,
+            self._start_s,
+            hot,
+            math.log(params.cooling) / max(1, steps),
+        )
+        self._best_s = self._start_s
+        self._option, self._gpu = self._state.option.copy(), self._state.gpu.copy()
+        self._chunk = params.steps_between_looks // _slower()
+        self._done, self._steps = 0, steps
+        self._move_to(0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has steps left."""
+        return self._done < self._steps
+
+    def move(self, most: int | None = None) -> int:
+        """Make moves until it is time to look at the clock, at most so many; their number."""
+        left = self._steps - self._done
+        count = min(self._chunk, left, left if most is None else most)
+        self._move_to(self._done + count)
+        return count
+
+    def _move_to(self, last: int) -> None:
+        self._best_s = run_moves(
+            self._model, self._state, self._rules, self._done, last, self._best_s,
+            self._option, self._gpu, self._rng,
+        )  # fmt: skip
+        self._done = last
+
+    def move_all(self) -> None:
+        """Make all moves, until another thread ends the run."""
+        while self.is_open:
+            self.move()
+
+    def end(self) -> None:
+        """Leave the steps that are left."""
+        self._steps = 0
+
+    def found(self) -> Assignment | None:
+        """The best assignment, filled exactly; None if none was better than the first."""
+        if self._best_s >= self._start_s * (1 - 1e-7):
+            return None
+        return self._problem.assignment(self._option, self._gpu)
+
+
+def _make_moves(runs: Sequence[_Run], clock: Clock) -> None:
+    """Make the moves of all runs at once, each in a thread of its own, until the clock is spent."""
+    if len(runs) == 1:
+        (run,) = runs
+        while run.is_open and not clock.spent:
+            clock.step(run.move(clock.steps_left))
+        return
+    with ThreadPoolExecutor(len(runs)) as pool:
+        moves = [pool.submit(run.move_all) for run in runs]
+        try:
+            # Here, as the caller's wish to stop is asked for in the caller's thread.
+            while wait(moves, _POLL_S).not_done and not clock.spent:
+                pass
+        finally:
+            for run in runs:
+                run.end()
+    for one in moves:
+        one.result()

@@ -2,7 +2,6 @@
 
 import heapq
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +114,7 @@ class BranchAndBound:
 
         Threads would end after another program in every run.
         """
-        threads = self.clock.limits.threads or os.cpu_count() or 1
+        threads = self.clock.limits.thread_count
         if self.clock.repeats or threads == 1:
             self.search(gap)
             return
