@@ -18,7 +18,8 @@ where added is what lanes that two phases share make longer (`cost_models.schedu
 This one is exact, and so is for small problems, and for those where room is hard to find. For
 these, bytes are all that counts: each device may lack some, and their sum is minimised.
 
-Lanes that phases share are left out: they only make steps longer, so that bounds hold.
+Left out is what arenas take for how their rows are read (`solvers.model.arena_times`), but for what
+replicas take once, however many there are: bounds hold without the rest.
 
 A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
 straight lines, from one to the next, that are not above the curve's bytes anywhere: rows move from
@@ -26,7 +27,6 @@ DRAM to HBM one by one along a line. If that does not fit, nothing does.
 """
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,11 +49,8 @@ _ROUNDING_BYTES = 1e-6
 _REPEATED_S = 2.0
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
 
-_POINTS = (64, 16, 8, 4, 2)
+POINTS = (64, 16, 8, 4, 2)
 """Points of a curve, as many as there is room for in a program."""
-
-_FEW_POINTS = 4
-"""Points that mostly suffice where room is all that counts."""
 
 Aim = Literal["time", "fit", "relaxed fit"]
 """The least step time, or the fewest bytes that devices lack, with points or what bounds them."""
@@ -126,7 +123,7 @@ class ExactProgram:
         self.replicas: list[tuple[TableShard, Any]] = []
         # Of each GPU and host: variables with their bytes or units of time.
         self._rows: dict[tuple[str, int], list[tuple[Any, int]]] = defaultdict(list)
-        self._arenas: dict[tuple[int, object], Any] = {}
+        self._once: dict[tuple[int, object], Any] = {}
         for table, of_table in enumerate(options):
             used = [self.model.new_bool_var("") for _ in of_table]
             self.model.add_exactly_one(used)
@@ -147,14 +144,14 @@ class ExactProgram:
         aim: Aim,
         most_places: int,
         upper_s: float = math.inf,
-        most_points: int = _POINTS[0],
+        most_points: int = POINTS[0],
     ) -> "ExactProgram | None":
         """The largest program of at most so many shards × GPUs × points, or None."""
         every = [instance.options_of(table) for table in range(instance.tables)]
         few = [[option for option in of if _is_coarse(option)] or of for of in every]
         for options in (every, few) if aim == "fit" else (every,):
             shards = [option.shard_count for of in options for option in of]
-            if sum(shards) * instance.gpus * _POINTS[-1] > most_places:
+            if sum(shards) * instance.gpus * POINTS[-1] > most_places:
                 continue
             sizes = [
                 instance.curve(shard, 0).hot_rows.size
@@ -162,7 +159,7 @@ class ExactProgram:
                 for option in of
                 for shard in instance.shards(table, option)
             ]
-            for points in (p for p in _POINTS if p <= most_points):
+            for points in (p for p in POINTS if p <= most_points):
                 if instance.gpus * sum(min(size, points) for size in sizes) <= most_places:
                     program = cls(instance, aim, options, points, upper_s)
                     program.is_complete &= options is every
@@ -175,9 +172,11 @@ class ExactProgram:
         replica = instance.replica(table, option)
         if replica is not None:
             self.replicas.append((replica, used))
+            once_s = instance.arena_times.least_replicas_s
             for gpu in range(instance.gpus):
                 self._add_costs(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
                 self._add_arena(gpu, replica, used)
+                self._add_once((gpu, "replicas"), once_s, used)
         shards = instance.shards(table, option)
         at_gpu: dict[int, list[Any]] = defaultdict(list)
         split: list[_Point] = []
@@ -247,16 +246,20 @@ class ExactProgram:
 
     def _add_arena(self, gpu: int, shard: TableShard, chosen: Any) -> None:
         """A GPU launches kernels of a shard's arena if a variable is 1."""
-        launches_s = self.instance.launches_s[gpu]
-        if self.aim != "time" or not launches_s.any():
+        arena = self.instance.arena_of(shard)
+        self._add_once((gpu, arena), self.instance.launches_s[gpu], chosen)
+
+    def _add_once(self, key: tuple[int, object], seconds: Float | float, chosen: Any) -> None:
+        """A GPU's phases take seconds, shape (phases,), once if any variable of a key is 1."""
+        if self.aim != "time" or not np.any(seconds):
             return
-        key = gpu, self.instance.arena_of(shard)
-        if key not in self._arenas:
-            arena = self._arenas[key] = self.model.new_bool_var("")
-            for phase, seconds in enumerate(launches_s.tolist()):
-                units = math.floor(seconds / self.unit_s)
-                self._rows[f"phase {phase}", gpu].append((arena, units))
-        self.model.add_implication(chosen, self._arenas[key])
+        if key not in self._once:
+            once = self._once[key] = self.model.new_bool_var("")
+            for phase, each_s in enumerate(np.asarray(seconds).tolist()):
+                self._rows[f"phase {phase}", key[0]].append(
+                    (once, math.floor(each_s / self.unit_s))
+                )
+        self.model.add_implication(chosen, self._once[key])
 
     def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
         """If a column slice is split, whatever serves another needs a map of its rows too."""
@@ -389,28 +392,6 @@ class ExactProgram:
 
 def _sum(terms: Sequence[tuple[Any, int]]) -> Any:
     return sum(each * variable for variable, each in terms)
-
-
-def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
-    """Any assignment that fits, or how many bytes are short at least."""
-    # Where points of curves are left out, what lies below the curves may prove that nothing fits.
-    programs: tuple[tuple[Aim, int], ...] = (
-        ("fit", _FEW_POINTS),
-        ("relaxed fit", _FEW_POINTS),
-        ("fit", _POINTS[0]),
-        ("relaxed fit", _POINTS[0]),
-    )
-    answer = ExactAnswer(None, 0.0, {}, 0, 0)
-    deadline = time.monotonic() + time_limit_s
-    for aim, most_points in programs:
-        program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
-        if program is not None:
-            answer = program.run(limits, (deadline - time.monotonic()) / 2)
-        if answer.assignment is not None or answer.fewest_short_bytes:
-            break
-        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
-            break
-    return answer
 
 
 def _is_coarse(option: ShardingOption) -> bool:

@@ -7,9 +7,12 @@ and recreate; Schrimpf et al. 2000, doi:10.1006/jcph.1999.6413).
 
 A GPU needs the buffers of its shards; cold rows of a host's GPUs need its memory, or what HBM is
 left on these GPUs.
+
+Of small problems, the exact program says whether anything fits, and what is short.
 """
 
 import random
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +23,11 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+from solvers.result import Limits
+from solvers.search.exact_program import POINTS, Aim, ExactAnswer, ExactProgram
+
+_FEW_POINTS = 4
+"""Points that mostly suffice where room is all that counts."""
 
 _RUINS = 200
 """Times that tables are placed anew."""
@@ -251,3 +259,25 @@ def _is_coarse(option: ShardingOption) -> bool:
     return len(option.column_widths) == 2 or (
         even and option.row_slices & (option.row_slices - 1) == 0
     )
+
+
+def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
+    """Any assignment that fits, or how many bytes are short at least."""
+    # Where points of curves are left out, what lies below the curves may prove that nothing fits.
+    programs: tuple[tuple[Aim, int], ...] = (
+        ("fit", _FEW_POINTS),
+        ("relaxed fit", _FEW_POINTS),
+        ("fit", POINTS[0]),
+        ("relaxed fit", POINTS[0]),
+    )
+    answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    deadline = time.monotonic() + time_limit_s
+    for aim, most_points in programs:
+        program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
+        if program is not None:
+            answer = program.run(limits, (deadline - time.monotonic()) / 2)
+        if answer.assignment is not None or answer.fewest_short_bytes:
+            break
+        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
+            break
+    return answer

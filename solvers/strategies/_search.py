@@ -11,8 +11,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import SearchState, Termination
-from solvers.search.exact_program import fit
-from solvers.search.room import make_room
+from solvers.search.room import fit, make_room
 
 _FITTED_PLACES = 60_000
 """Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
