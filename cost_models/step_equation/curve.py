@@ -40,10 +40,9 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     step_lookups = problem.global_batch_size * spec.lookups_per_sample
     # Costs of some jump beside none and all.
     load = load_of(profile, shard.rows(spec.rows), step_lookups, cold in ("host", "cached"))
-    hot, (all_lookups, all_unique) = load.hot_rows, load.hot[:, -1].tolist()
+    hot, (all_lookups, all_unique) = load.hot_rows, load.all_counts
     rows, (first, last) = int(hot[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
-    phase_s, dram_s = _read_s(problem, shard, costs, shares, load)
     exchange = exchange_of(
         problem,
         shard.table,
@@ -61,15 +60,12 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         mapped_lookups=by_rank * all_lookups,
         sliced_row_bytes=is_slice * all_unique * row_bytes,
     )
-    phase_s += extras.phase_s(costs)[:, None]
-    if cold == "host":
-        phase_s[:, hot < rows] += Extras(pooled_lookups=all_lookups).phase_s(costs)[:, None]
-    split_phase_s = np.zeros(ROWS)
+    seconds = _seconds(problem, shard, costs, shares, extras, load)
+    split = Extras()
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
-        split = Extras(shards=1.0)
-        if profile.counts is not None and not by_rank:
-            split = Extras(shards=1.0, mapped_lookups=all_lookups)
-        split_phase_s = split.phase_s(costs)
+        is_mapped = profile.counts is not None and not by_rank
+        split = Extras(shards=1.0, mapped_lookups=all_lookups if is_mapped else 0.0)
+    split_phase_s = split.phase_s(costs)
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
@@ -78,15 +74,16 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     in_dram = ((rows - hot) * row_bytes).astype(np.float64)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
+    phase_s, gpu_s = with_lanes(seconds[:HOST], problem.pipeline), seconds[: len(NAMES)]
     return CostCurve(
         hot_rows=hot,
-        gpu_s=phase_s[: len(NAMES)].sum(axis=0),
-        dram_s=dram_s,
+        gpu_s=gpu_s.sum(axis=0),
+        dram_s=seconds[HOST].copy(),
         hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
         dram_bytes=in_dram,
         split_s=float(split_phase_s.sum()),
         split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
-        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline),
+        gpu_s_of_phases=phase_s,
         split_s_of_phases=with_lanes(split_phase_s, problem.pipeline),
     )
 
@@ -130,33 +127,39 @@ def replica_curve(
     )
 
 
-def _read_s(
-    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, load: Load
-) -> tuple[Float, Float]:
-    """Time for reading and updating rows: of the GPU, (8, m), and of its host's memory, (m,)."""
+def _seconds(
+    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, extras: Extras, load: Load
+) -> Float:
+    """Seconds of the phases, and of the host's memory, shape (9, m)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
-    hot = load.hot_rows
+    hot, counts = load.hot_rows, load.counts
     first, last = shard.columns(spec.dim)
     sizes = spec.weight_bytes_per_row(last - first), spec.bytes_per_row(last - first)
 
     def seconds_of(kind: ReadKind) -> Float:
         return read_matrix(costs, kind, *sizes, shares)
 
+    of_counts = np.zeros((HOST + 1, len(counts)))
+    of_counts[:, :2] = seconds_of("hit" if cold == "cached" else "device")[:, :2]
     of_cold = seconds_of("miss" if cold == "cached" else cold)
-    cold_s: Float = of_cold[:, :2] @ load.cold
+    of_counts[:, 2:4] = of_cold[:, :2]
+    always_s = of_counts[:HOST, 4] = extras.phase_s(costs)
+    seconds: Float = of_counts @ counts
     if cold == "host":
-        cold_s += of_cold[:, 2:] * _host_vectors(problem, shard, load.cold[0])
         # With all rows in HBM there is nothing for the host to send; without any row it sends
         # empty bags.
-        cold_s[:, (hot == hot[-1]) & (hot[-1] > 0)] = 0.0
-    every_s = cold_s + seconds_of("hit" if cold == "cached" else "device")[:, :2] @ load.hot
+        sends = (hot < hot[-1]) | (hot[-1] == 0)
+        seconds += sends * of_cold[:, 2:] * _host_vectors(problem, shard, counts[2])
+        pooled = Extras(pooled_lookups=float(counts[0, -1])).phase_s(costs)
+        seconds[:HOST, hot < hot[-1]] += pooled[:, None]
     if cold == "cached":
-        every_s[[LOOKUP, UPDATE]] += hot * costs.cache_row_s / 2
+        seconds[[LOOKUP, UPDATE]] += hot * costs.cache_row_s / 2
         # Ends of a cache's curve are shards without one: in place, or just in HBM.
         ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
         for end, kind in ends:
-            every_s[:, end] = seconds_of(kind)[:, :2] @ load.hot[:, -1]
-    return every_s[:HOST], every_s[HOST]
+            seconds[:, end] = seconds_of(kind)[:, :2] @ load.all_counts
+            seconds[:HOST, end] += always_s
+    return seconds
 
 
 def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:
@@ -172,7 +175,7 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     """Buffers of a shard in HBM, shape (m,)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     first, last = shard.columns(spec.dim)
-    hot, all_lookups = load.hot_rows, float(load.hot[0, -1])
+    hot, (all_lookups, _) = load.hot_rows, load.all_counts
     fixed = exchange_buffer_bytes(spec, problem.global_batch_size, all_lookups, last - first)
     fixed += index_buffer_bytes(all_lookups, last - first)
     if cold not in ("staged", "cached"):

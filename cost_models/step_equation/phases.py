@@ -20,7 +20,7 @@ import numpy as np
 from cost_models.base import Float
 from cost_models.schedule import Schedule, SharedLane
 from cost_models.step_equation.unit_costs import READ_KINDS, SHAPE, ReadCosts, ReadKind, UnitCosts
-from placer.pipeline import Pipeline
+from placer.pipeline import PIPELINES, Pipeline
 from placer.problem import Problem
 
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
@@ -65,15 +65,21 @@ def schedule_of(
     return Schedule(names, chains, fixed_s, (on_link, on_network))
 
 
+def _rows_of(pipeline: Pipeline) -> Float:
+    """The rows of a pipeline's schedule as sums of phases, shape (rows, 8)."""
+    rows = np.eye(len(NAMES), ROWS)
+    if pipeline == "serial":
+        return rows
+    lanes = (COPIES, LINK_LOOKUP, LINK_UPDATE), (IDS, OUTPUTS, GRADIENTS), (LINK_LOOKUP,)
+    return np.vstack((rows, *(np.eye(ROWS)[list(lane)].sum(axis=0) for lane in lanes)))
+
+
+_ROWS_OF = {pipeline: _rows_of(pipeline) for pipeline in PIPELINES}
+
+
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     """The rows of a pipeline's schedule of phase times, shape (8, ...)."""
-    if pipeline == "serial":
-        return phase_s[: len(NAMES)]
-    rows = np.empty((len(NAMES) + 3, *phase_s.shape[1:]))
-    rows[: len(NAMES)] = phase_s[: len(NAMES)]
-    rows[len(NAMES)] = phase_s[COPIES] + phase_s[LINK_LOOKUP] + phase_s[LINK_UPDATE]
-    rows[len(NAMES) + 1] = phase_s[IDS] + phase_s[OUTPUTS] + phase_s[GRADIENTS]
-    rows[len(NAMES) + 2] = phase_s[LINK_LOOKUP]
+    rows: Float = _ROWS_OF[pipeline] @ phase_s
     return rows
 
 

@@ -38,16 +38,20 @@ class Load(NamedTuple):
     ----------
     hot_rows : int64, shape (m,)
         From none to all, strictly increasing.
-    hot, cold : float64, shape (2, m)
-        Lookups, and expected distinct rows, that fall in the hot rows and in the others.
+    counts : float64, shape (5, m)
+        Lookups, and expected distinct rows, that fall in the hot rows and in the others; ones.
     cold_in_flight : float64, shape (m,)
         Distinct rows of all steps in flight that fall in the others.
     """
 
     hot_rows: Int
-    hot: Float
-    cold: Float
+    counts: Float
     cold_in_flight: Float
+
+    @property
+    def all_counts(self) -> tuple[float, float]:
+        """Lookups and expected distinct rows of the whole slice."""
+        return float(self.counts[0, -1]), float(self.counts[1, -1])
 
 
 @lru_cache(maxsize=1024)
@@ -66,8 +70,8 @@ def load_of(
         hot_rows, *values = load_of(profile, rows, step_lookups)
         last = int(hot_rows[-1])
         more = np.unique(np.concatenate((hot_rows, [min(1, last), max(0, last - 1)])))
-        of_rows = [np.interp(more, hot_rows, row) for row in np.vstack(values)]
-        return Load(more, np.stack(of_rows[:2]), np.stack(of_rows[2:4]), of_rows[4])
+        of_rows = np.stack([np.interp(more, hot_rows, row) for row in np.vstack(values)])
+        return Load(more, of_rows[:-1], of_rows[-1])
     members = slice_members(profile.cdf.ranks, rows)
     loads = _row_loads(profile, step_lookups)
     if not members.all():  # A thin slice has no member in some segments.
@@ -77,7 +81,8 @@ def load_of(
     np.cumsum(members * loads, axis=1, out=sums[:, 1:])
     sums[1] *= step_lookups  # The last: so that all rows have all lookups, to the bit.
     left = sums[1:, -1:] - sums[1:]
-    return Load(sums[0].astype(np.int64), sums[1:3], left[:2], left[2])
+    counts = np.concatenate((sums[1:3], left[:2], np.ones((1, left.shape[1]))))
+    return Load(sums[0].astype(np.int64), counts, left[2])
 
 
 @lru_cache(maxsize=512)
