@@ -37,6 +37,7 @@ from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import least
 from solvers.bounds.linear_program import lp_bound
+from solvers.bounds.option_costs import OptionCosts
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -585,8 +586,8 @@ def test_a_step_of_next_to_no_time_has_a_bound() -> None:
     """Floats below the smallest normal one have no middle, which a bisection could wait for."""
     instance, shortest_s = Instance(problem_of(zipf_table("t", 10)), Roofline()), 5e-324
     options = instance.options_of(0)[:2]
-    works = lagrangian._Works(options, np.array([0.0, shortest_s]), np.zeros(2), np.eye(2)[:, :1])
-    bound_s, best = lagrangian._best_bound(instance, [works], np.zeros(1), 0.0)
+    costs = OptionCosts(options, np.array([0.0, shortest_s]), np.zeros(2), np.eye(2)[:, :1])
+    bound_s, best, _ = lagrangian._best_bound(instance, [costs], np.zeros(1), 0.0, 0.0)
     assert (bound_s, best) == (0.0, 0)
 
 
@@ -854,7 +855,7 @@ def test_hbm_has_a_price_where_one_shard_is_the_bound() -> None:
     problem = replace(problem, topology=small, constraints=Constraints.of(rules))
     instance = Instance(problem, Roofline())
     bound = lagrangian_bound(instance)
-    longest_s = max(min(o.longest_s for o in options) for options in bound.options)
+    longest_s = max(min(o.longest_s for o in options) for options in bound.cheapest)
     assert bound.step_time_s == pytest.approx(longest_s, rel=1e-6)
     assert bound.price_s_per_byte > 0
 

@@ -90,7 +90,7 @@ def _longest(bound: LagrangianBound | LpBound) -> tuple[int, float]:
     """The table whose longest shard is longest, in the sharding option where that is shortest."""
     if isinstance(bound, LpBound):
         return bound.longest_table, bound.longest_s
-    longest = [min((c.longest_s for c in options), default=0.0) for options in bound.options]
+    longest = [min((c.longest_s for c in options), default=0.0) for options in bound.cheapest]
     table = max(range(len(longest)), key=longest.__getitem__)
     return table, longest[table]
 

@@ -12,8 +12,8 @@ doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory
 what must be staged whatever is in HBM, taken as one memory.
 
 Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the sharding options of
-tables that one GPU can serve whole need not be looked at: the whole table stands for all of them,
-its rows split freely and one GPU's memory no limit, plus that extra cost.
+tables that one GPU can serve whole need not be looked at one by one: see
+`solvers.bounds.option_costs`.
 
 What is replicated takes the same time β of every GPU, so that a shard has T − β left and not
 T: a GPU that serves a long shard leaves little room for replicas of other tables. The sum is
@@ -24,9 +24,9 @@ HBM is. The smallest of those sums counts.
 Both hold for the whole search space of `solvers.model.instance`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -34,8 +34,8 @@ import numpy.typing as npt
 
 from cost_models.step_equation.contention import most_work_s
 from solvers.bounds.hbm_prices import prices_near_full_hbm
-from solvers.bounds.least_cost import least
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.bounds.option_costs import OptionCosts, OptionPricer
+from solvers.model.instance import Instance, ShardingOption
 
 Float = npt.NDArray[np.float64]
 
@@ -46,7 +46,8 @@ _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 every GPU, in GPU seconds for each GPU."""
 
 _ALL_OPTIONS = 500
-"""Tables × GPUs up to which all sharding options of all tables are looked at."""
+"""Tables × GPUs up to which what stands for sharding options is not enough where it may be cheaper
+than all of them."""
 
 _EXACT = 1e-6
 """Share of itself to which a bound is known."""
@@ -79,28 +80,35 @@ class LagrangianBound:
         The price λ: GPU seconds that one more byte of HBM saves, about.
     hbm_worth_s : float
         λ × all HBM.
-    options : tuple of tuples of OptionCost
-        Per table, every sharding option of the search space that can be the cheapest for a step
-        time of at least the bound.
+    cheapest : tuple of tuples of OptionCost
+        Per table, sharding options among which is the cheapest for any step of at least its
+        `enough_from_s`, which is at most the bound.
+    enough_from_s : tuple of float
     dram_s : float
         The part that the hosts' memory alone enforces.
+    options_of : callable
+        All sharding options of a table, by its number; of many tables those of `cheapest`.
     """
 
     step_time_s: float
     price_s_per_byte: float
     hbm_worth_s: float
-    options: tuple[tuple[OptionCost, ...], ...]
+    cheapest: tuple[tuple[OptionCost, ...], ...]
+    enough_from_s: tuple[float, ...]
     dram_s: float
+    options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
         """The cheapest sharding option whose shards can each take at most `step_time_s`."""
-        allowed = [option for option in self.options[table] if option.longest_s <= step_time_s]
+        enough = step_time_s >= self.enough_from_s[table]
+        options = self.cheapest[table] if enough else self.options_of(table)
+        allowed = [option for option in options if option.longest_s <= step_time_s]
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
 
     def work_s(self, step_time_s: float) -> float:
         """GPU seconds that any placement of that step time needs; infinite if there is none."""
         total = -self.hbm_worth_s
-        for table in range(len(self.options)):
+        for table in range(len(self.cheapest)):
             option = self.option_for(table, step_time_s)
             if option is None:
                 return float("inf")
@@ -108,57 +116,55 @@ class LagrangianBound:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class _Works:
-    """Sharding options of a table with times, and costs at several prices.
-
-    `longest_s` and `replica_s`, the part of it that all GPUs spend on replicas, have shape
-    (options,), `priced_s` shape (options, prices).
-    """
-
-    options: tuple[ShardingOption, ...]
-    longest_s: Float
-    replica_s: Float
-    priced_s: Float
-
-    def set(self, at: int, longest_s: float, replica_s: float, priced_s: Float) -> None:
-        """Fill in one sharding option."""
-        self.longest_s[at], self.replica_s[at], self.priced_s[at] = longest_s, replica_s, priced_s
-
-
 def lagrangian_bound(instance: Instance) -> LagrangianBound:
     """The bound of this module's docstring."""
     prices, dram_s = prices_near_full_hbm(instance)
     dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    extra_s = None if few else instance.sharding_overhead_s
-    whole = _Whole(instance, prices)
-    if extra_s is None:
-        works = [_all_works(instance, whole, table, prices) for table in range(instance.tables)]
-    else:
-        usual_works = [
-            _whole_works(instance, whole, table, prices, extra_s)
-            for table in range(instance.tables)
-        ]
-        works = [work for work, _ in usual_works]
-        # No step is shorter than this, so that tables that one GPU can serve within it need
-        # no finer option; the others do.
-        least_s = _best_bound(instance, works, prices, dram_s)[0]
-        for table, (_, usual_s) in enumerate(usual_works):
-            if usual_s > least_s or not np.isfinite(usual_s):
-                works[table] = _all_works(instance, whole, table, prices)
-    bound_s, best = _best_bound(instance, works, prices, dram_s)
-    options = tuple(
-        tuple(
-            OptionCost(option, float(longest), float(priced))
-            for option, longest, priced in zip(
-                work.options, work.longest_s, work.priced_s[:, best], strict=True
+    pricer, tables = OptionPricer(instance, prices), range(instance.tables)
+    extra_s = instance.sharding_overhead_s
+    whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
+    costs = whole or [pricer.every(table) for table in tables]
+    bound_s = dram_s
+    while True:
+        bound_s, best, replicas_s = _best_bound(instance, costs, prices, dram_s, bound_s)
+        # No step is shorter, so that tables that one GPU can serve within it need no finer option;
+        # beside replicas of other tables there is less time for it.
+        longer = [
+            table
+            for table, of in enumerate(costs)
+            if of.stood_for
+            and not (
+                of.longest_s[0] <= bound_s
+                and (not few or of.enough_from_s(best) + replicas_s <= bound_s)
             )
-        )
-        for work in works
+        ]
+        if not longer:
+            break
+        for table in longer:
+            costs[table] = pricer.every(table)
+    cheapest = tuple(_at_price(of, best, may_be_cut=not few) for of in costs)
+    return LagrangianBound(
+        bound_s,
+        float(prices[best]),
+        float(prices[best] * instance.hbm_bytes.sum()),
+        cheapest,
+        tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
+        dram_s,
+        # Of many tables, whole ones have to do for those who ask for more than the bound.
+        cache(lambda table: _at_price(pricer.every(table), best)) if few else cheapest.__getitem__,
     )
-    hbm_worth_s = float(prices[best] * instance.hbm_bytes.sum())
-    return LagrangianBound(bound_s, float(prices[best]), hbm_worth_s, options, dram_s)
+
+
+def _at_price(
+    costs: OptionCosts, price: int, *, may_be_cut: bool = False
+) -> tuple[OptionCost, ...]:
+    """The options themselves; if they may be cut, their shards may be as short as need be."""
+    longest_s = costs.longest_s.copy()
+    if may_be_cut:
+        longest_s[list(costs.stood_for)] = costs.longest_s[costs.own :]
+    every = zip(costs.options, longest_s.tolist(), costs.priced_s[:, price].tolist(), strict=True)
+    return tuple(OptionCost(*each) for each in every)[: costs.own]
 
 
 def contended_bound_s(instance: Instance, bound: LagrangianBound) -> float:
@@ -182,9 +188,12 @@ def contended_bound_s(instance: Instance, bound: LagrangianBound) -> float:
 
 
 def _best_bound(
-    instance: Instance, works: Sequence[_Works], prices: Float, dram_s: float
-) -> tuple[float, int]:
-    """The largest bound of all prices, and the number of its price."""
+    instance: Instance, works: Sequence[OptionCosts], prices: Float, dram_s: float, known_s: float
+) -> tuple[float, int, float]:
+    """The largest bound of all prices, the number of its price, and what replicas take there.
+
+    No step is shorter than `known_s`.
+    """
     shape = len(works), max(len(work.options) for work in works)
     longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
     priced = np.full((*shape, prices.size), np.inf)
@@ -193,7 +202,8 @@ def _best_bound(
         replica_s[table, : len(work.options)] = work.replica_s
         priced[table, : len(work.options)] = work.priced_s
     lowest_s = max(dram_s, float(longest.min(axis=1).max()))
-    best_s, best, most_s = lowest_s, 0, -np.inf
+    least_s = max(lowest_s, known_s)
+    best_s, best, most_s, replicas_s = least_s, 0, -np.inf, 0.0
     # The middle price is mostly among the best: others need only show that they are no better.
     for at in sorted(range(prices.size), key=lambda at: abs(at - prices.size // 2)):
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, instance.gpus)
@@ -201,18 +211,18 @@ def _best_bound(
         low = best_s
         needed_s = work_s(low) - hbm_worth_s
         if needed_s <= instance.gpus * low:
-            if best_s == lowest_s and needed_s > most_s:  # The worth of HBM, if not the bound.
-                best, most_s = at, needed_s
+            if best_s == least_s and needed_s > most_s:  # The worth of HBM, if not the bound.
+                best, most_s, replicas_s = at, needed_s, work_s.most_replicas_s
             continue
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
         high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
         while high - low > max(_EXACT * high, _SHORTEST_S):
             middle = (low + high) / 2
-            enough = work_s(middle) - hbm_worth_s <= instance.gpus * middle
+            enough = work_s.is_within(middle, instance.gpus * middle + hbm_worth_s)
             low, high = (low, middle) if enough else (middle, high)
-        best_s, best = low, at
-    return best_s, best
+        best_s, best, replicas_s = low, at, work_s.most_replicas_s
+    return best_s, best, replicas_s
 
 
 class _Work:
@@ -241,130 +251,17 @@ class _Work:
         self.priced = costs + self.prices[:, None, None] * replica_s
 
     def __call__(self, step_time_s: float) -> float:
-        least = np.inf
+        return self.done_s + min(self._of_ranges(step_time_s))
+
+    def is_within(self, step_time_s: float, room_s: float) -> bool:
+        """Whether it is at most so much: in a first range of replicas that is found to be."""
+        return any(self.done_s + work_s <= room_s for work_s in self._of_ranges(step_time_s))
+
+    def _of_ranges(self, step_time_s: float) -> Iterator[float]:
         for start, end in pairwise((*self.starts.tolist(), np.inf)):
             closed = self.shards_s + np.maximum(start, self.replica_s) > step_time_s
             priced = self.priced if np.isfinite(end) else self.priced[:1]
             totals = np.where(closed, np.inf, priced).min(axis=2, initial=np.inf).sum(axis=1)
             if np.isfinite(end):
                 totals -= self.prices * end
-            least = min(least, float(totals.max()))
-        return self.done_s + least
-
-
-class _Whole:
-    """Whole tables on each kind of GPU, at several prices."""
-
-    def __init__(self, instance: Instance, prices: Float) -> None:
-        self.instance = instance
-        self.prices = prices
-        # Column slices of one width, in however many of a table's options, have one curve.
-        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices))
-        self.most_of_kind = [
-            max(
-                float(h)
-                for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
-                if k == kind
-            )
-            for kind in range(len(instance.kinds))
-        ]
-
-    def best(self, shard: TableShard) -> tuple[float, Float]:
-        """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
-        least_of_kinds = [
-            self._least(self.instance.curve(shard, gpu), most)
-            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
-        ]
-        return min(time_s for time_s, _ in least_of_kinds), np.min(
-            [p for _, p in least_of_kinds], axis=0
-        )
-
-    def free(self, shard: TableShard) -> Float:
-        """Least time + price × bytes without the cost of splits and the limit of one GPU."""
-        priced_s = []
-        for gpu in self.instance.kinds:
-            curve = self.instance.free_curve(shard, gpu)
-            priced_s.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
-        lowest: Float = np.min(priced_s, axis=0)
-        return lowest
-
-    def replicas(self, shard: TableShard | None) -> tuple[float, Float]:
-        """Time of replicas on the best GPU, and their cost on all GPUs together."""
-        if shard is None:
-            return 0.0, np.zeros_like(self.prices)
-        instance = self.instance
-        curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
-        counts = np.bincount(instance.kind_of_gpu)
-        total = np.zeros_like(self.prices)
-        for curve, count in zip(curves, counts, strict=True):
-            total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
-        return min(float(curve.gpu_s[0]) for curve in curves), total
-
-
-def _all_works(instance: Instance, whole: _Whole, table: int, prices: Float) -> _Works:
-    """Every sharding option of a table."""
-    options = instance.options_of(table)
-    works = _Works(
-        options,
-        np.zeros(len(options)),
-        np.zeros(len(options)),
-        np.zeros((len(options), prices.size)),
-    )
-    for at, option in enumerate(options):
-        works.set(at, *_work_of(instance, whole, table, option))
-    return works
-
-
-def _work_of(
-    instance: Instance, whole: _Whole, table: int, option: ShardingOption
-) -> tuple[float, float, Float]:
-    """Longest shard, time of replicas, and costs at each price of one sharding option."""
-    replica_s, priced = whole.replicas(instance.replica(table, option))
-    shards = instance.shards(table, option)
-    if not shards:
-        return replica_s, replica_s, priced
-    least_of_shards = [whole.best(shard) for shard in _representatives(shards)]
-    longest_s = replica_s + max(time_s for time_s, _ in least_of_shards)
-    priced = priced + np.sum([p for _, p in least_of_shards], axis=0)
-    # Thin slices differ only in which of the hottest ranks they hold; the last one has
-    # the least work and stands for those that were not looked at.
-    if rest := len(shards) - len(least_of_shards):
-        priced = priced + rest * least_of_shards[-1][1]
-    return longest_s, replica_s, priced
-
-
-def _whole_works(
-    instance: Instance, whole: _Whole, table: int, prices: Float, extra_s: float
-) -> tuple[_Works, float]:
-    """The uncut variants of a table, cheap enough to stand for all sharding options.
-
-    Their `priced_s` and `longest_s` are below those of all sharding options with the same replicas
-    and cold rows read alike; caches are looked at one by one. Also returned is the longest time of
-    the first variant in truth: it stands for all for any step that is not shorter.
-    """
-    options = instance.options_of(table)
-    finer = {(option.replicated_rows, option.cold) for option in options if option.shard_count > 1}
-    chosen = tuple(
-        option for option in options if option.shard_count == 1 or option.cold == "cached"
-    )
-    works = _Works(
-        chosen, np.zeros(len(chosen)), np.zeros(len(chosen)), np.zeros((len(chosen), prices.size))
-    )
-    usual_s = 0.0
-    for at, option in enumerate(chosen):
-        longest_s, replica_s, priced = _work_of(instance, whole, table, option)
-        if at == 0:
-            usual_s = longest_s
-        if option.cold != "cached" and (option.replicated_rows, option.cold) in finer:
-            longest_s = replica_s  # Shards of finer options may be shorter.
-            free = whole.replicas(instance.replica(table, option))[1] + extra_s
-            for shard in instance.shards(table, option):
-                free = free + whole.free(shard)
-            priced = np.minimum(priced, free)
-        works.set(at, longest_s, replica_s, priced)
-    return works, usual_s
-
-
-def _representatives(shards: list[TableShard]) -> list[TableShard]:
-    """The first shards, which hold the hottest ranks, and the last."""
-    return shards if len(shards) <= 5 else [*shards[:4], shards[-1]]
+            yield float(totals.max())

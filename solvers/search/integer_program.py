@@ -243,7 +243,7 @@ class Program:
             assert cheapest is not None, "a plan of this step time exists, or the limit is generous"
             sharding_options[table] = [
                 option.option
-                for option in bound.options[table]
+                for option in bound.options_of(table)
                 if option.longest_s <= work_s
                 and option.priced_s - cheapest.priced_s <= spare_s + 1e-12
             ]

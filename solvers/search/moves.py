@@ -25,7 +25,7 @@ _SLOW_GPUS = 3
 _FINALISTS = 4
 """Candidates that are filled exactly before a kind of move is given up."""
 
-_LARGEST_TABLES, _CHEAPEST_OPTIONS = 12, 32
+_LARGEST_TABLES, _CHEAPEST_OPTIONS = 6, 32
 """Tables of the slowest GPU that are sharded anew, and sharding options of each that are tried."""
 
 _ENOUGH = 12

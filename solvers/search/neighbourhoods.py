@@ -135,7 +135,7 @@ class _Rounds:
         upper_s = assignment.step_time_s - instance.fixed_s
         options = {}
         for table in sorted(free):
-            costs = [cost for cost in self.bound.options[table] if cost.longest_s <= upper_s]
+            costs = [cost for cost in self.bound.options_of(table) if cost.longest_s <= upper_s]
             costs.sort(key=lambda cost: (cost.priced_s, cost.option))
             cheapest = [cost.option for cost in costs[: params.cheapest_options]]
             options[table] = list(dict.fromkeys([option_of[table], *cheapest]))

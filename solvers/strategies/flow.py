@@ -177,7 +177,7 @@ def _fine_option(
     work = bound.option_for(table, target_s)
     if work is not None:
         return work.option
-    known = bound.options[table]
+    known = bound.options_of(table)
     shortest = min(known, key=lambda work: (work.longest_s, work.option))
     if any(work.option.shard_count > 1 for work in known) or not np.isfinite(shortest.longest_s):
         return shortest.option

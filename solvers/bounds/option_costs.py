@@ -1,0 +1,177 @@
+"""Costs of sharding options at several prices of HBM, and which of them a bound needs to know.
+
+A table that is cut costs more than the whole one, its rows split freely and one GPU's memory no
+limit, by `CostModel.sharding_overhead_s` at least. That is a *stand-in* for all ways to cut it: a
+few curves instead of dozens. Where the whole table is as cheap as its stand-in, cutting it gains
+nothing unless time is short, and nothing else needs to be looked at.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from solvers.bounds.least_cost import least
+from solvers.model.instance import Instance, ShardingOption, TableShard
+
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionCosts:
+    """Sharding options of a table with times, and costs at several prices.
+
+    Attributes
+    ----------
+    options : tuple of ShardingOption
+    longest_s : float64, shape (options,)
+        The least time of the slowest shard.
+    replica_s : float64, shape (options,)
+        The part of it that all GPUs spend on replicas.
+    priced_s : float64, shape (options, prices)
+        Least time plus price × bytes, summed over shards.
+    stood_for : tuple of int
+        The last options stand for all ways to cut a table like those with these numbers.
+    """
+
+    options: tuple[ShardingOption, ...]
+    longest_s: Float
+    replica_s: Float
+    priced_s: Float
+    stood_for: tuple[int, ...] = ()
+
+    @property
+    def own(self) -> int:
+        """How many options stand for themselves."""
+        return len(self.options) - len(self.stood_for)
+
+    def enough_from_s(self, price: int) -> float:
+        """The step time from which no way to cut the table is cheaper, at price number `price`.
+
+        Infinite where one may be at any.
+        """
+        priced_s, uncut = self.priced_s[:, price], list(self.stood_for)
+        if (priced_s[uncut] > priced_s[self.own :]).any():
+            return float("inf")
+        return float(self.longest_s[uncut].max(initial=0.0))
+
+
+class OptionPricer:
+    """What sharding options cost on the kind of GPU that is best for each shard.
+
+    Parameters
+    ----------
+    prices : float64, shape (m,)
+        Seconds that a byte of HBM is worth.
+    """
+
+    def __init__(self, instance: Instance, prices: Float) -> None:
+        self.instance = instance
+        self.prices = prices
+        # Column slices of one width, in however many of a table's options, have one curve.
+        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices))
+        self.most_of_kind = [
+            max(
+                float(h)
+                for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
+                if k == kind
+            )
+            for kind in range(len(instance.kinds))
+        ]
+
+    def every(self, table: int) -> OptionCosts:
+        """Every sharding option of a table."""
+        options = self.instance.options_of(table)
+        return _joined(options, [self._costs(table, option) for option in options])
+
+    def uncut(self, table: int, extra_s: float) -> OptionCosts:
+        """Those that do not cut a table, those with caches, and stand-ins for all others.
+
+        Stand-ins have the same replicas and cold rows read alike.
+
+        Parameters
+        ----------
+        extra_s : float
+            What cutting a table costs at least.
+        """
+        instance, options = self.instance, self.instance.options_of(table)
+        cut = {
+            (one.replicated_rows, one.cold)
+            for one in options
+            if one.shard_count > 1 and one.cold != "cached"
+        }
+        known = [one for one in options if one.shard_count == 1 or one.cold == "cached"]
+        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold) in cut]
+        if len(stood_for) < len(cut):
+            return self.every(table)
+        costs = [self._costs(table, option) for option in known]
+        for number in stood_for:
+            free = self._replicas(instance.replica(table, known[number]))[1] + extra_s
+            for shard in instance.shards(table, known[number]):
+                free = free + self._free(shard)
+            replica_s = costs[number][1]
+            costs.append((replica_s, replica_s, free))  # Its shards may be as short as need be.
+        every = (*known, *(known[number] for number in stood_for))
+        return _joined(every, costs, tuple(stood_for))
+
+    def _costs(self, table: int, option: ShardingOption) -> tuple[float, float, Float]:
+        """Longest shard, time of replicas, and costs at each price of one sharding option."""
+        instance = self.instance
+        replica_s, priced = self._replicas(instance.replica(table, option))
+        shards = instance.shards(table, option)
+        if not shards:
+            return replica_s, replica_s, priced
+        least_of_shards = [self._best(shard) for shard in _representatives(shards)]
+        longest_s = replica_s + max(time_s for time_s, _ in least_of_shards)
+        priced = priced + np.sum([p for _, p in least_of_shards], axis=0)
+        # Thin slices differ only in which of the hottest ranks they hold; the last one has
+        # the least work and stands for those that were not looked at.
+        if rest := len(shards) - len(least_of_shards):
+            priced = priced + rest * least_of_shards[-1][1]
+        return longest_s, replica_s, priced
+
+    def _best(self, shard: TableShard) -> tuple[float, Float]:
+        """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
+        least_of_kinds = [
+            self._least(self.instance.curve(shard, gpu), most)
+            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
+        ]
+        return min(time_s for time_s, _ in least_of_kinds), np.min(
+            [p for _, p in least_of_kinds], axis=0
+        )
+
+    def _free(self, shard: TableShard) -> Float:
+        """Least time + price × bytes without the cost of splits and the limit of one GPU."""
+        priced_s = []
+        for gpu in self.instance.kinds:
+            curve = self.instance.free_curve(shard, gpu)
+            priced_s.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+        lowest: Float = np.min(priced_s, axis=0)
+        return lowest
+
+    def _replicas(self, shard: TableShard | None) -> tuple[float, Float]:
+        """Time of replicas on the best GPU, and their cost on all GPUs together."""
+        if shard is None:
+            return 0.0, np.zeros_like(self.prices)
+        instance = self.instance
+        curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
+        counts = np.bincount(instance.kind_of_gpu)
+        total = np.zeros_like(self.prices)
+        for curve, count in zip(curves, counts, strict=True):
+            total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
+        return min(float(curve.gpu_s[0]) for curve in curves), total
+
+
+def _joined(
+    options: tuple[ShardingOption, ...],
+    costs: list[tuple[float, float, Float]],
+    stood_for: tuple[int, ...] = (),
+) -> OptionCosts:
+    longest_s, replica_s, priced_s = (np.array(each) for each in zip(*costs, strict=True))
+    return OptionCosts(options, longest_s, replica_s, priced_s, stood_for)
+
+
+def _representatives(shards: list[TableShard]) -> list[TableShard]:
+    """The first shards, which hold the hottest ranks, and the last."""
+    return shards if len(shards) <= 5 else [*shards[:4], shards[-1]]
