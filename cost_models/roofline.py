@@ -194,12 +194,8 @@ class Roofline(StepEquation):
         """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
         return _in_host_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
-    def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """Nothing, as what shards return and sort is never less. See `CostModel`.
-
-        None where no GPU is the fastest at everything: hot rows may then be best on one kind
-        of GPU and cold ones on another, which a whole table cannot have.
-        """
+    def least_shard_s(self, problem: Problem) -> float | None:
+        """Nothing, or None where no GPU is the fastest at all. See `StepEquation.least_shard_s`."""
         topology = problem.topology
         speeds = {
             (

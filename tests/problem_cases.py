@@ -114,7 +114,7 @@ def table_profiles(draw: st.DrawFn, name: str, *, least_rows: int = 0) -> TableP
             f"{name}{number}",
             draw(st.floats(0, 8)),
             draw(st.floats(0, 1)),
-            draw(st.sampled_from(["sum", "none"])),
+            draw(st.sampled_from(["sum", "max", "none"])),
         )
         for number in range(draw(st.integers(0, 2)))
     )

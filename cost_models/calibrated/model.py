@@ -99,8 +99,8 @@ class Calibrated(StepEquation):
             return None
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
-    def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """A further shard; what shards return and sort is never less. See `CostModel`."""
+    def least_shard_s(self, problem: Problem) -> float | None:
+        """That of any GPU. See `StepEquation.least_shard_s`."""
         return self._shard_s
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:

@@ -33,6 +33,7 @@ from cost_models.sharding_options import standard_options
 from cost_models.step_equation.arena_loads import arena_times
 from cost_models.step_equation.contention import contended
 from cost_models.step_equation.curve import replica_curve, shard_curve
+from cost_models.step_equation.exchanged_bytes import may_return_fewer
 from cost_models.step_equation.phases import (
     NAMES,
     ROWS,
@@ -83,14 +84,21 @@ class StepEquation(ABC):
         """
 
     @abstractmethod
-    def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """See `CostModel.sharding_overhead_s`.
+    def least_shard_s(self, problem: Problem) -> float | None:
+        """The least ``shard_s`` of all tables, if one kind of GPU has the least of all constants.
 
-        Where one kind of GPU has the least of all constants of every table: the least
-        ``shard_s``, as shards return and sort no less than the whole. Else None: hot
-        rows may then be best on one kind of GPU and cold ones on another, which a whole table
-        cannot have.
+        Else None: hot rows may then be best on one kind of GPU and cold ones on another, which a
+        whole table cannot have.
         """
+
+    def sharding_overhead_s(self, problem: Problem) -> float | None:
+        """`least_shard_s`, as shards sort no less than the whole. See `CostModel`.
+
+        None if shards of a table may return fewer vectors than the whole.
+        """
+        if any(may_return_fewer(profile.table) for profile in problem.profile):
+            return None
+        return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Seconds of a host's memory for rows that the host pools without a GPU's asking."""

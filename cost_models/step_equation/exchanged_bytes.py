@@ -32,6 +32,18 @@ def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: 
     return vectors - samples * len(largest) + lookups * share
 
 
+def may_return_fewer(table: Table) -> bool:
+    """Whether servers of some rows each may return fewer vectors than one of all rows.
+
+    Bags under max that are mostly empty are vectors for the one, and hardly any rows for the
+    others, which return one for each other bag too.
+    """
+    bags = [f for f in table.features if f.pooling != "none" and f.coverage > 0]
+    largest = [f for f in bags if f.pooling == "max"]
+    rows = sum(f.lookups_per_sample for f in largest)
+    return rows + len(bags) - len(largest) < len(largest)
+
+
 def length_bytes(table: Table, samples: float) -> float:
     """Lengths of the bags of all features that read a table: ids come with them."""
     return samples * sum(feature.coverage > 0 for feature in table.features) * LENGTH_BYTES
