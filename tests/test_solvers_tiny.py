@@ -22,6 +22,7 @@ from placer.plan.verify import violations
 from placer.topology.topology import Topology
 from solvers import SolveResult, solve
 from solvers.bounds.feasibility import impossible
+from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
 from solvers.search.curve_lines import lines_below, some_points
 
@@ -123,6 +124,7 @@ def test_a_proof_knows_what_rows_take_between_points_of_a_curve(seed: int) -> No
         (6052, "GPUs have no HBM"),
         (6092, "nothing is read, and all bounds are 0"),
         (6433, "the same"),
+        (42269, "a row map on the GPU of another column slice is what does not fit"),
     ],
 )
 def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
@@ -130,6 +132,20 @@ def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
     result = solved(problem)
     assert result.termination.reason == "infeasible", why
     check(problem, result)
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (31094, "rows under max of mostly empty bags are fewer vectors than the bags"),
+        (41440, "three column slices exchange sums of row-wise Adagrad"),
+    ],
+)
+def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
+    problem = tiny_problem(seed)
+    best_s, _ = Enumeration(problem, Roofline()).best()
+    assert lagrangian_bound(Instance(problem, Roofline())).step_time_s <= best_s, why
+    check(problem, solved(problem))
 
 
 def test_gpus_without_work_slow_nobody() -> None:

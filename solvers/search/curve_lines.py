@@ -1,12 +1,13 @@
-"""Curves of bytes as a few straight lines, for proofs that nothing fits."""
+"""Curves with other points, and their bytes as straight lines, for proofs that nothing fits."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from cost_models.base import CostCurve
+from cost_models.base import CostCurve, Float
 
 
 class Line(NamedTuple):
@@ -34,6 +35,28 @@ def some_points(curve: CostCurve, most: int) -> list[int]:
     last = curve.hot_rows.size - 1
     places = np.linspace(0, last, min(last + 1, most)).round().astype(int)
     return [int(place) for place in np.unique(places)]
+
+
+def with_every_row(curve: CostCurve, most: int) -> CostCurve:
+    """A curve with all numbers of hot rows as points, if these are at most so many."""
+    rows = curve.hot_rows
+    if curve.only_points or rows[-1] >= most:
+        return curve
+    hot = np.arange(rows[0], rows[-1] + 1)
+
+    def between(values: Float) -> Float:
+        return np.interp(hot, rows, values)
+
+    return replace(
+        curve,
+        hot_rows=hot,
+        gpu_s=between(curve.gpu_s),
+        dram_s=between(curve.dram_s),
+        hbm_bytes=between(curve.hbm_bytes),
+        dram_bytes=between(curve.dram_bytes),
+        gpu_s_of_phases=np.stack([between(phase_s) for phase_s in curve.phase_s]),
+        split_s_of_phases=curve.split_phase_s,
+    )
 
 
 def lines_below(curve: CostCurve, places: Sequence[int]) -> Iterator[Line]:

@@ -39,7 +39,7 @@ from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
-from solvers.search.curve_lines import Line, lines_below, some_points
+from solvers.search.curve_lines import Line, lines_below, some_points, with_every_row
 
 _TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
@@ -153,14 +153,18 @@ class ExactProgram:
             shards = [option.shard_count for of in options for option in of]
             if sum(shards) * instance.gpus * POINTS[-1] > most_places:
                 continue
-            sizes = [
-                instance.curve(shard, 0).hot_rows.size
+            curves = [
+                instance.curve(shard, 0)
                 for table, of in enumerate(options)
                 for option in of
                 for shard in instance.shards(table, option)
             ]
             for points in (p for p in POINTS if p <= most_points):
-                if instance.gpus * sum(min(size, points) for size in sizes) <= most_places:
+                known = curves
+                if aim == "fit":
+                    known = [with_every_row(curve, points) for curve in curves]
+                sizes = [min(curve.hot_rows.size, points) for curve in known]
+                if instance.gpus * sum(sizes) <= most_places:
                     program = cls(instance, aim, options, points, upper_s)
                     program.is_complete &= options is every
                     return program
@@ -208,6 +212,8 @@ class ExactProgram:
     def _costs(self, shard: TableShard, gpu: int) -> Iterator[tuple[Float, Line | None]]:
         """Costs at points of a curve, or lines below all that is between two of them."""
         curve = self.instance.curve(shard, gpu)
+        if self.aim == "fit":
+            curve = with_every_row(curve, self.most_points)
         few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
         at = some_points(curve, 2 if few else self.most_points)
         gaps = np.diff(curve.hot_rows[at]) > 1

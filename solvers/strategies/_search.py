@@ -8,6 +8,7 @@ from placer.plan.plan import Plan
 from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
+from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import SearchState, Termination
@@ -126,7 +127,8 @@ class Search:
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):
             assignment = make_room(self.instance, options, self.seed, self.clock)
-            if assignment is not None:
+            # Its plan may need a map of rows on GPUs where the assignment counts none.
+            if assignment is not None and fitted_plan(assignment) is not None:
                 return assignment
         # Of small problems, CP-SAT says what is short at least; of others a proof will do.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
