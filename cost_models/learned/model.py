@@ -148,13 +148,13 @@ class Learned(StepEquation):
         """The calibrated ones. See `CostModel.arena_costs`."""
         return self.calibrated.arena_costs(problem, gpu)
 
-    def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """The overhead under the calibrated costs, times the least factor of any table.
+    def least_shard_s(self, problem: Problem) -> float | None:
+        """The calibrated one times the least factor of any table.
 
         Factors are the same on all GPUs: where one kind of GPU has the least of all calibrated
-        costs, it has the least of these. See `StepEquation.sharding_overhead_s`.
+        costs, it has the least of these. See `StepEquation.least_shard_s`.
         """
-        extra_s = self.calibrated.sharding_overhead_s(problem)
+        extra_s = self.calibrated.least_shard_s(problem)
         if extra_s is None:
             return None
         return extra_s * float(self._known(problem).factors[:, _OF_A_SHARD].min())
