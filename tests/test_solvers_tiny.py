@@ -111,7 +111,7 @@ def test_a_proof_says_what_is_short(seed: int) -> None:
     assert solved(replace(problem, topology=more)).plan is not None
 
 
-@pytest.mark.parametrize("seed", [5053, 5318, 5537])
+@pytest.mark.parametrize("seed", [5053, 5318, 5537, 65003])
 def test_a_proof_knows_what_rows_take_between_points_of_a_curve(seed: int) -> None:
     """Rows that are read alike are one piece of a curve, and may be divided all the same."""
     problem = tiny_problem(seed)
@@ -146,6 +146,27 @@ def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
     best_s, _ = Enumeration(problem, Roofline()).best()
     assert lagrangian_bound(Instance(problem, Roofline())).step_time_s <= best_s, why
     check(problem, solved(problem))
+
+
+@pytest.mark.parametrize(
+    ("seed", "other", "why"),
+    [
+        (61300, "greedy-size", "even work is more work in all"),
+        (61762, "beam", "the same"),
+        (61930, "beam", "the same"),
+        (61957, "dp", "an arena of the only GPU takes less if no row is staged"),
+    ],
+)
+def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> None:
+    """What GPUs of a host add to each other, and how rows of arenas are read."""
+    problem, model = tiny_problem(seed), Calibrated(calibration(contention=0.1))
+    mine, others = (
+        solve(problem, name, model, max_steps=STEPS, threads=1).step_time_s
+        for name in ("auto", other)
+    )
+    assert mine is not None
+    assert others is not None
+    assert mine <= others * (1 + 1e-6), why
 
 
 def test_gpus_without_work_slow_nobody() -> None:

@@ -28,6 +28,11 @@ class ArenaTimes:
         self._lookups: dict[TableShard, float] = {}
 
     @property
+    def is_any(self) -> bool:
+        """Whether arenas take anything at all."""
+        return any(costs is not None for costs in self._costs)
+
+    @property
     def least_replicas_s(self) -> Float | float:
         """Seconds of phases that replicas of any rows take of any GPU, shape (phases,), or 0."""
         known = [costs.replicas_s for costs in self._costs if costs is not None]

@@ -5,6 +5,8 @@ from functools import cached_property
 import numpy as np
 
 from cost_models.schedule import Schedule
+from cost_models.step_equation.contention import mixing
+from placer.topology.topology import Topology
 from solvers.model.knapsack import Float
 
 _NORM = 24
@@ -24,12 +26,26 @@ class Objective:
         How much each chain counts where one number stands for all phases: not negative, 1
         together. No plan's step is shorter than the chains' times so weighed, which is why bounds
         of that number are bounds of the step: what shared lanes add only makes it longer.
+    contention : float
+        The share of its time by which a GPU slows others of its host; see
+        `cost_models.step_equation.contention`.
     """
 
-    def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        chain_weights: Float | None = None,
+        topology: Topology | None = None,
+        contention: float = 0.0,
+    ) -> None:
         self.schedule = schedule
         self.members = schedule.members
         self.fixed = schedule.fixed
+        self.contention = contention
+        self._hosts, self._mixing = 1, None
+        if topology is not None and contention:
+            self._hosts = len({gpu.host for gpu in topology.gpus})
+            self._mixing = mixing(topology, contention)
         chains = len(schedule.chains)
         if chain_weights is None:
             chain_weights = np.eye(chains)[0]
@@ -60,8 +76,20 @@ class Objective:
         return self.schedule.prolonged(phase_s.T, slowest_s).T
 
     def step_time_s(self, phase_s: Float) -> Float:
-        """Step times, shape (...), of all GPUs' seconds in each phase, (..., GPUs, phases)."""
+        """Step times, shape (...), of all GPUs' own seconds in each phase, (..., GPUs, phases)."""
+        return self.own_step_time_s(self.mixed(phase_s))
+
+    def own_step_time_s(self, phase_s: Float) -> Float:
+        """The same if GPUs did not slow each other."""
         return self.longest_s(self.prolonged(phase_s).max(axis=-2))
+
+    def mixed(self, phase_s: Float) -> Float:
+        """Own seconds, and what GPUs of a host add to each other's, shape (..., GPUs, phases)."""
+        if self._mixing is None:
+            return phase_s
+        with np.errstate(invalid="ignore"):  # Infinite seconds where nothing fits.
+            mixed: Float = self._mixing @ phase_s
+        return mixed
 
     def longest_s(self, slowest: Float) -> Float:
         """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
@@ -72,6 +100,23 @@ class Objective:
     def norm_s(self, scale_s: Float, powers: Float) -> Float:
         """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
         return self.longest_s(scale_s * powers ** (1 / _NORM))
+
+    def contended_s(self, norm_s: Float, total_s: Float | float) -> Float:
+        """The norm with what GPUs add to each other's time, shape (...).
+
+        A GPU takes its own time, but for the share of contention, and that share of all time of
+        its host, which is taken to be the same on all hosts.
+
+        Parameters
+        ----------
+        total_s : float64, shape (...)
+            Own seconds of all GPUs together, phases weighed.
+        """
+        if not self.contention:
+            return norm_s
+        hosts_s = np.asarray(total_s) / self._hosts + self.fixed_s
+        mixed: Float = (1 - self.contention) * norm_s + self.contention * hosts_s
+        return mixed
 
     def powers(self, phase_s: Float, scale_s: Float) -> Float:
         """Terms of the norm, which add up over GPUs: those of `phase_s`, shape (..., phases)."""
@@ -95,9 +140,11 @@ class Objective:
         return scale_s
 
     def key_s(self, phase_s: Float) -> float:
-        """The norm of phase times of shape (GPUs, phases): nearly the step time.
+        """The norm of own phase times of shape (GPUs, phases), contended: nearly the step time.
 
         The maxima alone would not tell one slow GPU from several, and see no way out of a tie.
         """
         scale_s = self.scale_s(phase_s)
-        return float(self.norm_s(scale_s, self.powers(phase_s, scale_s).sum(axis=0)))
+        norm_s = self.norm_s(scale_s, self.powers(phase_s, scale_s).sum(axis=0))
+        total_s = float((phase_s @ self.weights).sum()) if self.contention else 0.0
+        return float(self.contended_s(norm_s, total_s))

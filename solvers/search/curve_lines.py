@@ -38,9 +38,9 @@ def some_points(curve: CostCurve, most: int) -> list[int]:
 
 
 def with_every_row(curve: CostCurve, most: int) -> CostCurve:
-    """A curve with all numbers of hot rows as points, if these are at most so many."""
+    """A curve with all numbers of hot rows as points, if these are allowed and at most so many."""
     rows = curve.hot_rows
-    if curve.only_points or rows[-1] >= most:
+    if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
     hot = np.arange(rows[0], rows[-1] + 1)
 

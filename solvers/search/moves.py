@@ -28,6 +28,9 @@ _FINALISTS = 4
 _LARGEST_TABLES, _CHEAPEST_OPTIONS = 6, 32
 """Tables of the slowest GPU that are sharded anew, and sharding options of each that are tried."""
 
+_EXACT_TRIALS = 500
+"""Sharding options of all tables up to which each is tried exactly."""
+
 _ENOUGH = 12
 """Sharding options that gain, of which the best is made before other tables are looked at."""
 
@@ -39,12 +42,14 @@ def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True
 
     Without `reshard_tables`, tables keep their sharding options: ten times as fast.
     """
-    if assignment.instance.gpus == 1:
-        return
+    instance = assignment.instance
+    many, has_arenas = instance.gpus > 1, instance.arena_times.is_any
     exchanges = Exchanges(assignment)
     while not clock.spent:
         if not (
-            exchange(assignment, exchanges) or (reshard_tables and reshard_table(assignment, clock))
+            (many and exchange(assignment, exchanges))
+            or (reshard_tables and many and reshard_table(assignment, clock))
+            or (reshard_tables and has_arenas and reshard_exactly(assignment, clock))
         ):
             return
         clock.step()
@@ -98,6 +103,30 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
         if len(candidates) >= _ENOUGH and _make_best_of(assignment, candidates, key_s):
             return True
     return _make_best_of(assignment, candidates, key_s)
+
+
+def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
+    """Make the first gains of tables sharded anew that are only seen when filled exactly.
+
+    What arenas take by how their rows are read is neither rated nor part of bounds. Of many
+    sharding options, only those that read cold rows otherwise are tried.
+    """
+    instance = assignment.instance
+    options = {
+        table: (now, instance.options_of(table))
+        for table, now in assignment.option_of.items()
+        if not instance.in_group(table)
+    }
+    few = sum(len(others) for _, others in options.values()) <= _EXACT_TRIALS
+    gains = False
+    for table, (now, others) in options.items():
+        for option in others:
+            if option == now or option.shard_count > MOST_SHARDS or clock.spent:
+                continue
+            if few or option._replace(cold=now.cold) == now:
+                spread = Without(assignment, table).spread(option)
+                gains |= spread is not None and _make(assignment, *spread, assignment.key_s)
+    return gains
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:

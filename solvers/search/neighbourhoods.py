@@ -132,7 +132,7 @@ class _Rounds:
         option_of = assignment.option_of
         tables = sorted(table for table in option_of if not instance.in_group(table))
         free = set(self.rng.sample(tables, min(params.resharded_tables, len(tables))))
-        upper_s = assignment.step_time_s - instance.fixed_s
+        upper_s = assignment.own_step_time_s - instance.fixed_s
         options = {}
         for table in sorted(free):
             costs = [cost for cost in self.bound.options_of(table) if cost.longest_s <= upper_s]
@@ -173,7 +173,7 @@ class _Rounds:
             assignment.instance,
             gpus,
             options,
-            assignment.step_time_s,
+            assignment.own_step_time_s,
             prices,
             loose=loose,
             replicas=replicas,

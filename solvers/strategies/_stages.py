@@ -182,7 +182,7 @@ def linear_program(search: Search, share: float) -> Assignment | None:
     bounding = search.bounding
     lifted = lp_bound(
         bounding.instance,
-        search.best.step_time_s - bounding.instance.fixed_s,
+        search.best.own_step_time_s - bounding.instance.fixed_s,
         lagrangian=bounding.lagrangian,
         time_limit_s=search.clock.part(share).left_s,
         stop=search.clock.limits.stop,
@@ -215,7 +215,7 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
     if found is None:
         return None
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
-    search.bound_s = max(search.bound_s, min(found.bound_s, found.best.step_time_s))
+    search.bound_s = max(search.bound_s, min(found.bound_s, found.best.own_step_time_s))
     return found.best
 
 
@@ -235,21 +235,21 @@ def with_time(least_s: float, run: Run, *, bounds: float = 0.0) -> Run:
 
 def exact_program(search: Search, share: float, most_places: int) -> Assignment | None:
     """The whole problem by CP-SAT, numbers of hot rows included, if it is small."""
-    if search.best is None or search.best.step_time_s <= 0:
+    if search.best is None or search.best.own_step_time_s <= 0:
         return None
-    program = ExactProgram.build(search.instance, "time", most_places, search.best.step_time_s)
+    program = ExactProgram.build(search.instance, "time", most_places, search.best.own_step_time_s)
     if program is None:
         return None
     program.hint(search.best)
     answer = program.run(search.clock.limits, search.clock.left_s * share)
     search.stats["exact_variables"] = answer.variables
-    search.bound_s = max(search.bound_s, min(answer.bound_s, search.best.step_time_s))
+    search.bound_s = max(search.bound_s, min(answer.bound_s, search.best.own_step_time_s))
     return answer.assignment
 
 
 def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:
     """The whole problem by CP-SAT, and its bound, if it has few enough shards × GPUs."""
-    upper_s = search.best.step_time_s if search.best else math.inf
+    upper_s = search.best.own_step_time_s if search.best else math.inf
     program = Program.build(
         search.instance, search.proven, search.best, upper_s, most_places=most_places
     )

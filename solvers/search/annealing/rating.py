@@ -116,7 +116,8 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
         phase = row - FIRST_PHASE
         phase_s[gpu, phase] = value + arenas * launches[gpu, phase]
     prolong(model.lanes, model.lane_begins, model.lane_waits, phase_s[gpu])
-    energy = 0.0
+    contention = model.contention[0]
+    energy = total = 0.0
     for phase in range(scale_s.size):
         share = phase_s[gpu, phase] / scale_s[phase]
         square = share * share
@@ -124,7 +125,12 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
         if rules.power == HIGH_POWER:
             eighth = eighth * eighth * eighth
         energy += eighth * counted_s[phase]
-    state.new_energy[gpu] = energy / (rules.step_s * rules.power)
+        total += share * counted_s[phase]
+    energy /= rules.step_s * rules.power
+    if contention > 0.0:
+        total /= rules.step_s * state.host_s.size
+        energy = (1.0 - contention) * energy + contention * total
+    state.new_energy[gpu] = energy
     return True
 
 
@@ -204,6 +210,24 @@ def add(state: State, unit: int, number: int, gpu: int) -> None:
 
 
 @compiled
+def slowest_s(model: Model, state: State, phase: int) -> float:
+    """The slowest GPU's seconds in a phase, with what others of its host add."""
+    contention, host_s, slowest = model.contention[0], state.host_s, 0.0
+    if contention == 0.0:
+        for gpu in range(state.phase_s.shape[0]):
+            slowest = max(slowest, state.phase_s[gpu, phase])
+        return slowest
+    for host in range(host_s.size):
+        host_s[host] = 0.0
+    for gpu in range(state.phase_s.shape[0]):
+        host_s[model.host[gpu]] += state.phase_s[gpu, phase]
+    for gpu in range(state.phase_s.shape[0]):
+        own = state.phase_s[gpu, phase]
+        slowest = max(slowest, own + contention * (host_s[model.host[gpu]] - own))
+    return slowest
+
+
+@compiled
 def step_time_s(model: Model, state: State) -> float:
     """The longest chain of phases."""
     longest = 0.0
@@ -211,9 +235,6 @@ def step_time_s(model: Model, state: State) -> float:
         seconds = model.fixed_s[chain]
         for phase in range(model.members.shape[1]):
             if model.members[chain, phase] > 0:
-                slowest = 0.0
-                for gpu in range(state.phase_s.shape[0]):
-                    slowest = max(slowest, state.phase_s[gpu, phase])
-                seconds += slowest
+                seconds += slowest_s(model, state, phase)
         longest = max(longest, seconds)
     return longest

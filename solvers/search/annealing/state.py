@@ -56,6 +56,9 @@ class Model(NamedTuple):
         What phases are measured by in the energy.
     counted_s : float64, shape (phases,)
         `scale_s` of phases in chains, else 0.
+    contention : float64, shape (1,)
+        The share of its time by which a GPU slows others of its host.
+    host : int64, shape (GPUs,)
     """
 
     costs: Float
@@ -77,6 +80,8 @@ class Model(NamedTuple):
     lane_waits: Float
     scale_s: Float
     counted_s: Float
+    contention: Float
+    host: Int
 
 
 class State(NamedTuple):
@@ -113,6 +118,8 @@ class State(NamedTuple):
         When each GPU would be done without them.
     gathered : int64, shape (units, 3)
         Unit, number and new GPU of the shards that have left one in a move.
+    host_s : float64, shape (hosts,)
+        Own seconds of a phase of all GPUs of each host.
     """
 
     option: Int
@@ -132,6 +139,7 @@ class State(NamedTuple):
     chosen: Int
     done_s: Float
     gathered: Int
+    host_s: Float
 
 
 class Rules(NamedTuple):
@@ -171,6 +179,8 @@ def tiny() -> tuple[Model, State]:
         lane_waits=np.zeros(0),
         scale_s=np.ones(1),
         counted_s=np.ones(1),
+        contention=np.zeros(1),
+        host=one - 1,
     )
     state = State(
         option=one.copy(),
@@ -190,5 +200,6 @@ def tiny() -> tuple[Model, State]:
         chosen=one.copy(),
         done_s=np.zeros(1),
         gathered=np.zeros((1, 3), dtype=np.int64),
+        host_s=np.zeros(1),
     )
     return model, state

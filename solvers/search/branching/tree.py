@@ -89,7 +89,7 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.formulation = Formulation(
-            instance, best.step_time_s, price_s_per_byte, params.most_points
+            instance, best.own_step_time_s, price_s_per_byte, params.most_points
         )
         self.unit_s = self.formulation.unit_s
         self.bound_s = 0.0
@@ -102,7 +102,7 @@ class BranchAndBound:
     @property
     def limit(self) -> float:
         """The best plan's step time in units."""
-        return self.best.step_time_s / self.unit_s
+        return self.best.own_step_time_s / self.unit_s
 
     @property
     def spent(self) -> bool:
@@ -136,12 +136,12 @@ class BranchAndBound:
         if not found.is_solved:
             return
         self._prove(found.bound)
-        if self.best.step_time_s > self.bound_s * (1 + p.most_gap):
+        if self.best.own_step_time_s > self.bound_s * (1 + p.most_gap):
             return
         gap *= _NEARLY  # So that it is met in spite of rounding.
         wanted, may_gain, factor = math.inf, True, p.gap_factor
         while not self.spent and wanted > gap and may_gain and self.bound_s:
-            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
+            wanted = max(gap, (self.best.own_step_time_s / self.bound_s - 1) * factor)
             left = self._left
             may_gain = self._search(root, wanted)
             # A search that does not end proves nothing: it has to fit into what is left.
@@ -262,9 +262,9 @@ class BranchAndBound:
         assignment = rounded(self.best.instance, self.formulation, node, found)
         if assignment is not None:
             improve(assignment, self.clock, reshard_tables=False)
-            if assignment.step_time_s < self.best.step_time_s * 1.02:
+            if assignment.own_step_time_s < self.best.own_step_time_s * 1.02:
                 improve(assignment, self.clock)
-            if assignment.step_time_s < self.best.step_time_s:
+            if assignment.own_step_time_s < self.best.own_step_time_s:
                 self.best = assignment
         self._rounded_s += left_s - self.clock.left_s
 
@@ -319,11 +319,11 @@ def branch_and_bound(
     >>> first = construct(instance, bound, bound.step_time_s)
     >>> clock = Clock.start(Limits(time_limit_s=60))
     >>> search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, gap=0.01)
-    >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
+    >>> first.own_step_time_s >= search.best.own_step_time_s >= search.bound_s > instance.fixed_s
     True
     """
     instance = bounding or best.instance
-    if instance.gpus == 1 or best.step_time_s <= 0:
+    if instance.gpus == 1 or best.own_step_time_s <= 0:
         return None
     search = BranchAndBound(best, instance, price_s_per_byte, clock, params)
     f = search.formulation
