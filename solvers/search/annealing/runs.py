@@ -8,7 +8,8 @@ GPUs; nothing is filled exactly before the end. The energy is
 
 where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
 but lower with fewer slow GPUs. A chain of phases that is shorter than the step is taken to be as
-long, so that it counts when it becomes so. The moves are in `solvers.search.annealing.moves`.
+long, so that it counts when it becomes so. Where GPUs of a host slow each other by a share c of their
+times, (1 - c) of that counts, and c of Σ t[p,g]/T for each host. The moves are in `solvers.search.annealing.moves`.
 """
 
 import math
