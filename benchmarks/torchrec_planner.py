@@ -3,7 +3,8 @@
     python benchmarks/torchrec_planner.py [--prefetch] [--proposers default,dynamic,placer,...]
                                           [WORKLOAD:HBM ...]
 
-such as ``mlperf-dcnv2:8GiB``; by default those of `PROBLEMS` and DCNv2. Hours, on two cores.
+such as ``mlperf-dcnv2:8GiB``; by default those of `PROBLEMS` and DCNv2. Hours, on two cores. Every
+run is a row of a file in benchmarks/results/, in place of the row of an earlier one.
 
 Both sides are told the same: tables on the meta device with their optimizer, mean ids per
 sample, distinct rows of a global batch and misses of a cache over load factors (from the
@@ -18,15 +19,19 @@ what is reported is the time with misses either way.
 """
 
 import argparse
+import json
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _machine import RESULTS, machine, slug, versions
 from torch import nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -65,6 +70,7 @@ from cost_models.torchrec.estimates import (
 )
 from placer import Plan, Problem, Topology
 from placer.adapters.torchrec.sharding import sharding_of
+from placer.files import write_text
 from placer.units import format_bytes, format_seconds
 from placer.workloads import named_workload
 from solvers import PlacerPlanner
@@ -356,6 +362,19 @@ def quiet() -> None:
     logging.getLogger().setLevel(logging.ERROR)  # Its checks log to the root.
 
 
+def keep(path: Path, row: dict[str, Any]) -> None:
+    """Write a row of results, in place of an earlier one of the same run."""
+    asked = ("workload", "hbm", "prefetch", "open", "proposer")
+    rows = json.loads(path.read_text())["runs"] if path.exists() else []
+    rows = [one for one in rows if any(one[key] != row[key] for key in asked)]
+    rows.append(
+        row | {"versions": versions("torch", "torchrec"), "date": f"{datetime.now(UTC):%F}"}
+    )
+    rows.sort(key=lambda one: [str(one[key]) for key in asked])
+    data = {"benchmark": "planners under TorchRec's perf model", "machine": machine(), "runs": rows}
+    write_text(path, json.dumps(data, indent=1) + "\n")
+
+
 def main() -> None:
     """Run the planner on problems and print what TorchRec says of its plans."""
     parser = argparse.ArgumentParser(
@@ -366,6 +385,8 @@ def main() -> None:
     parser.add_argument("--prefetch", action="store_true", help="with the prefetching pipeline")
     parser.add_argument("--open", action="store_true", help="leave load factors open")
     parser.add_argument("--timeout", type=int, help="seconds for each run of the planner")
+    results = RESULTS / f"torchrec-planner-{slug()}.json"
+    parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args()
     quiet()
     chosen = [tuple(name.rsplit(":", 1)) for name in options.problems] or [
@@ -386,6 +407,19 @@ def main() -> None:
         contender = Contender(problem, prefetch_pipeline=options.prefetch, load_factor=factor)
         for proposer in options.proposers.split(","):
             run = contender.run(proposer, options.timeout)
+            row: dict[str, Any] = {
+                "workload": name,
+                "hbm": hbm,
+                "prefetch": options.prefetch,
+                "open": options.open,
+                "proposer": proposer,
+                "seconds": round(run.seconds, 2),
+                "step_time_s": run.rating and run.rating.step_time_s,
+                "fits": run.rating and run.rating.fits,
+                "pooled_bound_s": bound_s,
+                "message": run.message,
+            }
+            keep(options.output, row)
             if run.rating is None:
                 print(f"  {proposer:<10}{run.seconds:>9.1f} s  {run.message}", flush=True)
                 continue
