@@ -8,14 +8,16 @@ GPUs; nothing is filled exactly before the end. The energy is
 
 where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
 but lower with fewer slow GPUs. A chain of phases that is shorter than the step is taken to be as
-long, so that it counts when it becomes so. Where GPUs of a host slow each other by a share c of their
-times, (1 - c) of that counts, and c of Σ t[p,g]/T for each host. The moves are in `solvers.search.annealing.moves`.
+long, so that it counts when it becomes so. Where GPUs of a host slow each other by a share c of
+their times, (1 - c) of that counts, and c of Σ t[p,g]/T for each host. The moves are in
+`solvers.search.annealing.moves`.
 """
 
 import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +29,7 @@ from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import rate, replace_items
-from solvers.search.annealing.state import HIGH_POWER, Rules, tiny
+from solvers.search.annealing.state import HIGH_POWER, Model, Rules, State, tiny
 from solvers.search.moves import improve
 
 _COMPILED_IN_S = 10.0
@@ -135,10 +137,8 @@ def anneal(
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
-        runs = [
-            _Run(problem, best, one, steps, params.heats[(number + at) % len(params.heats)], params)
-            for at, one in enumerate(rngs)
-        ]
+        heats = [params.heats[(number + at) % len(params.heats)] for at in range(threads)]
+        runs = _runs(problem, best, rngs, steps, heats, params)
         _make_moves(runs, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
         before_s = best.step_time_s
@@ -169,7 +169,7 @@ def _speed(
 ) -> float:
     """Steps a second of each run, of as many as there are between two looks at the clock."""
     steps = params.steps_between_looks // _slower()
-    runs = [_Run(problem, start, rng, steps, params.heats[-1], params) for rng in rngs]
+    runs = _runs(problem, start, rngs, steps, [params.heats[-1]] * len(rngs), params)
     began = time.monotonic()
     _make_moves(runs, clock)
     return steps / max(1e-9, time.monotonic() - began)
@@ -193,13 +193,29 @@ def prepare(limits: Limits) -> None:
     run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
 
 
+def _runs(
+    problem: AnnealingProblem,
+    start: Assignment,
+    rngs: Sequence[np.random.Generator],
+    steps: int,
+    heats: Sequence[Heat],
+    params: AnnealingParams,
+) -> list["_Run"]:
+    """A run of each heat from an assignment; those of one power begin with the same arrays."""
+    starts = {power: problem.start(start, power) for power, _ in heats}
+    return [
+        _Run(problem, starts[heat[0]], rng, steps, heat, params)
+        for rng, heat in zip(rngs, heats, strict=True)
+    ]
+
+
 class _Run:
     """One run of some length from an assignment, with what it has found so far."""
 
     def __init__(
         self,
         problem: AnnealingProblem,
-        start: Assignment,
+        start: tuple[Model, State, float],
         rng: np.random.Generator,
         steps: int,
         heat: Heat,
@@ -207,7 +223,8 @@ class _Run:
     ) -> None:
         power, hot = heat
         self._problem, self._rng = problem, rng
-        self._model, self._state, self._start_s = problem.start(start, power)
+        self._model, state, self._start_s = start
+        self._state = deepcopy(state)
         self._rules = Rules(
             params.resharded_below,
             params.gathered_below,
