@@ -60,8 +60,8 @@ class AutoParams:
     first_branching_share : float
         Of branch and bound then.
     early_s, late_s : float
-        Seconds that have to be left for branching and closer bounds before most of annealing and
-        after it.
+        Seconds that have to be left for branching and closer bounds before most of annealing, and
+        for these and neighbourhoods after it.
     relaxed_s, relaxed_s_per_point : float
         Seconds that the first relaxation of branching takes at least, and for each point of all
         curves, where GPUs are too many for more of it.
@@ -156,6 +156,9 @@ class Auto(StagedStrategy):
         points = points_of(instance) if is_relaxed else 0
         relaxed_s = max(p.relaxed_s, p.relaxed_s_per_point * points)
 
+        # Programs of a few GPUs take some tenths of a second each.
+        around = with_time(p.late_s, lambda s: neighbourhoods(s, rest, p.neighbourhoods))
+
         def relaxed(search: Search) -> Assignment | None:
             return relaxation(search, p.relaxed_share, p.branching)
 
@@ -178,7 +181,7 @@ class Auto(StagedStrategy):
             Stage("relaxed", with_time(relaxed_s, relaxed), is_relaxed),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
-            Stage("neighbourhoods", lambda s: neighbourhoods(s, rest, p.neighbourhoods), several),
+            Stage("neighbourhoods", around, several),
         ]
 
     def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:

@@ -34,6 +34,11 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return compile_function(function)
 
 
+def is_loaded(function: Callable[..., Any]) -> bool:
+    """Whether this process has a function's code, or needs none."""
+    return bool(getattr(function, "signatures", True))
+
+
 def is_compiled(function: Callable[..., Any]) -> bool:
     """Whether a function needs no seconds of compiling: this process or the cache has its code.
 
@@ -41,6 +46,4 @@ def is_compiled(function: Callable[..., Any]) -> bool:
     upgrade, is none.
     """
     compiler: Any = function
-    if not hasattr(compiler, "signatures"):
-        return True
-    return bool(compiler.signatures) or bool(compiler._cache._cache_file._load_index())
+    return is_loaded(function) or bool(compiler._cache._cache_file._load_index())

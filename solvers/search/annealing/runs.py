@@ -25,7 +25,7 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.result import Limits, SearchState
-from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled
+from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import rate, replace_items
@@ -37,6 +37,10 @@ _COMPILED_IN_S = 10.0
 
 _POLL_S = 0.02
 """Seconds between two looks at the clock while threads make moves."""
+
+_LOADED_IN_S = 1.0
+"""With less time nothing is loaded that has been compiled: that takes about as long, once for a
+process."""
 
 Heat = tuple[int, float]
 """A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""
@@ -116,6 +120,8 @@ def anneal(
     instance = start.instance
     best = start
     if instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
+        return best
+    if not (is_loaded(run_moves) or clock.repeats) and clock.left_s < _LOADED_IN_S:
         return best
     slower = 1 if clock.repeats else _slower()
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
