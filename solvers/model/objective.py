@@ -42,9 +42,8 @@ class Objective:
         self.members = schedule.members
         self.fixed = schedule.fixed
         self.contention = contention
-        self._hosts, self._mixing = 1, None
+        self._mixing: Float | None = None
         if topology is not None and contention:
-            self._hosts = len({gpu.host for gpu in topology.gpus})
             self._mixing = mixing(topology, contention)
         chains = len(schedule.chains)
         if chain_weights is None:
@@ -101,23 +100,6 @@ class Objective:
         """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
         return self.longest_s(scale_s * powers ** (1 / _NORM))
 
-    def contended_s(self, norm_s: Float, total_s: Float | float) -> Float:
-        """The norm with what GPUs add to each other's time, shape (...).
-
-        A GPU takes its own time, but for the share of contention, and that share of all time of
-        its host, which is taken to be the same on all hosts.
-
-        Parameters
-        ----------
-        total_s : float64, shape (...)
-            Own seconds of all GPUs together, phases weighed.
-        """
-        if not self.contention:
-            return norm_s
-        hosts_s = np.asarray(total_s) / self._hosts + self.fixed_s
-        mixed: Float = (1 - self.contention) * norm_s + self.contention * hosts_s
-        return mixed
-
     def powers(self, phase_s: Float, scale_s: Float) -> Float:
         """Terms of the norm, which add up over GPUs: those of `phase_s`, shape (..., phases)."""
         phase_s = self.prolonged(phase_s, scale_s)
@@ -140,11 +122,9 @@ class Objective:
         return scale_s
 
     def key_s(self, phase_s: Float) -> float:
-        """The norm of own phase times of shape (GPUs, phases), contended: nearly the step time.
+        """The norm of own phase times of shape (GPUs, phases): nearly the step time.
 
         The maxima alone would not tell one slow GPU from several, and see no way out of a tie.
         """
         scale_s = self.scale_s(phase_s)
-        norm_s = self.norm_s(scale_s, self.powers(phase_s, scale_s).sum(axis=0))
-        total_s = float((phase_s @ self.weights).sum()) if self.contention else 0.0
-        return float(self.contended_s(norm_s, total_s))
+        return float(self.norm_s(scale_s, self.powers(phase_s, scale_s).sum(axis=0)))

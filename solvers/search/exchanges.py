@@ -151,9 +151,7 @@ class Exchanges:
             + assignment.arena_s(others)[at, None]
         )
         phase_s = assignment.phase_s
-        scale_s, own_s = objective.scale_s(phase_s), phase_s @ objective.weights
-        with np.errstate(invalid="ignore"):  # Infinite seconds where a swap does not fit.
-            swapped_s = (of_slow + np.swapaxes(of_others, 0, 1)) @ objective.weights
+        scale_s = objective.scale_s(phase_s)
         changed = objective.powers(of_slow, scale_s)
         changed += objective.powers(np.swapaxes(of_others, 0, 1), scale_s)
         first = 0
@@ -161,8 +159,6 @@ class Exchanges:
             last = first + len(served.blocks)
             rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s)
             keys = objective.norm_s(scale_s, rest.sum(axis=0) + changed[:, first:last])
-            kept_s = own_s.sum() - own_s[slow] - own_s[other]
-            keys = objective.contended_s(keys, kept_s + swapped_s[:, first:last])
             allowed = _may_swap(mine, served, slow, other)
             keys[~(allowed & np.isfinite(keys))] = np.inf
             yield keys

@@ -109,7 +109,7 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
     """Make the first gains of tables sharded anew that are only seen when filled exactly.
 
     What arenas take by how their rows are read is neither rated nor part of bounds. Of many
-    sharding options, only those that read cold rows otherwise are tried.
+    sharding options, only those that read cold rows otherwise are tried, on one GPU alone.
     """
     instance = assignment.instance
     options = {
@@ -118,6 +118,8 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
         if not instance.in_group(table)
     }
     few = sum(len(others) for _, others in options.values()) <= _EXACT_TRIALS
+    if not few and instance.gpus > 1:
+        return False
     gains = False
     for table, (now, others) in options.items():
         for option in others:

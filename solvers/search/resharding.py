@@ -144,11 +144,7 @@ class _Room:
         self.powers = objective.powers(before_s, self.scale_s)
         rest = objective.powers(phase_s[others], self.scale_s).sum(axis=0)
         self.all_powers = rest + self.powers.sum(axis=0)
-        # Own seconds of these GPUs, and of all together, phases weighed.
-        with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
-            self.own_s = before_s @ objective.weights
-            self.total_s = float((phase_s[others] @ objective.weights).sum() + self.own_s.sum())
-        self._after: dict[tuple[object, ...], tuple[Float, Float]] = {}
+        self._after: dict[tuple[object, ...], Float] = {}
 
     def spread(self, options: Sequence[ShardingOption]) -> tuple[Float, list[list[int]]]:
         """Shards of options, which have equally many, where they delay the step least.
@@ -161,32 +157,30 @@ class _Room:
         shards = [self.instance.shards(self.table, option) for option in options]
         powers = np.repeat(self.powers[None], len(options), axis=0)
         sums = np.repeat(self.all_powers[None], len(options), axis=0)
-        total_s = np.full(len(options), self.total_s)
         taken = np.zeros(powers.shape[:2], dtype=bool)
         homes: list[list[int]] = [[] for _ in options]
         lost = np.zeros(len(options), dtype=bool)
         for each in zip(*shards, strict=True):
-            after, added_s = map(np.array, zip(*map(self._with, each), strict=True))
+            after = np.array([self._with(shard) for shard in each])
             with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
                 then = sums[:, None] - powers + after
-                then_s = total_s[:, None] + added_s
-            keys_s = objective.contended_s(objective.norm_s(self.scale_s, then), then_s)
+            keys_s = objective.norm_s(self.scale_s, then)
             keys_s[taken | ~np.isfinite(keys_s)] = np.inf
             at = keys_s.argmin(axis=1)
             lost |= ~np.isfinite(keys_s[every, at])
-            sums, total_s = then[every, at], then_s[every, at]
+            sums = then[every, at]
             powers[every, at] = after[every, at]
             taken[every, at] = True  # One shard of a table on a GPU.
             for mine, index in zip(homes, at.tolist(), strict=True):
                 mine.append(self.gpus[index])
-        keys_s = objective.contended_s(objective.norm_s(self.scale_s, sums), total_s)
+        keys_s = objective.norm_s(self.scale_s, sums)
         keys_s[lost] = np.inf
         return keys_s, homes
 
-    def _with(self, shard: TableShard) -> tuple[Float, Float]:
+    def _with(self, shard: TableShard) -> Float:
         """Powers of phases of each GPU if it served a shard too, shape (GPUs, phases).
 
-        Not a number where it may not. And the seconds that it would take more, shape (GPUs,).
+        Not a number where it may not.
         """
         instance = self.instance
         key = shard if shard.home_gpu is not None else instance.cost_key(shard)
@@ -202,9 +196,7 @@ class _Room:
             new = np.array([arena not in present for present in self.arenas])
             then_s = phases_with(self.sums, added, self.hbm)
             then_s += self.besides_s + new[:, None] * self.launch_s
-            powers = instance.objective.powers(then_s, self.scale_s)
-            powers[~instance.open_gpus((shard,))[self.gpus]] = np.nan
-            with np.errstate(invalid="ignore"):
-                more_s = then_s @ instance.objective.weights - self.own_s
-            known = self._after[key] = powers, more_s
+            known = instance.objective.powers(then_s, self.scale_s)
+            known[~instance.open_gpus((shard,))[self.gpus]] = np.nan
+            self._after[key] = known
         return known
