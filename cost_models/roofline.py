@@ -195,7 +195,7 @@ class Roofline(StepEquation):
         return _in_host_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """Nothing, or None where no GPU is the fastest at all. See `StepEquation.least_shard_s`."""
+        """0, or None where no GPU is fastest in everything. See `StepEquation.least_shard_s`."""
         topology = problem.topology
         speeds = {
             (

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
-from solvers.search.annealing import AnnealingParams, anneal, prepare
+from solvers.search.annealing import AnnealingParams, anneal, prepare, runs
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
@@ -99,6 +99,30 @@ def test_the_best_state_is_at_least_as_fast_when_it_is_filled_exactly() -> None:
     _, _, best, best_s, step_s = annealed(3_000, hot=0.01)
     assert best_s < step_s * 0.999
     assert best.step_time_s <= best_s * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("max_steps", "at_once"), [(None, 3), (20, 1)])
+def test_as_many_runs_at_once_as_threads(
+    max_steps: int | None, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One where steps are limited, so that a plan does not depend on the machine."""
+    pytest.importorskip("numba")
+    made, counts = runs._make_moves, set[int]()
+
+    def counted(every: Sequence[runs._Run], clock: Clock) -> None:
+        counts.add(len(every))
+        made(every, clock)
+
+    monkeypatch.setattr(runs, "_make_moves", counted)
+    instance = Instance(problem(), Roofline())
+    bound = lagrangian_bound(instance)
+    start = construct(instance, bound, bound.step_time_s)
+    assert start is not None
+    limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
+    prepare(limits)
+    params = AnnealingParams(least_steps=1000, longest=1)
+    anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    assert counts == {at_once}
 
 
 def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:

@@ -76,6 +76,9 @@ def _of_a_table(
     instance: Instance, bound: LagrangianBound | LpBound, report: CostReport
 ) -> Binding | None:
     table, longest_s = _longest(bound)
+    if isinstance(bound, LagrangianBound) and longest_s >= _ALL_OF * report.step_time_s:
+        # Cutting it may not be cheapest, but make its shards shorter.
+        longest_s = min(option.longest_s for option in bound.options_of(table))
     if not report.step_time_s > 0 or longest_s < _ALL_OF * report.step_time_s:
         return None
     name = instance.problem.profile.table_names[table]
