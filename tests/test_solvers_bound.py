@@ -396,7 +396,7 @@ def test_points_that_are_nearly_the_same_become_one() -> None:
         formulation.Formulation(instance, 2 * bound.step_time_s, bound.price_s_per_byte, most)
         for most in (10**9, 0)
     )
-    assert coarse.is_coarse > fine.is_coarse
+    assert coarse.nearly > fine.nearly == 0
     assert coarse.points.shape[1] < 0.7 * fine.points.shape[1]
     # What stands for others is no worse than any of them.
     for part in range(fine.sizes.size):

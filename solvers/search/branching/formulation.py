@@ -25,6 +25,9 @@ _LONG_SHARE = 0.1
 _NEARLY_SAME = 2e-3
 """What points that are taken as one may differ by: all of a GPU's shares of its HBM and step."""
 
+_HARDLY_DIFFERENT = 2e-4
+"""The same where there is only a tenth of the most points, so that they cost less time."""
+
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """Prices of HBM, times one to begin with, whose cheapest points begin the linear programs."""
 
@@ -36,8 +39,13 @@ class Layout:
     row_slices: int
     widths: Widths
 
+    @property
+    def shards(self) -> int:
+        """How many there are."""
+        return sum(count for _, count in self.widths)
 
-WHERE_REPLICATED = Layout(0, ())
+
+REPLICATED = Layout(0, ())
 """A table that is on every GPU as a whole."""
 
 
@@ -60,6 +68,8 @@ class Formulation:
 
     Attributes
     ----------
+    nearly : float
+        Share of a GPU's HBM and step that points differ by which are taken as one, all together.
     options : list of ShardingOption
         Of all tables.
     table_of : int64, shape (options,)
@@ -94,9 +104,12 @@ class Formulation:
         most_points: int = 2_000_000,
     ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
-        self.is_coarse = points_of(instance) > most_points
+        points_are = points_of(instance)
+        self.nearly = 0.0 if 10 * points_are <= most_points else _HARDLY_DIFFERENT
+        if points_are > most_points:
+            self.nearly = _NEARLY_SAME
         # A GPU serves so much of the tables: differences add up.
-        nearly = _NEARLY_SAME * min(1.0, instance.gpus / instance.tables)
+        nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
         self.unit_bytes = max(1.0, float(instance.hbm_bytes.max()))
@@ -126,7 +139,7 @@ class Formulation:
                     shards += 1
                     for kind, each in of_kinds.items():
                         parts.append((*row, kind))
-                        points.append(self._merged(each, nearly) if self.is_coarse else each)
+                        points.append(self._merged(each, nearly) if nearly else each)
                 replica = instance.replica(table, option)
                 replicas.append(self._replica(replica))
                 arena_of_replica = (
@@ -262,6 +275,6 @@ def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
 def _layout(instance: Instance, table: int, option: ShardingOption) -> Layout:
     shards = instance.shards(table, option)
     if not shards:
-        return WHERE_REPLICATED
+        return REPLICATED
     widths = Counter(instance.arena_of(shard)[2] for shard in shards)
     return Layout(option.row_slices, tuple(sorted(widths.items())))

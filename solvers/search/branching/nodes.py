@@ -4,7 +4,7 @@ GPUs that cost the same, and serve shards of the same widths of the tables that 
 group: which of them a further shard goes to makes no difference, so that it is decided once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -134,6 +134,43 @@ def divided(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[tup
             if left:
                 parts.append(replace(group, gpus=left, widths={**group.widths, table: 0}))
         yield tuple(parts)
+
+
+def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]:
+    """Layouts of a table's options in a node, each once."""
+    options = node.options[formulation.table_of[node.options] == table]
+    return list(dict.fromkeys(formulation.layouts[number] for number in options.tolist()))
+
+
+def within_layouts(
+    formulation: Formulation, node: Node, table: int, layouts: Collection[Layout]
+) -> Node:
+    """A node in which a table has one of some layouts."""
+    f = formulation
+    kept = f.table_of[node.options] != table
+    for at in np.flatnonzero(~kept).tolist():
+        kept[at] = f.layouts[node.options[at]] in layouts
+    return replace(node, options=node.options[kept], extra=node.extra[kept])
+
+
+def divided_layouts(layouts: Iterable[Layout]) -> list[list[Layout]]:
+    """Parts of some layouts: those of whole tables apart, then numbers of shards, then halves.
+
+    >>> whole, halves = Layout(1, ((128, 1),)), Layout(1, ((64, 2),))
+    >>> divided_layouts([halves, whole]) == [[whole], [halves]]
+    True
+    """
+    layouts = sorted(layouts, key=lambda layout: (layout.shards, layout.row_slices, layout.widths))
+    of_shards: dict[tuple[int, int], list[Layout]] = {}
+    for layout in layouts:
+        of_shards.setdefault((layout.shards, layout.row_slices), []).append(layout)
+    whole = [layout for layout in layouts if layout.shards <= 1]
+    if 0 < len(whole) < len(layouts):
+        return [whole, layouts[len(whole) :]]
+    if len(of_shards) > 1:
+        return list(of_shards.values())
+    half = (len(layouts) + 1) // 2
+    return [part for part in (layouts[:half], layouts[half:]) if part]
 
 
 def _distributions(

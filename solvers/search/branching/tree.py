@@ -2,7 +2,6 @@
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,14 +12,20 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.search.branching.formulation import Formulation, Layout
-from solvers.search.branching.nodes import Group, Node, Relaxed, divided, first_groups
+from solvers.search.branching.formulation import REPLICATED, Formulation, Layout
+from solvers.search.branching.nodes import (
+    Group,
+    Node,
+    Relaxed,
+    divided,
+    divided_layouts,
+    first_groups,
+    layouts_of,
+    within_layouts,
+)
 from solvers.search.branching.program import relaxed
 from solvers.search.branching.rounding import rounded
 from solvers.search.moves import improve
-
-_Cut = tuple[Layout, list[tuple[Group, ...]], Node]
-"""A layout of a table, the ways to serve its shards, and the node with this layout."""
 
 _NEARLY = 1 - 1e-6
 
@@ -192,28 +197,52 @@ class BranchAndBound:
     def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
         """A node with each layout of a table, and each way to serve its shards."""
         f, most = self.formulation, self.params.placements
-        of_layout: dict[Layout, list[int]] = defaultdict(list)
-        of_table = f.table_of[node.options] == table
-        for number in node.options[of_table].tolist():
-            of_layout[f.layouts[number]].append(number)
-        one_way: list[_Cut] = []
-        several: list[_Cut] = []
-        for layout, mine in of_layout.items():
-            ways = list(islice(divided(node.groups, table, layout), most + 1))
-            if ways:
-                known = one_way if len(ways) == 1 else several
-                cut = node.within(~of_table | np.isin(node.options, mine))
-                known.append((layout, ways, cut))
-        # Most layouts are out of the question, however they are served.
-        kept = list(self._examined([cut for _, _, cut in several], gap))
-        left = [(*each[:2], cut) for each, cut in zip(several, kept, strict=True) if cut]
-        undecided = [cut for _, ways, cut in left if len(ways) > most]
+        ways: dict[Layout, list[tuple[Group, ...]]] = {}
+        for layout in layouts_of(f, node, table):
+            found = list(islice(divided(node.groups, table, layout), most + 1))
+            if found:
+                ways[layout] = found
+        one_way = [layout for layout, found in ways.items() if len(found) == 1]
+        several = [layout for layout, found in ways.items() if len(found) > 1]
+        cuts = [(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
+        cuts += self._possible(node, table, several, gap)
+        cuts = [(layout, replace(cut, depth=node.depth - 1)) for layout, cut in cuts]
+        undecided = [cut for layout, cut in cuts if len(ways[layout]) > most]
         served = [
             replace(cut, groups=groups, layouts={**node.layouts, table: layout})
-            for layout, ways, cut in one_way + [each for each in left if len(each[1]) <= most]
-            for groups in ways
+            for layout, cut in cuts
+            if len(ways[layout]) <= most
+            for groups in ways[layout]
         ]
-        return undecided + self._kept(served, gap)
+        # Where a table can only be replicated, nothing was decided.
+        return undecided + (served if [*ways] == [REPLICATED] else self._kept(served, gap))
+
+    def _possible(
+        self, node: Node, table: int, layouts: Sequence[Layout], gap: float
+    ) -> list[tuple[Layout, Node]]:
+        """Layouts of a table that are left, each with what is left of the node.
+
+        Most are out of the question, however they are served. So those that are much the same
+        are looked at together, and what is left of them in parts.
+        """
+        f = self.formulation
+        found: list[tuple[Layout, Node]] = []
+        whole = [(node, layouts)] if layouts else []
+        while whole:
+            parts = [
+                (part, within_layouts(f, within, table, part))
+                for within, layouts in whole
+                for part in divided_layouts(layouts)
+            ]
+            whole = []
+            examined = self._examined([cut for _, cut in parts], gap)
+            for (part, _), left in zip(parts, examined, strict=True):
+                known = [] if left is None else layouts_of(f, left, table)
+                if len(known) == 1:
+                    found.append((known[0], left))
+                elif known:
+                    whole.append((left, known))
+        return found
 
     def _kept(self, nodes: Sequence[Node], gap: float) -> list[Node]:
         """Nodes with their bounds and the options that are left, those that may be of use."""
