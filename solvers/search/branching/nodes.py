@@ -17,6 +17,10 @@ _ENOUGH = 1e-4
 """A program whose value is so near its bound needs no more options and points."""
 
 
+_NEVER = 1e9
+"""What it costs where a shard may not be, in units of the formulation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """GPUs alike.
@@ -89,6 +93,8 @@ class Relaxed:
         Shares of a table's options.
     served : float64, shape (parts, groups)
         Shards of a part that each group serves.
+    of_groups : float64, shape (parts, groups)
+        What a shard of a part costs at least in each group, at the prices of the bound.
     is_solved : bool
         Otherwise the solver stopped early, and nothing is known.
     """
@@ -100,6 +106,7 @@ class Relaxed:
     points: Int
     chosen: Float
     served: Float
+    of_groups: Float
     is_solved: bool = True
 
     @property
@@ -111,7 +118,8 @@ class Relaxed:
     def unknown(cls, node: Node) -> "Relaxed":
         """Of a node that was not looked at."""
         none = np.zeros(0)
-        return cls(0.0, 0.0, node.options, node.extra, node.points, none, none, is_solved=False)
+        known = node.options, node.extra, node.points
+        return cls(0.0, 0.0, *known, none, none, none, is_solved=False)
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:
@@ -120,7 +128,23 @@ def first_groups(formulation: Formulation) -> tuple[Group, ...]:
     return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
 
 
-def divided(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[tuple[Group, ...]]:
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to serve a table's shards.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+        What it makes of the node's groups.
+    counts : list of list of int, shape (widths of the layout, groups of the node)
+        Shards of each width that each group of the node serves.
+    """
+
+    groups: tuple[Group, ...]
+    counts: list[list[int]]
+
+
+def ways_to_serve(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[Way]:
     """All ways to serve a table's shards with these groups, each shard by another GPU."""
     for counts in _distributions([group.gpus for group in groups], layout.widths):
         parts = []
@@ -133,7 +157,41 @@ def divided(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[tup
                     left -= of_width[number]
             if left:
                 parts.append(replace(group, gpus=left, widths={**group.widths, table: 0}))
-        yield tuple(parts)
+        yield Way(tuple(parts), counts)
+
+
+def extra_of_ways(
+    formulation: Formulation,
+    node: Node,
+    table: int,
+    layout: Layout,
+    ways: Sequence[Way],
+    of_groups: Float,
+) -> Float:
+    """What ways to serve a table's shards cost beyond the node's bound at least, shape (ways,).
+
+    A group that is divided has the same prices as before, so that what other tables cost stays.
+
+    Parameters
+    ----------
+    node : Node
+        With this layout of the table alone.
+    of_groups : float64, shape (parts, groups)
+        See `Relaxed`.
+    """
+    f = formulation
+    counts = np.array([way.counts for way in ways], dtype=np.float64)
+    least = np.full(len(ways), np.inf)
+    for at in np.flatnonzero(f.table_of[node.options] == table).tolist():
+        parts = np.flatnonzero(f.option_of == node.options[at])
+        costs = of_groups[parts]
+        # Parts that differ in the kind of GPUs alone stand for the same shards.
+        cheapest = np.full(int(f.shard_of[parts].max(initial=0)) + 1, np.inf)
+        np.minimum.at(cheapest, f.shard_of[parts], costs.min(axis=1))
+        dearer = np.minimum(costs - cheapest[f.shard_of[parts], None], _NEVER)
+        of_widths = [dearer[f.width_of[parts] == width].min(axis=0) for width, _ in layout.widths]
+        least = np.minimum(least, node.extra[at] + (counts * of_widths).sum(axis=(1, 2)))
+    return least
 
 
 def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]:

@@ -249,7 +249,7 @@ class GroupProgram:
         most[: self.arena_at] = self.most
         most[self.lack_at : self.option_at] = 0.0
         due = aim - self.rows.priced(prices, self.columns)
-        bound, extra, points = self._bound(prices, due, low, high, least, most)
+        bound, extra, points, of_groups = self._bound(prices, due, low, high, least, most)
         options, served = self.node.options, np.zeros((f.sizes.size, groups))
         np.add.at(served, (self.part[self.pair], self.group[self.pair]), values[self.point_at :])
         useful = extra <= self.most - bound
@@ -261,12 +261,15 @@ class GroupProgram:
             points,
             values[self.option_at : self.point_at],
             served,
+            of_groups,
         )
 
     def _bound(
         self, prices: Float, due: Float, low: Float, high: Float, least: Float, most: Float
-    ) -> tuple[float, Float, Int]:
+    ) -> tuple[float, Float, Int, Float]:
         """The bound at any prices of rows, what options cost beyond their tables' cheapest, points.
+
+        And what a shard of each part costs in each group, shape (parts of the formulation, groups).
 
         Parameters
         ----------
@@ -287,20 +290,22 @@ class GroupProgram:
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
         bound += float((head * ends)[head != 0].sum())
-        cheapest, points = self._cheapest(prices, groups)
+        of_groups, points = self._cheapest(prices, groups)
         costs = due[self.option_at : self.point_at].copy()
         of_shards = np.full(self.firsts.size, np.inf)
-        np.minimum.at(of_shards, self.shard_at, cheapest)
+        np.minimum.at(of_shards, self.shard_at, of_groups.min(axis=1))
         used = self.at_option[f.option_of[self.firsts]]
         np.add.at(costs, used, of_shards * f.times[self.firsts])
         of_table = np.full(f.instance.tables, np.inf)
         np.minimum.at(of_table, f.table_of[options], costs)
-        return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points
+        every = np.full((f.sizes.size, groups), np.inf)
+        every[self.parts] = of_groups
+        return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points, every
 
     def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
-        """What a shard of each part costs at least at prices of rows: of all points and groups.
+        """What a shard of each part costs at least in each group at prices of rows.
 
-        And the points that cost this, or little more in any group.
+        And the points that cost this, or little more.
         """
         f = self.formulation
         fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
@@ -317,7 +322,7 @@ class GroupProgram:
             )
         sizes = f.sizes[self.parts]
         starts, numbers, points = self._all_points()
-        cheapest: Float = np.full(self.parts.size, np.inf)
+        cheapest = np.full((self.parts.size, groups), np.inf)
         near = np.zeros(numbers.size, dtype=bool)
         known = np.isin(numbers, self.node.points)
         for group in range(groups):
@@ -332,7 +337,7 @@ class GroupProgram:
             least, at = least_of_each(costs, starts, sizes)
             near[at[np.isfinite(least)]] = True
             near |= known & (costs <= _NEAR)
-            cheapest = np.minimum(cheapest, least)
+            cheapest[:, group] = least
         return cheapest, numbers[near]
 
     def _all_points(self) -> tuple[Int, Int, Float]:

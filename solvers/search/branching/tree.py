@@ -6,21 +6,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
+from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import REPLICATED, Formulation, Layout
 from solvers.search.branching.nodes import (
-    Group,
     Node,
     Relaxed,
-    divided,
+    Way,
     divided_layouts,
+    extra_of_ways,
     first_groups,
     layouts_of,
+    ways_to_serve,
     within_layouts,
 )
 from solvers.search.branching.program import relaxed
@@ -70,6 +73,21 @@ class BranchingParams:
     placements: int = 100
     rounded_share: float = 0.2
     programs: int = 25
+
+
+class _Examined(NamedTuple):
+    """A node with its bound, and `Relaxed.of_groups` if its relaxation was solved."""
+
+    node: Node
+    of_groups: Float | None
+
+
+class _Cut(NamedTuple):
+    """A layout of a table, the node with this layout alone, and what its shards cost there."""
+
+    layout: Layout
+    node: Node
+    of_groups: Float | None = None
 
 
 class BranchAndBound:
@@ -167,7 +185,7 @@ class BranchAndBound:
         False where all is decided, and yet plans are left of which not more is known.
         """
         heap, numbers, decided = self._kept([root], gap), 1, math.inf
-        while heap and not self.spent and heap[0].bound < self.limit / (1 + gap):
+        while heap and not self.spent and heap[0].bound < self._target(gap):
             node = heapq.heappop(heap)
             children = self._children(node, gap)
             if children is None:
@@ -177,8 +195,8 @@ class BranchAndBound:
                 numbers += 1
                 heapq.heappush(heap, replace(child, number=numbers))
         left = min((node.bound for node in heap), default=math.inf)
-        self._prove(min(left, decided, self.limit / (1 + gap)))
-        return decided >= min(left, self.limit / (1 + gap))
+        self._prove(min(left, decided, self._target(gap)))
+        return decided >= min(left, self._target(gap))
 
     def _children(self, node: Node, gap: float) -> list[Node] | None:
         """Parts of a node that hold all its plans of interest; None of a last one."""
@@ -197,65 +215,74 @@ class BranchAndBound:
     def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
         """A node with each layout of a table, and each way to serve its shards."""
         f, most = self.formulation, self.params.placements
-        ways: dict[Layout, list[tuple[Group, ...]]] = {}
+        ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
-            found = list(islice(divided(node.groups, table, layout), most + 1))
+            found = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
             if found:
                 ways[layout] = found
         one_way = [layout for layout, found in ways.items() if len(found) == 1]
         several = [layout for layout, found in ways.items() if len(found) > 1]
-        cuts = [(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
+        cuts = [_Cut(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
         cuts += self._possible(node, table, several, gap)
-        cuts = [(layout, replace(cut, depth=node.depth - 1)) for layout, cut in cuts]
-        undecided = [cut for layout, cut in cuts if len(ways[layout]) > most]
-        served = [
-            replace(cut, groups=groups, layouts={**node.layouts, table: layout})
-            for layout, cut in cuts
-            if len(ways[layout]) <= most
-            for groups in ways[layout]
-        ]
+        undecided, served = [], []
+        for layout, cut, of_groups in cuts:
+            left, below = ways[layout], replace(cut, depth=node.depth - 1)
+            if len(left) > most:
+                undecided.append(below)
+                continue
+            if of_groups is not None:
+                extra = extra_of_ways(f, cut, table, layout, left, of_groups)
+                useful = cut.bound + extra < self._target(gap)
+                left = [way for way, is_useful in zip(left, useful, strict=True) if is_useful]
+            layouts = {**node.layouts, table: layout}
+            served += [replace(below, groups=way.groups, layouts=layouts) for way in left]
         # Where a table can only be replicated, nothing was decided.
         return undecided + (served if [*ways] == [REPLICATED] else self._kept(served, gap))
 
     def _possible(
         self, node: Node, table: int, layouts: Sequence[Layout], gap: float
-    ) -> list[tuple[Layout, Node]]:
+    ) -> list[_Cut]:
         """Layouts of a table that are left, each with what is left of the node.
 
         Most are out of the question, however they are served. So those that are much the same
         are looked at together, and what is left of them in parts.
         """
         f = self.formulation
-        found: list[tuple[Layout, Node]] = []
+        found: list[_Cut] = []
         whole = [(node, layouts)] if layouts else []
         while whole:
             parts = [
-                (part, within_layouts(f, within, table, part))
+                within_layouts(f, within, table, part)
                 for within, layouts in whole
                 for part in divided_layouts(layouts)
             ]
             whole = []
-            examined = self._examined([cut for _, cut in parts], gap)
-            for (part, _), left in zip(parts, examined, strict=True):
-                known = [] if left is None else layouts_of(f, left, table)
+            for left in self._examined(parts, gap):
+                if left is None:
+                    continue
+                known = layouts_of(f, left.node, table)
                 if len(known) == 1:
-                    found.append((known[0], left))
+                    found.append(_Cut(known[0], *left))
                 elif known:
-                    whole.append((left, known))
+                    whole.append((left.node, known))
         return found
 
     def _kept(self, nodes: Sequence[Node], gap: float) -> list[Node]:
         """Nodes with their bounds and the options that are left, those that may be of use."""
-        return [node for node in self._examined(nodes, gap) if node is not None]
+        return [found.node for found in self._examined(nodes, gap) if found is not None]
 
-    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Node | None]:
+    def _target(self, gap: float) -> float:
+        """Plans that are no faster are not looked for."""
+        return self.limit / (1 + gap)
+
+    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[_Examined | None]:
         """For each node, itself with its bound and the options that are left, or None."""
-        target, tables = self.limit / (1 + gap), self.formulation.instance.tables
+        target, tables = self._target(gap), self.formulation.instance.tables
         rounds = self.params.node_rounds
         examined = self._map(lambda node: self._relaxed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
-                yield node
+                yield _Examined(node, None)
                 continue
             if found.bound >= target:
                 yield None
@@ -263,17 +290,10 @@ class BranchAndBound:
             self._round(node, found)
             left = np.unique(self.formulation.table_of[found.options]).size
             bound = max(node.bound, found.bound)
-            yield (
-                replace(
-                    node,
-                    bound=bound,
-                    options=found.options,
-                    extra=found.extra,
-                    points=found.points,
-                )
-                if left == tables
-                else None
+            kept = replace(
+                node, bound=bound, options=found.options, extra=found.extra, points=found.points
             )
+            yield _Examined(kept, found.of_groups) if left == tables else None
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
         if self.spent:
