@@ -12,6 +12,7 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import SearchState, Termination
+from solvers.search.branching import BranchAndBound
 from solvers.search.room import fit, make_room
 
 _FITTED_PLACES = 60_000
@@ -33,6 +34,8 @@ class Search:
         The largest step time that is proven to be a lower limit of what is searched.
     delayed : Search or None
         The same with a chain of phases that counts delays, for bounds.
+    branched : BranchAndBound or None
+        The last branch and bound, whose beginning the next one need not make anew.
     best : Assignment or None
     failure : Termination or None
         A proof that there is no plan.
@@ -57,6 +60,7 @@ class Search:
     lagrangian: LagrangianBound
     bound_s: float
     delayed: "Search | None" = None
+    branched: BranchAndBound | None = None
     best: Assignment | None = None
     failure: Termination | None = None
     looked_for_room: bool = False

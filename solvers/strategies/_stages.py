@@ -211,9 +211,11 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
         gap=search.clock.limits.gap,
         params=params,
         bounding=search.bounding.instance,
+        before=search.branched,
     )
     if found is None:
         return None
+    search.branched = found
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
     search.bound_s = max(search.bound_s, min(found.bound_s, found.best.own_step_time_s))
     return found.best

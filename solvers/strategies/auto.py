@@ -50,11 +50,12 @@ class AutoParams:
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
     branching_share, relaxed_share : float
-        Of branch and bound, and of its first relaxation alone.
+        Of branch and bound, and of its first relaxation alone, or where it is promising at once.
     branching_places : int
         Tables × GPUs up to which it is worth its time.
-    promising_gap : float
-        A gap to its first relaxation up to which it comes before most of annealing.
+    promising_gap, promising_share : float
+        A gap to its first relaxation up to which it comes before annealing, and the share of the
+        time within which its first search has to end there.
     branched_tables, branched_places : int
         Tables, or tables × GPUs, up to which it does so with any gap, and whatever the time is.
     first_branching_share : float
@@ -99,6 +100,7 @@ class AutoParams:
     relaxed_share: float = 0.9
     branching_places: int = 500
     promising_gap: float = 0.08
+    promising_share: float = 0.1
     branched_tables: int = 16
     branched_places: int = 128
     first_branching_share: float = 0.5
@@ -138,9 +140,10 @@ class Auto(StagedStrategy):
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         tiny = instance.tables <= p.branched_tables or places <= p.branched_places
-        promising = p.branching
+        near, promising = p.branching, p.branching
         if not tiny:
-            promising = replace(p.branching, most_gap=p.promising_gap)
+            near = replace(p.branching, most_gap=p.promising_gap)
+            promising = replace(near, first_share=p.promising_share)
 
         # What is left then has to do for branching.
         first = with_time(
@@ -149,7 +152,8 @@ class Auto(StagedStrategy):
         early_s, early_share = p.early_s, p.branching_share
         if tiny:
             early_s, early_share = p.late_s, p.first_branching_share
-        early = with_time(early_s, lambda s: branching(s, early_share, promising))
+        at_once = with_time(early_s, lambda s: branching(s, p.relaxed_share, promising))
+        early = with_time(early_s, lambda s: branching(s, early_share, near))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
         is_relaxed = several and not branched and instance.tables <= p.few_tables
@@ -164,6 +168,8 @@ class Auto(StagedStrategy):
 
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
+            Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
+            Stage("branched", at_once, branched and not tiny),
             Stage(
                 "searched",
                 lambda s: iterated(s, p.first_search_share, p.iterated),

@@ -31,6 +31,6 @@ which GPUs serve a table. So bounds hold for them too.
 """
 
 from solvers.search.branching.formulation import points_of
-from solvers.search.branching.tree import BranchingParams, branch_and_bound
+from solvers.search.branching.tree import BranchAndBound, BranchingParams, branch_and_bound
 
-__all__ = ["BranchingParams", "branch_and_bound", "points_of"]
+__all__ = ["BranchAndBound", "BranchingParams", "branch_and_bound", "points_of"]

@@ -72,6 +72,16 @@ class Node:
         options, extra = self.options[kept], self.extra[kept]
         return replace(self, depth=self.depth - 1, options=options, extra=extra)
 
+    def with_relaxation(self, found: "Relaxed") -> "Node":
+        """The node with its bound, and with what is left of its options."""
+        return replace(
+            self,
+            bound=max(self.bound, found.bound),
+            options=found.options,
+            extra=found.extra,
+            points=found.points,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:

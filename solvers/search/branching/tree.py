@@ -38,8 +38,8 @@ _GROWTH = 1 / 3
 _USED = 0.8
 """Share of what is left that the next search is to take."""
 
-_LEAST_STEP = 0.95
-"""The least change of the gap from one search to the next."""
+_LARGEST_STEP, _LEAST_STEP = 0.5, 0.95
+"""The gap of one search, as shares of the last one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ class BranchingParams:
     most_gap : float
         A gap beyond which the plan waits for what the program leaves out, such as a host.
     gap_factor : float
-        Each search is for plans so much nearer to the bound than the last one's.
+        Each search is for plans so much nearer to the bound than the last one's; after one that
+        found no better plan it may be nearer.
+    first_share : float
+        Share of the time within which the first search has to end; otherwise it is the last.
     placements : int
         Ways to serve a table's shards beyond which they are left open.
     rounded_share : float
@@ -70,6 +73,7 @@ class BranchingParams:
     node_rounds: int = 2
     most_gap: float = 2.0
     gap_factor: float = 0.7
+    first_share: float = 1.0
     placements: int = 100
     rounded_share: float = 0.2
     programs: int = 25
@@ -100,6 +104,9 @@ class BranchAndBound:
         No plan's step is shorter.
     programs : int
         Linear programs that were solved.
+    formulation : Formulation
+    root : Node or None
+        The whole search space with its first relaxation; it has all plans below `below_s`.
     """
 
     def __init__(
@@ -109,11 +116,20 @@ class BranchAndBound:
         price_s_per_byte: float,
         clock: Clock,
         params: BranchingParams,
+        before: "BranchAndBound | None" = None,
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
-        self.formulation = Formulation(
-            instance, best.own_step_time_s, price_s_per_byte, params.most_points
-        )
+        self.root: Node | None = None
+        self.below_s = best.own_step_time_s
+        if before is not None and before.formulation.instance is instance:
+            formulation = before.formulation
+            if self.below_s <= before.below_s:
+                self.root, self.below_s = before.root, before.below_s
+        else:
+            formulation = Formulation(
+                instance, best.own_step_time_s, price_s_per_byte, params.most_points
+            )
+        self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
         self.bound_s = 0.0
         self.programs = 0
@@ -151,25 +167,35 @@ class BranchAndBound:
         Each search looks for plans that are faster than the best by some share. It leaves out
         what cannot be in these, so that the first ones take little time.
         """
-        f, p = self.formulation, self.params
-        options = np.arange(len(f.options))
-        none = np.zeros(options.size)
-        root = Node(0.0, 0, 0, first_groups(f), {}, options, none, f.first_points)
-        found = self._relaxed(root, self.limit, p.root_rounds)
-        if not found.is_solved:
+        p, root = self.params, self.root or self._first()
+        if root is None:
             return
-        self._prove(found.bound)
+        self.root = root
+        self._prove(root.bound)
         if self.best.own_step_time_s > self.bound_s * (1 + p.most_gap):
             return
         gap *= _NEARLY  # So that it is met in spite of rounding.
         wanted, may_gain, factor = math.inf, True, p.gap_factor
+        time_share, known_s = p.first_share, 0.0
         while not self.spent and wanted > gap and may_gain and self.bound_s:
             wanted = max(gap, (self.best.own_step_time_s / self.bound_s - 1) * factor)
             left = self._left
-            may_gain = self._search(root, wanted)
-            # A search that does not end proves nothing: it has to fit into what is left.
+            may_gain = self._ends(root, wanted, time_share)
+            # A search that does not end proves nothing: it has to fit into what is left. And one
+            # that begins with a poor plan looks at more than it would with a better one.
             share = (left - self._left) / max(_USED * self._left, 1e-9)
-            factor = min(max(p.gap_factor, share**_GROWTH), _LEAST_STEP)
+            largest = _LARGEST_STEP if self.best.own_step_time_s == known_s else p.gap_factor
+            factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
+            time_share, known_s = 1.0, self.best.own_step_time_s
+
+    def _first(self) -> Node | None:
+        """The whole search space with its first relaxation; None if there is no time for it."""
+        f = self.formulation
+        options = np.arange(len(f.options))
+        none = np.zeros(options.size)
+        root = Node(0.0, 0, 0, first_groups(f), {}, options, none, f.first_points)
+        found = self._relaxed(root, self.limit, self.params.root_rounds)
+        return root.with_relaxation(found) if found.is_solved else None
 
     @property
     def _left(self) -> float:
@@ -178,6 +204,13 @@ class BranchAndBound:
 
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
+
+    def _ends(self, root: Node, gap: float, share: float) -> bool:
+        """`_search` within a share of the time, and whether that is enough to go on."""
+        clock, self.clock = self.clock, self.clock.part(share)
+        may_gain = self._search(root, gap) and not self.spent
+        self.clock = clock
+        return may_gain
 
     def _search(self, root: Node, gap: float) -> bool:
         """Look at every plan that can be faster than the best by a share.
@@ -289,11 +322,8 @@ class BranchAndBound:
                 continue
             self._round(node, found)
             left = np.unique(self.formulation.table_of[found.options]).size
-            bound = max(node.bound, found.bound)
-            kept = replace(
-                node, bound=bound, options=found.options, extra=found.extra, points=found.points
-            )
-            yield _Examined(kept, found.of_groups) if left == tables else None
+            kept = _Examined(node.with_relaxation(found), found.of_groups)
+            yield kept if left == tables else None
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
         if self.spent:
@@ -340,6 +370,7 @@ def branch_and_bound(
     gap: float = 0.0,
     params: BranchingParams = BranchingParams(),
     bounding: Instance | None = None,
+    before: BranchAndBound | None = None,
 ) -> BranchAndBound | None:
     """Look for plans that are better than one, and prove how much better any can be.
 
@@ -353,6 +384,8 @@ def branch_and_bound(
     bounding : Instance or None
         The problem with more chains of phases that no step is shorter than; by default that of
         `best`.
+    before : BranchAndBound or None
+        An earlier search of the same problem: what it began with is not made anew.
 
     Examples
     --------
@@ -374,7 +407,7 @@ def branch_and_bound(
     instance = bounding or best.instance
     if instance.gpus == 1 or best.own_step_time_s <= 0:
         return None
-    search = BranchAndBound(best, instance, price_s_per_byte, clock, params)
+    search = BranchAndBound(best, instance, price_s_per_byte, clock, params, before)
     f = search.formulation
     if not f.is_complete or not 0 < f.points.shape[1] <= params.most_points:
         return None
