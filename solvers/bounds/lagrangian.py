@@ -24,10 +24,10 @@ HBM is. The smallest of those sums counts.
 Both hold for the whole search space of `solvers.model.instance`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -240,12 +240,14 @@ class _Work:
         constant = fits.all(axis=1) & (replica_s.max(axis=1) == 0)
         self.done_s = float(costs[constant].min(axis=1).sum())
         costs, replica_s = costs[~constant], replica_s[~constant]
-        self.shards_s = longest[~constant] - replica_s
+        shards_s = longest[~constant] - replica_s
         # Ranges of the time of all replicas: the last one has no end.
         crowded = bool((longest.min(axis=1) + at_most > lowest_s).any()) and at_most > 0
         crowded &= len(longest) <= _MOST_CROWDED
-        self.starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
-        self.replica_s = replica_s
+        starts = np.linspace(0, at_most, _REPLICA_RANGES) if crowded else np.zeros(1)
+        self.ends = (*starts[1:].tolist(), math.inf)
+        # What options' shards and replicas take at least in each range.
+        self.needed_s = shards_s + np.maximum(starts[:, None, None], replica_s)
         # Each range but the last at several prices of a second of replicas, shape (prices, ...).
         self.prices = np.array(_REPLICA_PRICES if crowded else (0.0,)) * gpus
         self.priced = costs + self.prices[:, None, None] * replica_s
@@ -258,10 +260,10 @@ class _Work:
         return any(self.done_s + work_s <= room_s for work_s in self._of_ranges(step_time_s))
 
     def _of_ranges(self, step_time_s: float) -> Iterator[float]:
-        for start, end in pairwise((*self.starts.tolist(), np.inf)):
-            closed = self.shards_s + np.maximum(start, self.replica_s) > step_time_s
-            priced = self.priced if np.isfinite(end) else self.priced[:1]
-            totals = np.where(closed, np.inf, priced).min(axis=2, initial=np.inf).sum(axis=1)
-            if np.isfinite(end):
+        for end, needed_s in zip(self.ends, self.needed_s, strict=True):
+            priced = self.priced if end < math.inf else self.priced[:1]
+            open_s = np.where(needed_s > step_time_s, math.inf, priced)
+            totals = open_s.min(axis=2, initial=math.inf).sum(axis=1)
+            if end < math.inf:
                 totals -= self.prices * end
             yield float(totals.max())

@@ -250,7 +250,7 @@ class Instance:
                 )
                 curve = at_share(free, shard.option.share)
             else:
-                curve = self._rules.within_tier(shard, self._weighed(shard, gpu))
+                curve = self._rules.within_tier(shard, self._weighed(shard, gpu, key))
             self._curves.keep(key, curve)
         return curve
 
@@ -258,14 +258,14 @@ class Instance:
         """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
-        return self._weighed(shard, gpu)
+        return self._weighed(shard, gpu, self._key(shard, gpu))
 
-    def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
+    def _weighed(self, shard: TableShard, gpu: int, key: tuple[object, ...]) -> CostCurve:
         """The cost model's curve, but that its `gpu_s` weighs phases as the objective does.
 
         And its host's memory, which all GPUs of the host share.
         """
-        key, weights = self._key(shard, gpu), self.objective.weights
+        weights = self.objective.weights
         curve = self._model_curves.get(key)
         if curve is None:
             number = self.kinds[self.kind_of_gpu[gpu]]
