@@ -50,7 +50,8 @@ from solvers.model.knapsack import (
     solve_knapsack,
 )
 from solvers.result import Limits, Termination
-from solvers.search.branching import BranchingParams, branch_and_bound, formulation
+from solvers.search.branching import BranchingParams, branch_and_bound, formulation, nodes
+from solvers.search.branching.program import relaxed
 from solvers.search.construction import construct
 from solvers.search.iterated import IteratedParams
 from solvers.search.room import make_room
@@ -368,6 +369,38 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
             searched += 1
             reached += found.best.step_time_s <= case.best_s * 1.01
     assert reached >= 0.6 * searched
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
+    """Branching leaves ways out by prices alone: relaxations of their own say no less."""
+    instance = Instance(
+        Problem(named_workload(f"random-6@{seed}"), unequal_machine(1 << 29), 4096), Roofline()
+    )
+    bound = lagrangian_bound(instance)
+    first = construct(instance, bound, bound.step_time_s)
+    assert first is not None
+    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+    params = BranchingParams(most_gap=0.0)
+    search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=params)
+    assert search is not None
+    assert search.root is not None
+    f, most, told_apart = search.formulation, search.limit, 0
+    for table in range(instance.tables):
+        for layout in nodes.layouts_of(f, search.root, table)[:6]:
+            cut = nodes.within_layouts(f, search.root, table, [layout])
+            found = relaxed(f, cut, most, 60.0, rounds=8)
+            ways = list(nodes.ways_to_serve(cut.groups, table, layout))
+            if not found.is_solved or found.bound >= most or len(ways) < 2:
+                continue
+            bounds = nodes.bounds_of_ways(f, found, table, layout, ways)
+            told_apart += int(np.ptp(bounds) > 0)
+            for way, expected in zip(ways, bounds, strict=True):
+                served = replace(cut, groups=way.groups, layouts={table: layout})
+                own = relaxed(f, served, most, 60.0, rounds=8)
+                assert own.is_solved
+                assert max(own.bound, own.value) >= min(expected, most) * (1 - 1e-4)
+    assert told_apart
 
 
 def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:

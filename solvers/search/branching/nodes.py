@@ -170,38 +170,32 @@ def ways_to_serve(groups: Sequence[Group], table: int, layout: Layout) -> Iterat
         yield Way(tuple(parts), counts)
 
 
-def extra_of_ways(
-    formulation: Formulation,
-    node: Node,
-    table: int,
-    layout: Layout,
-    ways: Sequence[Way],
-    of_groups: Float,
+def bounds_of_ways(
+    formulation: Formulation, relaxation: "Relaxed", table: int, layout: Layout, ways: Sequence[Way]
 ) -> Float:
-    """What ways to serve a table's shards cost beyond the node's bound at least, shape (ways,).
+    """Bounds of a node with each way to serve a table's shards, shape (ways,).
 
-    A group that is divided has the same prices as before, so that what other tables cost stays.
+    They are those of the node's relaxation, at its prices: a group that is divided has the same
+    prices as before, so that what other tables cost stays.
 
     Parameters
     ----------
-    node : Node
-        With this layout of the table alone.
-    of_groups : float64, shape (parts, groups)
-        See `Relaxed`.
+    relaxation : Relaxed
+        Of the node with this layout of the table alone.
     """
     f = formulation
     counts = np.array([way.counts for way in ways], dtype=np.float64)
     least = np.full(len(ways), np.inf)
-    for at in np.flatnonzero(f.table_of[node.options] == table).tolist():
-        parts = np.flatnonzero(f.option_of == node.options[at])
-        costs = of_groups[parts]
+    for at in np.flatnonzero(f.table_of[relaxation.options] == table).tolist():
+        parts = np.flatnonzero(f.option_of == relaxation.options[at])
+        costs = relaxation.of_groups[parts]
         # Parts that differ in the kind of GPUs alone stand for the same shards.
         cheapest = np.full(int(f.shard_of[parts].max(initial=0)) + 1, np.inf)
         np.minimum.at(cheapest, f.shard_of[parts], costs.min(axis=1))
         dearer = np.minimum(costs - cheapest[f.shard_of[parts], None], _NEVER)
         of_widths = [dearer[f.width_of[parts] == width].min(axis=0) for width, _ in layout.widths]
-        least = np.minimum(least, node.extra[at] + (counts * of_widths).sum(axis=(1, 2)))
-    return least
+        least = np.minimum(least, relaxation.extra[at] + (counts * of_widths).sum(axis=(1, 2)))
+    return relaxation.bound + least
 
 
 def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]:

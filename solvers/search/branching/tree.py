@@ -13,14 +13,13 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import REPLICATED, Formulation, Layout
 from solvers.search.branching.nodes import (
     Node,
     Relaxed,
     Way,
+    bounds_of_ways,
     divided_layouts,
-    extra_of_ways,
     first_groups,
     layouts_of,
     ways_to_serve,
@@ -80,18 +79,18 @@ class BranchingParams:
 
 
 class _Examined(NamedTuple):
-    """A node with its bound, and `Relaxed.of_groups` if its relaxation was solved."""
+    """A node with its bound, and its relaxation if that was solved."""
 
     node: Node
-    of_groups: Float | None
+    found: Relaxed | None
 
 
 class _Cut(NamedTuple):
-    """A layout of a table, the node with this layout alone, and what its shards cost there."""
+    """A layout of a table, the node with this layout alone, and its relaxation if known."""
 
     layout: Layout
     node: Node
-    of_groups: Float | None = None
+    found: Relaxed | None = None
 
 
 class BranchAndBound:
@@ -250,22 +249,21 @@ class BranchAndBound:
         f, most = self.formulation, self.params.placements
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
-            found = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
-            if found:
-                ways[layout] = found
-        one_way = [layout for layout, found in ways.items() if len(found) == 1]
-        several = [layout for layout, found in ways.items() if len(found) > 1]
+            every = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
+            if every:
+                ways[layout] = every
+        one_way = [layout for layout, every in ways.items() if len(every) == 1]
+        several = [layout for layout, every in ways.items() if len(every) > 1]
         cuts = [_Cut(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
         cuts += self._possible(node, table, several, gap)
         undecided, served = [], []
-        for layout, cut, of_groups in cuts:
+        for layout, cut, found in cuts:
             left, below = ways[layout], replace(cut, depth=node.depth - 1)
             if len(left) > most:
                 undecided.append(below)
                 continue
-            if of_groups is not None:
-                extra = extra_of_ways(f, cut, table, layout, left, of_groups)
-                useful = cut.bound + extra < self._target(gap)
+            if found is not None:
+                useful = bounds_of_ways(f, found, table, layout, left) < self._target(gap)
                 left = [way for way, is_useful in zip(left, useful, strict=True) if is_useful]
             layouts = {**node.layouts, table: layout}
             served += [replace(below, groups=way.groups, layouts=layouts) for way in left]
@@ -322,7 +320,7 @@ class BranchAndBound:
                 continue
             self._round(node, found)
             left = np.unique(self.formulation.table_of[found.options]).size
-            kept = _Examined(node.with_relaxation(found), found.of_groups)
+            kept = _Examined(node.with_relaxation(found), found)
             yield kept if left == tables else None
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
