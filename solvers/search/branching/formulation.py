@@ -178,6 +178,19 @@ class Formulation:
         """Whether every table has an option that one GPU has room for."""
         return bool(np.unique(self.table_of).size == self.instance.tables)
 
+    def heaviest_first(self) -> list[int]:
+        """Tables by the time of all their shards, whole, in HBM or out of it."""
+        if not self.is_complete:
+            return []
+        time = np.minimum.reduceat(self.instance.objective.weights @ self.points[1:], self.starts)
+        # The last of parts that stand for the same shards.
+        parts = np.flatnonzero(np.diff(self.shard_of, append=-1))
+        of_option = np.zeros(len(self.options))
+        np.add.at(of_option, self.option_of[parts], (time * self.times)[parts])
+        heavy = np.zeros(self.instance.tables)
+        np.maximum.at(heavy, self.table_of, of_option)
+        return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
+
     def _merged(self, points: Float, nearly: float) -> Float:
         """Points of which each stands for neighbours that are nearly the same, for their least.
 

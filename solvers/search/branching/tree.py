@@ -134,7 +134,7 @@ class BranchAndBound:
         self.programs = 0
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
-        self._order = self._heaviest_first()
+        self._order = formulation.heaviest_first()
         self._map: Callable[[Callable[[Node], Relaxed], Sequence[Node]], Iterable[Relaxed]] = map
 
     @property
@@ -171,12 +171,13 @@ class BranchAndBound:
             return
         self.root = root
         self._prove(root.bound)
-        if self.best.own_step_time_s > self.bound_s * (1 + p.most_gap):
-            return
         gap *= _NEARLY  # So that it is met in spite of rounding.
+        known = self.best.own_step_time_s / self.bound_s - 1 if self.bound_s else math.inf
+        if not gap < known <= p.most_gap:
+            return
         wanted, may_gain, factor = math.inf, True, p.gap_factor
         time_share, known_s = p.first_share, 0.0
-        while not self.spent and wanted > gap and may_gain and self.bound_s:
+        while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.own_step_time_s / self.bound_s - 1) * factor)
             left = self._left
             may_gain = self._ends(root, wanted, time_share)
@@ -344,20 +345,6 @@ class BranchAndBound:
             if assignment.own_step_time_s < self.best.own_step_time_s:
                 self.best = assignment
         self._rounded_s += left_s - self.clock.left_s
-
-    def _heaviest_first(self) -> list[int]:
-        """Tables by the time of all their shards, whole, in HBM or out of it."""
-        f = self.formulation
-        if not f.is_complete:
-            return []
-        time = np.minimum.reduceat(f.instance.objective.weights @ f.points[1:], f.starts)
-        # The last of parts that stand for the same shards.
-        parts = np.flatnonzero(np.diff(f.shard_of, append=-1))
-        of_option = np.zeros(len(f.options))
-        np.add.at(of_option, f.option_of[parts], (time * f.times)[parts])
-        heavy = np.zeros(f.instance.tables)
-        np.maximum.at(heavy, f.table_of, of_option)
-        return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
 
 
 def branch_and_bound(
