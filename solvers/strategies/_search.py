@@ -53,6 +53,8 @@ class Search:
         That for the bound's own step time, which weighing chains began with.
     others_s : float
         A lower limit of plans that the search leaves out.
+    repeated : int
+        How often `another_seed` was asked for.
     """
 
     instance: Instance
@@ -70,6 +72,7 @@ class Search:
     warm_start: Plan | None = None
     first: Assignment | None = None
     others_s: float = np.inf
+    repeated: int = 0
 
     @classmethod
     def start(cls, instance: Instance, clock: Clock) -> "Search":
@@ -103,6 +106,11 @@ class Search:
     def seed(self) -> int:
         """Seed of everything random."""
         return self.clock.limits.seed
+
+    def another_seed(self) -> int:
+        """A seed for a search that is made again: with the same one it would go the same way."""
+        self.repeated += 1
+        return self.seed + self.repeated - 1
 
     @property
     def target_s(self) -> float:

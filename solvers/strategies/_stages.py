@@ -117,9 +117,12 @@ def annealing(search: Search, share: float, params: "AnnealingParams") -> Assign
 
     if search.best is None:
         return None
-    clock = search.clock.part(share)
     return anneal(
-        search.best, target_s=search.target_s, seed=search.seed, clock=clock, params=params
+        search.best,
+        target_s=search.target_s,
+        seed=search.another_seed(),
+        clock=search.clock.part(share),
+        params=params,
     )
 
 

@@ -54,8 +54,10 @@ class AutoParams:
     branching_places : int
         Tables × GPUs up to which it is worth its time.
     promising_gap, promising_share : float
-        A gap to its first relaxation up to which it comes before annealing, and the share of the
-        time within which its first search has to end there.
+        A gap to its first relaxation up to which it comes before most of annealing, and the share
+        of the time within which its first search has to end to come before all of it.
+    promising_places : int
+        Tables × GPUs up to which it may come before all of annealing.
     branched_tables, branched_places : int
         Tables, or tables × GPUs, up to which it does so with any gap, and whatever the time is.
     first_branching_share : float
@@ -98,9 +100,10 @@ class AutoParams:
     few_places: int = 2000
     branching_share: float = 0.75
     relaxed_share: float = 0.9
-    branching_places: int = 500
+    branching_places: int = 2000
     promising_gap: float = 0.08
     promising_share: float = 0.1
+    promising_places: int = 500
     branched_tables: int = 16
     branched_places: int = 128
     first_branching_share: float = 0.5
@@ -169,7 +172,7 @@ class Auto(StagedStrategy):
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
-            Stage("branched", at_once, branched and not tiny),
+            Stage("branched", at_once, places <= p.promising_places and not tiny),
             Stage(
                 "searched",
                 lambda s: iterated(s, p.first_search_share, p.iterated),

@@ -55,7 +55,7 @@ class IlpParams:
     exact_share: float = 0.5
     exact_places: int = 4000
     branching_share: float = 0.9
-    branching_places: int = 500
+    branching_places: int = 2000
     search_share: float = 0.25
     most_places: int = 20_000
     polished_ratio: float = 1.01
