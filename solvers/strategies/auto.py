@@ -179,7 +179,6 @@ class Auto(StagedStrategy):
                 few and several and not tiny,
             ),
             Stage("annealed", first, branched),
-            Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
             Stage("branched", early, branched),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
             Stage("relaxed", with_time(p.early * relaxed_s, relaxed), is_relaxed),
