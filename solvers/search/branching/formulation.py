@@ -64,7 +64,8 @@ class Formulation:
     price_s_per_byte : float
         A price of HBM, in GPU seconds.
     most_points : int
-        Points of all curves, about, beyond which points that are nearly the same are taken as one.
+        Points of all curves, about, beyond which points that are nearly the same are taken as one;
+        from a tenth of it on, points that hardly differ are.
 
     Attributes
     ----------
@@ -104,9 +105,9 @@ class Formulation:
         most_points: int = 2_000_000,
     ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
-        points_are = points_of(instance)
-        self.nearly = 0.0 if 10 * points_are <= most_points else _HARDLY_DIFFERENT
-        if points_are > most_points:
+        points_of_all = points_of(instance)
+        self.nearly = 0.0 if 10 * points_of_all <= most_points else _HARDLY_DIFFERENT
+        if points_of_all > most_points:
             self.nearly = _NEARLY_SAME
         # A GPU serves so much of the tables: differences add up.
         nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
