@@ -50,8 +50,7 @@ from solvers.model.knapsack import (
     solve_knapsack,
 )
 from solvers.result import Limits, Termination
-from solvers.search.branching import BranchingParams, branch_and_bound, formulation, nodes
-from solvers.search.branching.program import relaxed
+from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
 from solvers.search.iterated import IteratedParams
 from solvers.search.room import make_room
@@ -369,76 +368,6 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
             searched += 1
             reached += found.best.step_time_s <= case.best_s * 1.01
     assert reached >= 0.6 * searched
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
-    """Branching leaves ways out by prices alone: relaxations of their own say no less."""
-    instance = Instance(
-        Problem(named_workload(f"random-6@{seed}"), unequal_machine(1 << 29), 4096), Roofline()
-    )
-    bound = lagrangian_bound(instance)
-    first = construct(instance, bound, bound.step_time_s)
-    assert first is not None
-    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
-    params = BranchingParams(most_gap=0.0)
-    search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=params)
-    assert search is not None
-    assert search.root is not None
-    f, most, told_apart = search.formulation, search.limit, 0
-    for table in range(instance.tables):
-        for layout in nodes.layouts_of(f, search.root, table)[:6]:
-            cut = nodes.within_layouts(f, search.root, table, [layout])
-            found = relaxed(f, cut, most, 60.0, rounds=8)
-            ways = list(nodes.ways_to_serve(cut.groups, table, layout))
-            if not found.is_solved or found.bound >= most or len(ways) < 2:
-                continue
-            bounds = nodes.bounds_of_ways(f, found, table, layout, ways)
-            told_apart += int(np.ptp(bounds) > 0)
-            for way, expected in zip(ways, bounds, strict=True):
-                served = replace(cut, groups=way.groups, layouts={table: layout})
-                own = relaxed(f, served, most, 60.0, rounds=8)
-                assert own.is_solved
-                assert max(own.bound, own.value) >= min(expected, most) * (1 - 1e-4)
-    assert told_apart
-
-
-def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
-    """The pooled bound has the fastest GPUs do all the work."""
-    mixed = unequal_machine(1 << 30)
-    slow = [replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 8) for gpu in mixed.gpus[2:]]
-    mixed = replace(mixed, gpus=(*mixed.gpus[:2], *slow))
-    instance = Instance(Problem(named_workload("random-6@4"), mixed, 4096), Roofline())
-    assert len(instance.kinds) == 2
-    bound = lagrangian_bound(instance)
-    first = construct(instance, bound, bound.step_time_s)
-    assert first is not None
-    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
-    root = BranchingParams(most_gap=0.0)
-    found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=root)
-    assert found is not None
-    pooled_s = bound.step_time_s + instance.fixed_s
-    assert pooled_s * 1.02 < found.bound_s <= first.step_time_s
-
-
-def test_points_that_are_nearly_the_same_become_one() -> None:
-    problem = Problem(named_workload("random-6@4"), Topology.parse("4xh100", hbm="1GiB"), 1024)
-    instance = Instance(problem, Roofline())
-    bound = lagrangian_bound(instance)
-    fine, coarse = (
-        formulation.Formulation(instance, 2 * bound.step_time_s, bound.price_s_per_byte, most)
-        for most in (10**9, 0)
-    )
-    assert coarse.nearly > fine.nearly == 0
-    assert coarse.points.shape[1] < 0.7 * fine.points.shape[1]
-    # What stands for others is no worse than any of them.
-    for part in range(fine.sizes.size):
-        mine, other = (
-            one.points[:, one.starts[part] : one.starts[part] + one.sizes[part]]
-            for one in (fine, coarse)
-        )
-        below = (other[:, None] <= mine[:, :, None]).all(axis=0)
-        assert below.any(axis=1).all()
 
 
 def test_a_coarse_relaxation_is_below_a_fine_one_and_little_else(

@@ -199,7 +199,7 @@ def linear_program(search: Search, share: float) -> Assignment | None:
 
 def relaxation(search: Search, share: float, params: BranchingParams) -> Assignment | None:
     """The first relaxation of `branching`, once."""
-    known = "linear_programs" in search.stats
+    known = search.branched is not None
     return None if known else branching(search, share, replace(params, most_gap=0.0))
 
 

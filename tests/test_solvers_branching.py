@@ -1,0 +1,164 @@
+"""Branch and bound: what it leaves out, what it begins with, and when it stops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from problem_cases import unequal_machine
+
+from cost_models import Roofline
+from placer import Problem
+from placer.topology.topology import Topology
+from placer.workloads import named_workload
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance
+from solvers.result import Limits
+from solvers.search import annealing
+from solvers.search.branching import (
+    BranchAndBound,
+    BranchingParams,
+    branch_and_bound,
+    formulation,
+    nodes,
+)
+from solvers.search.branching.formulation import Layout
+from solvers.search.branching.program import relaxed
+from solvers.search.construction import construct
+from solvers.strategies.auto import Auto
+
+ROOT = BranchingParams(most_gap=0.0)
+"""The first relaxation alone."""
+
+
+def begun(workload: str, machine: Topology, batch_size: int = 4096) -> tuple[Assignment, float]:
+    """A first assignment of a problem, and its price of HBM."""
+    instance = Instance(Problem(named_workload(workload), machine, batch_size), Roofline())
+    bound = lagrangian_bound(instance)
+    first = construct(instance, bound, bound.step_time_s)
+    assert first is not None
+    return first, bound.price_s_per_byte
+
+
+def searched(
+    first: Assignment,
+    price: float,
+    params: BranchingParams = ROOT,
+    before: BranchAndBound | None = None,
+) -> BranchAndBound:
+    """Branch and bound by steps."""
+    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+    found = branch_and_bound(first, price, clock=clock, params=params, before=before)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
+    """Branching leaves ways out by prices alone: relaxations of their own say no less."""
+    first, price = begun(f"random-6@{seed}", unequal_machine(1 << 29))
+    search = searched(first, price)
+    assert search.root is not None
+    f, most, told_apart = search.formulation, search.limit, 0
+    for table in range(first.instance.tables):
+        for layout in nodes.layouts_of(f, search.root, table)[:6]:
+            cut = nodes.within_layouts(f, search.root, table, [layout])
+            found = relaxed(f, cut, most, 60.0, rounds=8)
+            ways = list(nodes.ways_to_serve(cut.groups, table, layout))
+            if not found.is_solved or found.bound >= most or len(ways) < 2:
+                continue
+            bounds = nodes.bounds_of_ways(f, found, table, layout, ways)
+            told_apart += int(np.ptp(bounds) > 0)
+            for way, expected in zip(ways, bounds, strict=True):
+                served = replace(cut, groups=way.groups, layouts={table: layout})
+                own = relaxed(f, served, most, 60.0, rounds=8)
+                assert own.is_solved
+                assert max(own.bound, own.value) >= min(expected, most) * (1 - 1e-4)
+    assert told_apart
+
+
+def test_layouts_are_divided_down_to_single_ones_and_none_is_lost() -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
+    search = searched(first, price)
+    assert search.root is not None
+    whole = [nodes.layouts_of(search.formulation, search.root, table) for table in range(6)]
+    assert max(map(len, whole)) > 3
+    for layouts in whole:
+        parts: list[list[Layout]] = [layouts]
+        while any(len(part) > 1 for part in parts):
+            parts = [part for each in parts for part in nodes.divided_layouts(each)]
+        assert sorted(map(str, layouts)) == sorted(str(part[0]) for part in parts)
+
+
+def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
+    before = searched(first, price, BranchingParams(programs=3))
+    assert before.best.own_step_time_s < first.own_step_time_s
+    again = searched(before.best, price, before=before)
+    assert again.root is before.root
+    assert again.bound_s <= before.best.own_step_time_s
+    assert again.programs == 0
+    # What began with a faster plan has left out options that a slower one may have.
+    narrow = searched(before.best, price)
+    wider = searched(first, price, before=narrow)
+    assert wider.formulation is narrow.formulation
+    assert wider.root is not narrow.root
+    other, _ = begun("random-6@5", Topology.parse("4xh100", hbm="1GiB"))
+    assert searched(other, price, before=before).formulation is not before.formulation
+
+
+def test_a_first_search_without_time_is_the_last() -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
+    programs = []
+    for share in (0.0, 1.0):
+        clock = Clock.start(Limits(time_limit_s=5.0, threads=1))
+        params = BranchingParams(first_share=share)
+        found = branch_and_bound(first, price, clock=clock, gap=0.01, params=params)
+        assert found is not None
+        programs.append(found.programs)
+    assert programs[0] == 1 < programs[1]
+
+
+def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, anneal = [], annealing.anneal
+
+    def told(start: Assignment, *, seed: int, **options: object) -> Assignment:
+        seeds.append(seed)
+        return anneal(start, seed=seed, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(annealing, "anneal", told)
+    problem = Problem(named_workload("random-6@4"), Topology.parse("4xh100", hbm="1GiB"), 4096)
+    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=300, gap=0.0))
+    assert len(seeds) > 1
+    assert seeds == list(range(7, 7 + len(seeds)))
+
+
+def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
+    """The pooled bound has the fastest GPUs do all the work."""
+    mixed = unequal_machine(1 << 30)
+    slow = [replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 8) for gpu in mixed.gpus[2:]]
+    first, price = begun("random-6@4", replace(mixed, gpus=(*mixed.gpus[:2], *slow)))
+    instance = first.instance
+    assert len(instance.kinds) == 2
+    pooled_s = lagrangian_bound(instance).step_time_s + instance.fixed_s
+    assert pooled_s * 1.02 < searched(first, price).bound_s <= first.step_time_s
+
+
+@pytest.mark.parametrize("most_points", [0, 10_000])
+def test_points_that_are_nearly_the_same_become_one(most_points: int) -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"), 1024)
+    fine, coarse = (
+        formulation.Formulation(first.instance, first.own_step_time_s, price, most)
+        for most in (10**9, most_points)
+    )
+    assert coarse.nearly > fine.nearly == 0
+    assert coarse.points.shape[1] < 0.9 * fine.points.shape[1]
+    # What stands for others is no worse than any of them.
+    for part in range(fine.sizes.size):
+        mine, other = (
+            one.points[:, one.starts[part] : one.starts[part] + one.sizes[part]]
+            for one in (fine, coarse)
+        )
+        below = (other[:, None] <= mine[:, :, None]).all(axis=0)
+        assert below.any(axis=1).all()
