@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from solvers.search.annealing import AnnealingParams, anneal, prepare, runs
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.state import Rules, State
+from solvers.search.annealing.rating import weigh_phases
+from solvers.search.annealing.resharding import unit_back
+from solvers.search.annealing.state import NOBODY, Rules, State
 from solvers.search.construction import construct
 
 
@@ -38,16 +41,16 @@ def problem() -> Problem:
 
 
 def annealed(
-    steps: int, hot: float, gathered_below: float = 0.43, power: int = 24
+    steps: int, hot: float, gathered_below: float = 0.43, power: int = 24, many_gpus: int = 64
 ) -> tuple[AnnealingProblem, State, Assignment, float, float]:
     """The state after some moves, the best assignment, and step times of both."""
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
-    arrays = AnnealingProblem(start, 8, 1000)
+    arrays = AnnealingProblem(start, 8, 1000, Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
-    rules = Rules(0.4, gathered_below, 0.76, 64, power, step_s, hot, 0.0)
+    rules = Rules(0.4, gathered_below, 0.76, many_gpus, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
     rng = np.random.default_rng(5)
     best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)
@@ -56,10 +59,15 @@ def annealed(
     return arrays, state, best, best_s, step_s
 
 
-@pytest.mark.parametrize(("hot", "gathered_below"), [(1.0, 0.43), (1.0, 0.7), (1e-9, 0.7)])
-def test_sums_of_a_state_are_those_of_its_shards(hot: float, gathered_below: float) -> None:
-    """Whether most moves are made, or undone."""
-    arrays, state, _, _, _ = annealed(3_000, hot, gathered_below, power=8)
+@pytest.mark.parametrize(
+    ("hot", "gathered_below", "many_gpus"),
+    [(1.0, 0.43, 64), (1.0, 0.7, 64), (1e-9, 0.7, 64), (1.0, 0.43, 1), (1e-9, 0.43, 1)],
+)
+def test_sums_of_a_state_are_those_of_its_shards(
+    hot: float, gathered_below: float, many_gpus: int
+) -> None:
+    """Whether most moves are made, or undone; and where only some GPUs are looked at."""
+    arrays, state, _, _, _ = annealed(3_000, hot, gathered_below, 8, many_gpus)
     now = arrays.assignment(state.option, state.gpu)
     assert now is not None
     rows = [BYTES, *range(PHASES.start, now.sums.shape[1])]
@@ -70,8 +78,68 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, gathered_below: flo
         len(now.instance.arenas((*shards, *now.replicas))) for shards in now.shards
     ]
     again, fresh, _ = arrays.start(now)
+    replicated = state.replicated[: state.replicated_count[0]]
+    assert sorted(replicated.tolist()) == [
+        unit for unit, number in enumerate(state.option.tolist()) if again.replica[number] >= 0
+    ]
     assert again.costs is arrays.start(now)[0].costs
     assert fresh.phase_s == pytest.approx(state.phase_s, rel=1e-6)
+
+
+def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:
+    arrays, state, best, _, step_s = annealed(500, hot=0.01)
+    model, state, _ = arrays.start(best)
+    rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, 0.01, 0.0)
+    phases = np.flatnonzero(model.counted_s)
+    state.phase_s[:] = 0.5 * model.scale_s
+    state.phase_s[0] = model.scale_s
+    state.phase_s[:, phases[0]] = model.scale_s[phases[0]]
+    weigh_phases(model, state, rules)
+    weight = state.weight_s[phases] / model.counted_s[phases]
+    assert weight[1:] == pytest.approx(weight[1])
+    assert weight[1] / weight[0] == pytest.approx(state.held.size, rel=1e-3)
+    # GPU 0 alone is the slowest in the others, so that it has nearly all of their energy.
+    assert state.energy[0] > 1.5 * state.energy[1]
+
+
+def test_a_shard_comes_back_from_where_a_table_goes() -> None:
+    arrays, state, best, _, _ = annealed(500, hot=0.01)
+    model, state, _ = arrays.start(best)
+    rng, found = np.random.default_rng(3), set[bool]()
+    for unit, here, there in product(range(8), range(3), range(3)):
+        back = unit_back(model, state, unit, there, here, rng)
+        holds = unit in state.on[there, : state.held[there]]
+        if here == there or holds or not state.held[there]:
+            assert back == NOBODY
+        elif back >= 0:
+            assert back in state.on[there, : state.held[there]]
+            assert back not in state.on[here, : state.held[here]]
+        found.add(back >= 0)
+    assert found == {False, True}
+
+
+def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first() -> None:
+    """The light table returns as much as the other one, and looks up far less."""
+    tables = [
+        zipf_table("other", 50_000, 64, lookups=6.0),
+        zipf_table("light", 50_000, 64, lookups=1.0),
+        zipf_table("heavy", 50_000, 64, lookups=9.0),
+    ]
+    instance = Instance(problem_of(*tables, batch_size=512), Roofline())
+    bound = lagrangian_bound(instance)
+    start = construct(instance, bound, bound.step_time_s)
+    assert start is not None
+    clock, own, room, anew = Clock.start(Limits(time_limit_s=60.0)), start.option_of, 0, set[int]()
+    for table in (2, 1, 0):
+        room += sum(
+            max(1, option.shard_count)
+            for option in instance.options_of(table)
+            if option != own[table] and option.shard_count <= 4
+        )
+        for most_items, more in ((room - 1, set[int]()), (room, {table})):
+            options = AnnealingProblem(start, 4, most_items, clock).options
+            assert {one for one in range(3) if len(options[one]) > 1} == anew | more
+        anew.add(table)
 
 
 def test_all_shards_of_an_arena_leave_a_gpu() -> None:

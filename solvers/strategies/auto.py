@@ -87,7 +87,7 @@ class AutoParams:
         Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
     """
 
-    greedy_share: float = 0.4
+    greedy_share: float = 0.25
     construction_share: float = 0.5
     linear_program_share: float = 0.1
     annealing_share: float = 0.8

@@ -10,21 +10,35 @@ from solvers.search.annealing.rating import (
     drop,
     item_of,
     make_change,
+    may_go,
     number_on,
     rate,
     replace_items,
     set_change,
     step_time_s,
+    weigh_phases,
 )
-from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, State
+from solvers.search.annealing.resharding import reshard, unit_on
+from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
+
+_STEPS_OF_WEIGHTS = 1000
+"""Moves after which phases are weighed anew."""
 
 
 @compiled
-def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
-    """Whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
-    if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
-        return False
-    return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)
+def other_gpu(state: State, rules: Rules, slow: int, swaps: bool, rng: np.random.Generator) -> int:
+    """A GPU other than `slow`: of many, one with little to do, above all if nothing comes back."""
+    gpus = state.held.size
+    chosen = int(rng.random() * (gpus - 1))
+    chosen += chosen >= slow
+    if gpus <= rules.many_gpus:
+        return chosen
+    for _ in range(2 if swaps else 8):
+        gpu = int(rng.random() * (gpus - 1))
+        gpu += gpu >= slow
+        if state.energy[gpu] < state.energy[chosen]:
+            chosen = gpu
+    return chosen
 
 
 @compiled
@@ -40,8 +54,7 @@ def exchange(
     """Try to move a shard from GPU `slow` to another one, or to swap two; whether it is done."""
     if not state.held[slow]:
         return False
-    other = int(rng.random() * (state.held.size - 1))
-    other += other >= slow
+    other = other_gpu(state, rules, slow, swaps, rng)
     moved = state.on[slow, int(rng.random() * state.held[slow])]
     number = number_on(state.gpu, moved, slow)
     item = item_of(model, state, moved, number)
@@ -64,108 +77,6 @@ def exchange(
         drop(state, taken, back)
         add(state, taken, back, slow)
     add(state, moved, number, other)
-    return True
-
-
-@compiled
-def first_least(values: Float) -> int:
-    """Where the least of some values is first."""
-    found = 0
-    for number in range(values.size):
-        if values[number] < values[found]:
-            found = number
-    return found
-
-
-@compiled
-def choose_gpus(
-    model: Model,
-    state: State,
-    rules: Rules,
-    unit: int,
-    option: int,
-    rng: np.random.Generator,
-) -> bool:
-    """A GPU for each shard of an option of a unit, into `chosen`; whether all find one.
-
-    The same GPUs at times, or those that are done first with a phase, by turns and by chance.
-    """
-    chosen, done_s = state.chosen, state.done_s
-    gpus, count = state.held.size, model.item_count[option]
-    before = model.item_count[state.option[unit]]
-    if count == before and rng.random() < 0.5:
-        # Only what each GPU has of the table changes.
-        for number in range(count):
-            chosen[number] = state.gpu[unit, number]
-        for number in range(count - 1, 0, -1):
-            other = int(rng.random() * (number + 1))
-            chosen[number], chosen[other] = chosen[other], chosen[number]
-        for number in range(count):
-            if model.home[model.first_item[option] + number] not in (NOBODY, chosen[number]):
-                return False
-        return True
-    phase = int(rng.random() * model.scale_s.size)
-    noise = 0.0
-    for gpu in range(gpus):
-        done_s[gpu] = state.phase_s[gpu, phase]
-        noise = max(noise, 0.5 * done_s[gpu])
-    for number in range(before):
-        gpu = state.gpu[unit, number]
-        item = item_of(model, state, unit, number)
-        set_change(state.change, gpu, item, NOBODY, NOBODY, NOBODY)
-        if rate(model, state, rules, gpu):
-            done_s[gpu] = state.new_phase_s[gpu, phase]
-    for gpu in range(gpus):
-        done_s[gpu] += noise * rng.random()
-        if not model.may_serve[unit, gpu]:
-            done_s[gpu] = np.inf
-    for number in range(count):
-        home = model.home[model.first_item[option] + number]
-        gpu = home if home >= 0 else first_least(done_s)
-        if not np.isfinite(done_s[gpu]):
-            return False
-        chosen[number] = gpu
-        done_s[gpu] = np.inf
-    return True
-
-
-@compiled
-def reshard(
-    model: Model,
-    state: State,
-    rules: Rules,
-    unit: int,
-    temperature: float,
-    rng: np.random.Generator,
-) -> bool:
-    """Try another sharding option of a unit; whether it is done."""
-    first, old = model.first_option[unit], state.option[unit]
-    # Cheap options are first, and tried more often.
-    option = first + int((model.first_option[unit + 1] - first) * rng.random() ** 2)
-    if not choose_gpus(model, state, rules, unit, option, rng):
-        return False
-    chosen, change = state.chosen, state.change
-    gone, come = model.replica[old], model.replica[option]
-    if gone == come:
-        gone, come = NOBODY, NOBODY
-    for gpu in range(state.held.size):
-        set_change(change, gpu, NOBODY, NOBODY, gone, come)
-    for number in range(model.item_count[old]):
-        change[state.gpu[unit, number], 0] = model.first_item[old] + number
-    for number in range(model.item_count[option]):
-        change[chosen[number], 1] = model.first_item[option] + number
-    count = 0
-    for gpu in range(state.held.size):
-        if max(change[gpu, 0], change[gpu, 1], gone, come) >= 0:
-            state.changed[count] = gpu
-            count += 1
-    if not make_change(model, state, rules, count, temperature, rng):
-        return False
-    for number in range(model.item_count[old]):
-        drop(state, unit, number)
-    state.option[unit] = option
-    for number in range(model.item_count[option]):
-        add(state, unit, number, chosen[number])
     return True
 
 
@@ -277,24 +188,6 @@ def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
 
 
 @compiled
-def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
-    """A unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
-    replicated = 0
-    for unit in range(state.option.size):
-        replicated += model.replica[state.option[unit]] >= 0
-    place = int(rng.random() * (state.held[gpu] + replicated))
-    if place < state.held[gpu]:
-        return int(state.on[gpu, place])
-    place -= state.held[gpu]
-    for unit in range(state.option.size):
-        if model.replica[state.option[unit]] >= 0:
-            if place == 0:
-                return unit
-            place -= 1
-    return NOBODY
-
-
-@compiled
 def run_moves(
     model: Model,
     state: State,
@@ -317,6 +210,8 @@ def run_moves(
     """
     rarely = 1 + state.held.size // rules.many_gpus
     for step in range(first, last):
+        if step % _STEPS_OF_WEIGHTS == 0:
+            weigh_phases(model, state, rules)
         temperature = rules.hot * np.exp(rules.cooling * step)
         slow, kind = slow_gpu(state, rules, rng), rng.random()
         if kind < rules.resharded_below:

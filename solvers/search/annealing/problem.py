@@ -1,14 +1,18 @@
 """A problem and its assignments as the arrays that annealing works on."""
 
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
-from solvers.search.annealing.rating import rate, replace_items
+from solvers.search.annealing.rating import rate, replace_items, weigh_phases
 from solvers.search.annealing.state import (
     HIGH_POWER,
     NOBODY,
@@ -18,6 +22,12 @@ from solvers.search.annealing.state import (
     Rules,
     State,
 )
+
+_WORTH_CUTTING = 0.1
+"""Share of the mean table's work from which a table is divided to make GPUs equal."""
+
+_LIGHT_AT_A_TURN = 3
+"""Tables that lose least by being divided, for each of those with most work."""
 
 _REPLICATED_GPUS = 16
 """On more GPUs than these, rows are not replicated anew: all of them would have to be rated."""
@@ -40,13 +50,15 @@ class AnnealingProblem:
     most_shards : int
         Options of more shards are left out.
     most_items : int
-        Shards of other options than those of `start`, the largest tables' first.
+        Shards of other options than those of `start`.
+    clock : Clock
+        Of computing their costs.
     """
 
-    def __init__(self, start: Assignment, most_shards: int, most_items: int) -> None:
+    def __init__(self, start: Assignment, most_shards: int, most_items: int, clock: Clock) -> None:
         self.instance = start.instance
         fixed, free = _units(start)
-        options = _options(start, free, min(most_shards, start.instance.gpus), most_items)
+        options = _options(start, free, min(most_shards, start.instance.gpus), most_items, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
         self.items: list[Block] = []
@@ -145,6 +157,7 @@ class AnnealingProblem:
         for gpu in range(instance.gpus):
             rate(model, state, rules, gpu)
             replace_items(model, state, gpu)
+        weigh_phases(model, state, rules)
         return model, state, step_s
 
     def _state(self, assignment: Assignment) -> State:
@@ -171,6 +184,7 @@ class AnnealingProblem:
                 item = self._first_item[option[unit]] + shard_number
                 for place in range(self._first_arena[item], self._first_arena[item + 1]):
                     counts[gpu, self._arena[place]] += 1
+        replicated = np.flatnonzero(self._replica[option] >= 0)
         return State(
             option=option,
             gpu=gpu_of,
@@ -188,7 +202,12 @@ class AnnealingProblem:
             changed=np.zeros(gpus, dtype=np.int64),
             chosen=np.full(gpu_of.shape[1], NOBODY),
             done_s=np.zeros(gpus),
+            # Of many GPUs, some besides those of the unit's shards: never more than that.
+            candidates=np.zeros(gpus + 2 * gpu_of.shape[1], dtype=np.int64),
+            replicated=np.pad(replicated, (0, units - replicated.size)),
+            replicated_count=np.array([replicated.size]),
             gathered=np.zeros((units, 3), dtype=np.int64),
+            weight_s=np.zeros(phases),
             host_s=np.zeros(len(instance.dram_bytes)),
         )
 
@@ -219,14 +238,14 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
 
 
 def _options(
-    start: Assignment, tables: list[int], most_shards: int, most_items: int
+    start: Assignment, tables: list[int], most_shards: int, most_items: int, clock: Clock
 ) -> list[list[_Option]]:
     """The options of each table, cheap ones first."""
     instance, own = start.instance, start.option_of
     many = instance.gpus > _REPLICATED_GPUS
     work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
-    options: dict[int, list[ShardingOption]] = {}
-    for table in sorted(tables, key=lambda table: (-work_s[table], table)):
+    options = {table: [own[table]] for table in tables}
+    for table in _promising(instance, work_s):
         others = [
             option
             for option in instance.options_of(table)
@@ -234,9 +253,14 @@ def _options(
             and option.shard_count <= most_shards
             and not (option.replicated_rows and many)
         ]
-        others.append(own[table])  # It may have a share of rows in HBM, as no other option.
         most_items -= sum(max(1, option.shard_count) for option in others)
-        options[table] = [own[table]] if most_items < 0 else others
+        if most_items < 0 or clock.spent:
+            break
+        for shard in (s for option in others for s in instance.shards(table, option)):
+            for gpu in instance.kinds:
+                instance.priced_costs(shard, gpu)
+        # Its own option may have a share of rows in HBM, as no other one.
+        options[table] = [*others, own[table]]
     return [
         [
             _Option([(shard,) for shard in instance.shards(table, option)], replica)
@@ -247,6 +271,29 @@ def _options(
         ]
         for table in tables
     ]
+
+
+def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]:
+    """Tables in the order in which other options of them are worth being computed.
+
+    By turns those with most work, which have to be divided, and those that lose least by being
+    divided, as they have few lookups for their work: their shards make GPUs equal.
+
+    Parameters
+    ----------
+    work_s : mapping of float
+        Seconds of each table.
+    """
+    profiles = instance.problem.profile.tables
+    heavy = sorted(work_s, key=lambda table: (-work_s[table], table))
+    least_s = _WORTH_CUTTING * math.fsum(work_s.values()) / max(1, len(work_s))
+    light = sorted(
+        (table for table in work_s if work_s[table] > least_s),
+        key=lambda table: (profiles[table].table.lookups_per_sample / work_s[table], table),
+    )
+    turns = iter(light)
+    by_turns = (one for table in heavy for one in (table, *islice(turns, _LIGHT_AT_A_TURN)))
+    yield from dict.fromkeys(by_turns)
 
 
 def _rough_s(instance: Instance, table: int, option: ShardingOption) -> float:

@@ -88,7 +88,7 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
     """Phases and energy of a GPU after its change, into the new ones; whether its rows fit."""
     # Numba counts references wherever a tuple's array is named: once each, ahead of loops.
     sums, costs, change, phase_s = state.sums, model.costs, state.change, state.new_phase_s
-    launches, scale_s, counted_s = model.launches, model.scale_s, model.counted_s
+    launches = model.launches
     kind, room = model.kind[gpu], model.room[gpu]
     prices, rows = costs.shape[2], costs.shape[3]
     low, high = -1, prices
@@ -116,22 +116,58 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
         phase = row - FIRST_PHASE
         phase_s[gpu, phase] = value + arenas * launches[gpu, phase]
     prolong(model.lanes, model.lane_begins, model.lane_waits, phase_s[gpu])
-    contention = model.contention[0]
+    state.new_energy[gpu] = energy_of(model, state, rules, phase_s[gpu])
+    return True
+
+
+@compiled
+def power_of(share: float, power: int) -> float:
+    """A share to one of two powers."""
+    square = share * share
+    eighth = square * square * square * square
+    return eighth * eighth * eighth if power == HIGH_POWER else eighth
+
+
+@compiled
+def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float:
+    """The energy of a GPU with these phases, shape (phases,)."""
+    scale_s, weight_s, contention = model.scale_s, state.weight_s, model.contention[0]
     energy = total = 0.0
     for phase in range(scale_s.size):
-        share = phase_s[gpu, phase] / scale_s[phase]
-        square = share * share
-        eighth = square * square * square * square
-        if rules.power == HIGH_POWER:
-            eighth = eighth * eighth * eighth
-        energy += eighth * counted_s[phase]
-        total += share * counted_s[phase]
+        share = phase_s[phase] / scale_s[phase]
+        energy += power_of(share, rules.power) * weight_s[phase]
+        total += share * model.counted_s[phase]
     energy /= rules.step_s * rules.power
     if contention > 0.0:
         total /= rules.step_s * state.host_s.size
         energy = (1.0 - contention) * energy + contention * total
-    state.new_energy[gpu] = energy
-    return True
+    return energy
+
+
+@compiled
+def weigh_phases(model: Model, state: State, rules: Rules) -> None:
+    """Weigh phases by how few GPUs are as slow as the slowest, and rate all GPUs anew.
+
+    A step waits for the slowest GPU of a phase, however many others are as slow: where many are,
+    one of them alone changes little.
+    """
+    phase_s, counted_s, weight_s = state.phase_s, model.counted_s, state.weight_s
+    gpus, before, after = phase_s.shape[0], 0.0, 0.0
+    for phase in range(counted_s.size):
+        slowest, count = 0.0, 0.0
+        for gpu in range(gpus):
+            slowest = max(slowest, phase_s[gpu, phase])
+        if slowest > 0.0:
+            for gpu in range(gpus):
+                count += power_of(phase_s[gpu, phase] / slowest, rules.power)
+        weight_s[phase] = counted_s[phase] / max(1.0, count)
+        before += counted_s[phase] * count
+        after += weight_s[phase] * count
+    if after > 0.0:  # The sum of all energies stays about what it is.
+        for phase in range(counted_s.size):
+            weight_s[phase] *= before / after
+    for gpu in range(gpus):
+        state.energy[gpu] = energy_of(model, state, rules, phase_s[gpu])
 
 
 @compiled
@@ -238,3 +274,11 @@ def step_time_s(model: Model, state: State) -> float:
                 seconds += slowest_s(model, state, phase)
         longest = max(longest, seconds)
     return longest
+
+
+@compiled
+def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
+    """Whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
+    if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
+        return False
+    return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)

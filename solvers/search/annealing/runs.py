@@ -28,7 +28,7 @@ from solvers.result import Limits, SearchState
 from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.rating import rate, replace_items
+from solvers.search.annealing.rating import rate, replace_items, weigh_phases
 from solvers.search.annealing.state import HIGH_POWER, Model, Rules, State, tiny
 from solvers.search.moves import improve
 
@@ -59,6 +59,8 @@ class AnnealingParams:
         Powers and temperatures at the start of a run, by turns: from those that leave the best
         assignment behind to one that looks around it. A temperature is what a move may cost, as a
         share of the step.
+    heats_of_many : tuple of (int, float)
+        The same on more than `many_gpus` GPUs, none of which changes much of the step by itself.
     cooling : float
         Temperature at the end of a run, beside that at its start.
     steps_per_place, least_steps : int
@@ -76,11 +78,15 @@ class AnnealingParams:
     most_shards : int
         Finer sharding options than this are not tried.
     most_items : int
-        Shards whose costs are computed, the largest tables' first: other tables keep their options.
+        Shards whose costs are computed, besides those that tables have: other tables keep their
+        options.
+    options_share : float
+        Of the time that is left, at most, for computing these.
     steps_between_looks : int
         Steps between two looks at the clock.
     many_gpus : int
-        On more GPUs than these, the slowest of a few is taken for the slowest of all.
+        On more GPUs than these, a few are looked at where else all would be: for the slowest one,
+        or for one to move a shard to.
     most_threads : int
         Runs at once, at most.
     polished : float
@@ -91,6 +97,7 @@ class AnnealingParams:
     """
 
     heats: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
+    heats_of_many: tuple[Heat, ...] = ((24, 0.001), (24, 0.0003))
     cooling: float = 1e-3
     steps_per_place: int = 300
     least_steps: int = 400_000
@@ -101,7 +108,8 @@ class AnnealingParams:
     gathered_below: float = 0.43
     swapped_below: float = 0.76
     most_shards: int = 8
-    most_items: int = 2000
+    most_items: int = 20_000
+    options_share: float = 0.15
     steps_between_looks: int = 20_000
     many_gpus: int = 64
     most_threads: int = 16
@@ -125,25 +133,28 @@ def anneal(
         return best
     slower = 1 if clock.repeats else _slower()
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
-    problem = AnnealingProblem(start, params.most_shards, params.most_items)
+    problem = AnnealingProblem(
+        start, params.most_shards, params.most_items, clock.part(params.options_share)
+    )
     # Limited steps lead to the same plan, however many cores there are.
     alone = clock.repeats or not HAS_COMPILER
     threads = 1 if alone else min(params.most_threads, clock.limits.thread_count)
+    heats_by_turns = params.heats if instance.gpus <= params.many_gpus else params.heats_of_many
     rng = np.random.default_rng(seed)
     rngs = [rng, *rng.spawn(threads - 1)]
     number = idle = 0
     steps_per_s = 0.0 if clock.repeats else _speed(problem, best, rngs, clock, params)
     if steps_per_s:
-        rounds = params.least_turns * len(params.heats) / threads
+        rounds = params.least_turns * len(heats_by_turns) / threads
         first = min(first, max(1, int(steps_per_s * slower * clock.left_s / rounds)))
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
-        length = min(2 ** (number // len(params.heats)), params.longest)
+        length = min(2 ** (number // len(heats_by_turns)), params.longest)
         steps = length * first // slower
         # A run that the deadline would end early finds nothing: it ends cold.
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
-        heats = [params.heats[(number + at) % len(params.heats)] for at in range(threads)]
+        heats = [heats_by_turns[(number + at) % len(heats_by_turns)] for at in range(threads)]
         runs = _runs(problem, best, rngs, steps, heats, params)
         _make_moves(runs, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
@@ -196,6 +207,7 @@ def prepare(limits: Limits) -> None:
     rng = np.random.default_rng(0)
     rate(model, state, rules, 0)
     replace_items(model, state, 0)
+    weigh_phases(model, state, rules)
     run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
 
 

@@ -116,8 +116,15 @@ class State(NamedTuple):
         GPUs for the items of an option that is tried.
     done_s : float64, shape (GPUs,)
         When each GPU would be done without them.
+    candidates : int64
+        The GPUs to choose from, the first of which count.
+    replicated : int64, shape (units,)
+        The units with replicas, in any order, of which the first `replicated_count[0]` count.
+    replicated_count : int64, shape (1,)
     gathered : int64, shape (units, 3)
         Unit, number and new GPU of the shards that have left one in a move.
+    weight_s : float64, shape (phases,)
+        What phases count in the energy.
     host_s : float64, shape (hosts,)
         Own seconds of a phase of all GPUs of each host.
     """
@@ -138,7 +145,11 @@ class State(NamedTuple):
     changed: Int
     chosen: Int
     done_s: Float
+    candidates: Int
+    replicated: Int
+    replicated_count: Int
     gathered: Int
+    weight_s: Float
     host_s: Float
 
 
@@ -199,7 +210,11 @@ def tiny() -> tuple[Model, State]:
         changed=one.copy(),
         chosen=one.copy(),
         done_s=np.zeros(1),
+        candidates=one.copy(),
+        replicated=one.copy(),
+        replicated_count=one.copy(),
         gathered=np.zeros((1, 3), dtype=np.int64),
+        weight_s=np.ones(1),
         host_s=np.zeros(1),
     )
     return model, state

@@ -1,0 +1,208 @@
+"""A random move that shards a table anew, on GPUs that are done early."""
+
+import numpy as np
+
+from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.rating import (
+    add,
+    drop,
+    item_of,
+    make_change,
+    may_go,
+    number_on,
+    rate,
+    set_change,
+)
+from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, State
+
+
+@compiled
+def first_done(done_s: Float, candidates: Int, count: int) -> int:
+    """The first of `count` GPUs that is done first."""
+    found = candidates[0]
+    for place in range(1, count):
+        if done_s[candidates[place]] < done_s[found]:
+            found = candidates[place]
+    return int(found)
+
+
+@compiled
+def find_candidates(
+    model: Model, state: State, rules: Rules, unit: int, option: int, rng: np.random.Generator
+) -> int:
+    """GPUs to choose from for an option of a unit, into `candidates`; how many they are.
+
+    All of them; of many, those that have the unit now and some others, one of them perhaps twice.
+    """
+    candidates, gpus, count = state.candidates, state.held.size, 0
+    if gpus <= rules.many_gpus:
+        for gpu in range(gpus):
+            candidates[gpu] = gpu
+        return gpus
+    for number in range(model.item_count[state.option[unit]]):
+        candidates[count] = state.gpu[unit, number]
+        count += 1
+    for number in range(model.item_count[option]):
+        home = model.home[model.first_item[option] + number]
+        if home >= 0:
+            candidates[count] = home
+            count += 1
+    for _ in range(rules.many_gpus // 2):
+        gpu = int(rng.random() * gpus)
+        if model.may_serve[unit, gpu]:
+            candidates[count] = gpu
+            count += 1
+    return count
+
+
+@compiled
+def choose_gpus(
+    model: Model,
+    state: State,
+    rules: Rules,
+    unit: int,
+    option: int,
+    rng: np.random.Generator,
+) -> bool:
+    """A GPU for each shard of an option of a unit, into `chosen`; whether all find one.
+
+    The same GPUs at times, or those that are done first with a phase, by turns and by chance.
+    """
+    chosen, done_s, candidates = state.chosen, state.done_s, state.candidates
+    count, before = model.item_count[option], model.item_count[state.option[unit]]
+    if count == before and rng.random() < 0.5:
+        # Only what each GPU has of the table changes.
+        for number in range(count):
+            chosen[number] = state.gpu[unit, number]
+        for number in range(count - 1, 0, -1):
+            other = int(rng.random() * (number + 1))
+            chosen[number], chosen[other] = chosen[other], chosen[number]
+        for number in range(count):
+            if model.home[model.first_item[option] + number] not in (NOBODY, chosen[number]):
+                return False
+        return True
+    phase = int(rng.random() * model.scale_s.size)
+    looked_at = find_candidates(model, state, rules, unit, option, rng)
+    noise = 0.0
+    for place in range(looked_at):
+        gpu = candidates[place]
+        done_s[gpu] = state.phase_s[gpu, phase]
+        noise = max(noise, 0.5 * done_s[gpu])
+    for number in range(before):
+        gpu = state.gpu[unit, number]
+        item = item_of(model, state, unit, number)
+        set_change(state.change, gpu, item, NOBODY, NOBODY, NOBODY)
+        if rate(model, state, rules, gpu):
+            done_s[gpu] = state.new_phase_s[gpu, phase]
+    for place in range(looked_at):
+        gpu = candidates[place]
+        done_s[gpu] += noise * rng.random()
+        if not model.may_serve[unit, gpu]:
+            done_s[gpu] = np.inf
+    for number in range(count):
+        home = model.home[model.first_item[option] + number]
+        gpu = home if home >= 0 else first_done(done_s, candidates, looked_at)
+        if not np.isfinite(done_s[gpu]):
+            return False
+        chosen[number] = gpu
+        done_s[gpu] = np.inf
+    return True
+
+
+@compiled
+def unit_back(
+    model: Model, state: State, unit: int, there: int, here: int, rng: np.random.Generator
+) -> int:
+    """A unit whose shard may go from `there` to `here` as shards of `unit` go there; or -1."""
+    if here < 0 or there == here or not state.held[there] or number_on(state.gpu, unit, there) >= 0:
+        return NOBODY
+    back = int(state.on[there, int(rng.random() * state.held[there])])
+    item = item_of(model, state, back, number_on(state.gpu, back, there))
+    return back if may_go(model, state, back, item, here, NOBODY) else NOBODY
+
+
+@compiled
+def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
+    """Add a unit to those that are replicated, or take it off, as its option changes."""
+    if before == after:
+        return
+    units, last = state.replicated, int(state.replicated_count[0])
+    if after:
+        units[last] = unit
+        state.replicated_count[0] = last + 1
+        return
+    for place in range(last):
+        if units[place] == unit:
+            units[place] = units[last - 1]
+            break
+    state.replicated_count[0] = last - 1
+
+
+@compiled
+def reshard(
+    model: Model,
+    state: State,
+    rules: Rules,
+    unit: int,
+    temperature: float,
+    rng: np.random.Generator,
+) -> bool:
+    """Try another sharding option of a unit; whether it is done."""
+    first, old = model.first_option[unit], state.option[unit]
+    # Cheap options are first, and tried more often.
+    option = first + int((model.first_option[unit + 1] - first) * rng.random() ** 2)
+    if not choose_gpus(model, state, rules, unit, option, rng):
+        return False
+    chosen, change = state.chosen, state.change
+    gone, come = model.replica[old], model.replica[option]
+    if gone == come:
+        gone, come = NOBODY, NOBODY
+    count = 0
+    if max(gone, come) >= 0:
+        for gpu in range(state.held.size):
+            state.changed[gpu] = gpu
+        count = state.held.size
+    else:
+        for number in range(model.item_count[old]):
+            state.changed[count] = state.gpu[unit, number]
+            count += 1
+        for number in range(model.item_count[option]):
+            if number_on(state.gpu, unit, chosen[number]) < 0:
+                state.changed[count] = chosen[number]
+                count += 1
+    for number in range(count):
+        set_change(change, state.changed[number], NOBODY, NOBODY, gone, come)
+    for number in range(model.item_count[old]):
+        change[state.gpu[unit, number], 0] = model.first_item[old] + number
+    for number in range(model.item_count[option]):
+        change[chosen[number], 1] = model.first_item[option] + number
+    here = there = back = back_number = NOBODY
+    if max(gone, come) < 0 and rng.random() < 0.5:
+        here = state.gpu[unit, int(rng.random() * model.item_count[old])]
+        there = chosen[int(rng.random() * model.item_count[option])]
+        back = unit_back(model, state, unit, there, here, rng)
+    if back >= 0:
+        back_number = number_on(state.gpu, back, there)
+        change[there, 2] = change[here, 3] = item_of(model, state, back, back_number)
+    if not make_change(model, state, rules, count, temperature, rng):
+        return False
+    if back >= 0:
+        drop(state, back, back_number)
+        add(state, back, back_number, here)
+    for number in range(model.item_count[old]):
+        drop(state, unit, number)
+    state.option[unit] = option
+    note_replicated(state, unit, model.replica[old] >= 0, model.replica[option] >= 0)
+    for number in range(model.item_count[option]):
+        add(state, unit, number, chosen[number])
+    return True
+
+
+@compiled
+def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
+    """A unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
+    replicated = state.replicated_count[0]
+    if replicated and rng.random() * state.option.size < replicated:
+        return int(state.replicated[int(rng.random() * replicated)])
+    held = state.held[gpu]
+    return int(state.on[gpu, int(rng.random() * held)]) if held else NOBODY
