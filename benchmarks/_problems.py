@@ -112,6 +112,7 @@ RANDOM = (
     Case("random-400", "random-400", "8xh100", "23GiB"),
     Case("random-856", "random-856", "8xh100", "50GiB"),
     Case("meta-t856-128", "meta-t856", "16x8xh100", batch_size=512, time_limit_s=10.0),
+    Case("meta-t856-128-large", "meta-t856", "16x8xh100", batch_size=65536),
     Case("random-856-128", "random-856", "16x8xh100", batch_size=512, time_limit_s=10.0),
     Case("random-856-128-2x", "random-856", "16x8xh100", "half", None, 512, 10.0),
     Case("random-10000-1024", "random-10000", "128x8xh100", None, None, 256, 60.0),

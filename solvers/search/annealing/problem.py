@@ -202,7 +202,7 @@ class AnnealingProblem:
             changed=np.zeros(gpus, dtype=np.int64),
             chosen=np.full(gpu_of.shape[1], NOBODY),
             done_s=np.zeros(gpus),
-            # Of many GPUs, some besides those of the unit's shards: never more than that.
+            # Room for all GPUs, or some and those of the old and the new option's shards.
             candidates=np.zeros(gpus + 2 * gpu_of.shape[1], dtype=np.int64),
             replicated=np.pad(replicated, (0, units - replicated.size)),
             replicated_count=np.array([replicated.size]),

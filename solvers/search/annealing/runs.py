@@ -4,13 +4,14 @@ Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated
 of its shards' priced costs (`solvers.model.knapsack.phases_at`), which a move changes for two
 GPUs; nothing is filled exactly before the end. The energy is
 
-    Σ over phases p of  s[p]/T · Σ over GPUs g of (t[p,g]/s[p])^n / n
+    Σ over phases p of  c[p]·s[p]/T · Σ over GPUs g of (t[p,g]/s[p])^n / n
 
 where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
-but lower with fewer slow GPUs. A chain of phases that is shorter than the step is taken to be as
-long, so that it counts when it becomes so. Where GPUs of a host slow each other by a share c of
-their times, (1 - c) of that counts, and c of Σ t[p,g]/T for each host. The moves are in
-`solvers.search.annealing.moves`.
+but lower with fewer slow GPUs. A phase counts the less, by c, the more GPUs are as slow as the
+slowest: Σ over g of (t[p,g]/max t[p])^n is about their number. A chain of phases that is shorter
+than the step is taken to be as long, so that it counts when it becomes so. Where GPUs of a host
+slow each other by a share k of their times, (1 - k) of that counts, and k of Σ t[p,g]/T for each
+host. The moves are in `solvers.search.annealing.moves`.
 """
 
 import math
