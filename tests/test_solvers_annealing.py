@@ -23,10 +23,10 @@ from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
 from solvers.search.annealing import AnnealingParams, anneal, prepare, runs
 from solvers.search.annealing.compiled import is_compiled
-from solvers.search.annealing.moves import gather, run_moves
+from solvers.search.annealing.moves import gather, other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import weigh_phases
-from solvers.search.annealing.resharding import unit_back
+from solvers.search.annealing.resharding import find_candidates, unit_back
 from solvers.search.annealing.state import NOBODY, Rules, State
 from solvers.search.construction import construct
 
@@ -61,7 +61,7 @@ def annealed(
 
 @pytest.mark.parametrize(
     ("hot", "gathered_below", "many_gpus"),
-    [(1.0, 0.43, 64), (1.0, 0.7, 64), (1e-9, 0.7, 64), (1.0, 0.43, 1), (1e-9, 0.43, 1)],
+    [(1.0, 0.43, 64), (1.0, 0.7, 64), (1e-9, 0.7, 64), (1.0, 0.43, 2), (1e-9, 0.43, 2)],
 )
 def test_sums_of_a_state_are_those_of_its_shards(
     hot: float, gathered_below: float, many_gpus: int
@@ -116,6 +116,39 @@ def test_a_shard_comes_back_from_where_a_table_goes() -> None:
             assert back not in state.on[here, : state.held[here]]
         found.add(back >= 0)
     assert found == {False, True}
+
+
+def test_of_many_gpus_a_shard_goes_to_one_with_little_to_do() -> None:
+    _, state, _, _, step_s = annealed(500, hot=0.01)
+    state.energy[:] = range(state.held.size)
+    rng, slow = np.random.default_rng(3), state.held.size - 1
+
+    def mean_of(many_gpus: int, swaps: bool) -> float:
+        rules = Rules(0.4, 0.43, 0.76, many_gpus, 24, step_s, 0.01, 0.0)
+        chosen = [other_gpu(state, rules, slow, swaps, rng) for _ in range(300)]
+        assert slow not in chosen
+        return float(np.mean(chosen))
+
+    assert mean_of(64, swaps=False) > 1.5 * mean_of(1, swaps=True) > 0
+    assert mean_of(1, swaps=False) < 0.1 * mean_of(1, swaps=True)
+
+
+def test_of_many_gpus_those_of_the_table_and_some_others_are_looked_at() -> None:
+    arrays, _, best, _, step_s = annealed(500, hot=0.01)
+    model, state, _ = arrays.start(best)
+    rng = np.random.default_rng(3)
+    for unit, option in enumerate(state.option.tolist()):
+        own = {int(gpu) for gpu in state.gpu[unit] if gpu >= 0}
+        rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, 0.01, 0.0)
+        count = find_candidates(model, state, rules, unit, option, rng)
+        assert state.candidates[:count].tolist() == list(range(state.held.size))
+        rules = Rules(0.4, 0.43, 0.76, 2, 24, step_s, 0.01, 0.0)
+        looked_at = [
+            state.candidates[: find_candidates(model, state, rules, unit, option, rng)].tolist()
+            for _ in range(50)
+        ]
+        assert all(set(one) >= own and len(one) == len(own) + 1 for one in looked_at)
+        assert {gpu for one in looked_at for gpu in one} == set(range(state.held.size))
 
 
 def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first() -> None:
