@@ -26,7 +26,7 @@ from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import weigh_phases
-from solvers.search.annealing.resharding import find_candidates, unit_back
+from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
 from solvers.search.annealing.state import NOBODY, Rules, State
 from solvers.search.construction import construct
 
@@ -50,7 +50,7 @@ def annealed(
     assert start is not None
     arrays = AnnealingProblem(start, 8, 1000, Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
-    rules = Rules(0.4, gathered_below, 0.76, many_gpus, power, step_s, hot, 0.0)
+    rules = Rules(0.4, gathered_below, 0.76, many_gpus, 0.5, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
     rng = np.random.default_rng(5)
     best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)
@@ -89,7 +89,7 @@ def test_sums_of_a_state_are_those_of_its_shards(
 def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:
     arrays, state, best, _, step_s = annealed(500, hot=0.01)
     model, state, _ = arrays.start(best)
-    rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, 0.01, 0.0)
+    rules = Rules(0.4, 0.43, 0.76, 64, 0.5, 24, step_s, 0.01, 0.0)
     phases = np.flatnonzero(model.counted_s)
     state.phase_s[:] = 0.5 * model.scale_s
     state.phase_s[0] = model.scale_s
@@ -124,7 +124,7 @@ def test_of_many_gpus_a_shard_goes_to_one_with_little_to_do() -> None:
     rng, slow = np.random.default_rng(3), state.held.size - 1
 
     def mean_of(many_gpus: int, swaps: bool) -> float:
-        rules = Rules(0.4, 0.43, 0.76, many_gpus, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.43, 0.76, many_gpus, 0.5, 24, step_s, 0.01, 0.0)
         chosen = [other_gpu(state, rules, slow, swaps, rng) for _ in range(300)]
         assert slow not in chosen
         return float(np.mean(chosen))
@@ -133,16 +133,29 @@ def test_of_many_gpus_a_shard_goes_to_one_with_little_to_do() -> None:
     assert mean_of(1, swaps=False) < 0.1 * mean_of(1, swaps=True)
 
 
+def test_a_shard_goes_to_the_gpu_with_its_arena_that_is_done_first() -> None:
+    arrays, _, best, _, _ = annealed(500, hot=0.01)
+    _, state, _ = arrays.start(best)
+    gpus = np.arange(state.held.size)
+    state.counts[:, 0] = [0, 2, 1, *np.zeros(gpus.size - 3, dtype=np.int64)]
+    state.done_s[:] = np.arange(gpus.size)[::-1]
+    assert first_with_arena(state, 0, 0, gpus, gpus.size) == 2
+    state.done_s[2] = np.inf  # A GPU that may not serve it.
+    assert first_with_arena(state, 0, 0, gpus, gpus.size) == 1
+    state.counts[:, 0] = 0
+    assert first_with_arena(state, 0, 3, gpus, gpus.size) == 3
+
+
 def test_of_many_gpus_those_of_the_table_and_some_others_are_looked_at() -> None:
     arrays, _, best, _, step_s = annealed(500, hot=0.01)
     model, state, _ = arrays.start(best)
     rng = np.random.default_rng(3)
     for unit, option in enumerate(state.option.tolist()):
         own = {int(gpu) for gpu in state.gpu[unit] if gpu >= 0}
-        rules = Rules(0.4, 0.43, 0.76, 64, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.43, 0.76, 64, 0.5, 24, step_s, 0.01, 0.0)
         count = find_candidates(model, state, rules, unit, option, rng)
         assert state.candidates[:count].tolist() == list(range(state.held.size))
-        rules = Rules(0.4, 0.43, 0.76, 2, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.43, 0.76, 2, 0.5, 24, step_s, 0.01, 0.0)
         looked_at = [
             state.candidates[: find_candidates(model, state, rules, unit, option, rng)].tolist()
             for _ in range(50)
@@ -183,7 +196,7 @@ def test_all_shards_of_an_arena_leave_a_gpu() -> None:
         now = arrays.assignment(state.option, state.gpu)
         assert now is not None
         model, state, _ = arrays.start(now)
-        rules, rng = Rules(0.0, 1.0, 1.0, 64, 24, step_s, 1.0, 0.0), np.random.default_rng(1)
+        rules, rng = Rules(0.0, 1.0, 1.0, 64, 0.5, 24, step_s, 1.0, 0.0), np.random.default_rng(1)
         for gpu in list(range(state.held.size)) * 10:
             before = int(state.arenas[gpu])
             if gather(model, state, rules, gpu, 1e9, rng):

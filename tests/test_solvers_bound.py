@@ -326,9 +326,13 @@ def test_the_pooled_bound_is_below_the_best_plan(
     ratios = []
     for number, case in enumerate(solved):
         instance = Instance(case.problem, Roofline())
-        bound_s = lagrangian_bound(instance).step_time_s + instance.fixed_s
-        assert bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
+        bound = lagrangian_bound(instance)
+        bound_s = bound.step_time_s + instance.fixed_s
+        # Begun at the prices of another bound, it is nearly the same.
+        again_s = lagrangian_bound(instance, bound).step_time_s + instance.fixed_s
+        assert max(bound_s, again_s) <= case.best_s * (1 + 1e-9), f"{kind} {number}"
         if np.isfinite(case.best_s):
+            assert again_s > 0.9 * bound_s
             ratios.append(bound_s / case.best_s)
     # Two GPUs cannot share three tables evenly, less so in every phase: the bound is loose
     # here; not idle.

@@ -108,6 +108,41 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert searched(other, price, before=before).formulation is not before.formulation
 
 
+def test_where_launches_are_much_branching_begins_with_arenas() -> None:
+    """On two GPUs the relaxation has a share of each arena's launches, and plans all of them."""
+    first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
+    launches_s = first.instance.launches_weighed_s(0)
+    assert launches_s > 0.2 * first.own_step_time_s
+    proven = {
+        gpus: searched(first, price, BranchingParams(arena_gpus=gpus, programs=100))
+        for gpus in (0, 4)
+    }
+    assert proven[4].best.own_step_time_s <= proven[0].best.own_step_time_s
+    gaps = {gpus: one.best.own_step_time_s / one.bound_s - 1 for gpus, one in proven.items()}
+    assert gaps[4] < 0.6 * gaps[0]
+
+
+def test_without_an_arena_that_a_table_needs_there_is_no_plan() -> None:
+    first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
+    search = searched(first, price)
+    assert search.root is not None
+    f, root = search.formulation, search.root
+
+    def bound_without(arenas: set[int]) -> float:
+        without = replace(root, arenas=dict.fromkeys(arenas, (0, 0)))
+        found = relaxed(f, without, search.limit, 60.0, rounds=3)
+        assert found.is_solved
+        return found.bound
+
+    for table in range(0, first.instance.tables, 4):
+        of_shards = f.arena_of[f.part_table == table]
+        of_replicas = f.replica_arena[(f.table_of == table) & (f.replica_arena >= 0)]
+        arenas = {*of_shards.tolist(), *of_replicas.tolist()}
+        assert bound_without(arenas) >= search.limit
+        # Without any one of them, it is cut or not.
+        assert min(bound_without({arena}) for arena in arenas) < search.limit
+
+
 def test_a_first_search_without_time_is_the_last() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     programs = []

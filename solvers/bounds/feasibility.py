@@ -21,7 +21,11 @@ def impossible(instance: Instance) -> Termination | None:
     """
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
     whole_is_least = instance.sharding_overhead_s is not None
-    needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
+    needs = []
+    for table in range(instance.tables):
+        needs.append(_least_bytes(instance, table, whole_is_least))
+        # Bounds ask for these next: of many tables, the curve would have to be made again.
+        instance.priced_costs(instance.whole(table), instance.kinds[0])
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
         short = math.ceil(least_hbm - hbm)

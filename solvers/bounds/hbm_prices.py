@@ -45,10 +45,15 @@ def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
         # The last rows in HBM save a host far less than the average ones.
         saved_s = float(total[DRAM_S].max()) / hbm_bytes
         dram_s = _staged_bound(instance, saved_s * np.geomspace(_LEAST_SAVED, 1, _HOST_PRICES))
+    return prices_around(price), dram_s
+
+
+def prices_around(price: float) -> Float:
+    """Prices to look at where one is about right: 0 and some around it."""
     if price == 0:
-        return np.array([0.0]), dram_s
+        return np.array([0.0])
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
-    return np.concatenate(([0.0], around)), dram_s
+    return np.concatenate(([0.0], around))
 
 
 def _cheapest(instance: Instance, table: int) -> Float:

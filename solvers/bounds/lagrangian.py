@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.step_equation.contention import most_work_s
-from solvers.bounds.hbm_prices import prices_near_full_hbm
+from solvers.bounds.hbm_prices import prices_around, prices_near_full_hbm
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
 
@@ -116,10 +116,20 @@ class LagrangianBound:
         return total
 
 
-def lagrangian_bound(instance: Instance) -> LagrangianBound:
-    """The bound of this module's docstring."""
-    prices, dram_s = prices_near_full_hbm(instance)
-    dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
+def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -> LagrangianBound:
+    """The bound of this module's docstring.
+
+    Parameters
+    ----------
+    known : LagrangianBound, optional
+        Of the same problem with other weights: prices near its own are looked at, and what the
+        hosts' memory enforces is taken over.
+    """
+    if known is None:
+        prices, dram_s = prices_near_full_hbm(instance)
+        dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
+    else:
+        prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
     pricer, tables = OptionPricer(instance, prices), range(instance.tables)
     extra_s = instance.sharding_overhead_s

@@ -7,7 +7,7 @@ import numpy as np
 from cost_models import CostCurve, ShardingOption
 from solvers.bounds.linear_program_tables import distinct_shards
 from solvers.model.instance import Instance
-from solvers.model.knapsack import Float
+from solvers.model.knapsack import PHASES, Float
 
 
 def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
@@ -95,7 +95,12 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
             for one, count in times
         )
 
-    whole = [least_s(table, instance.options_of(table)[0]) for table in range(instance.tables)]
+    # Whole tables say where to begin, and when to give up.
+    gpu = instance.kinds[0]
+    whole = [
+        float(instance.priced_costs(instance.whole(table), gpu)[PHASES][rows].sum(axis=0).min())
+        for table in range(instance.tables)
+    ]
     left_s, rest_s = seconds * instance.gpus, sum(whole)
     for table in np.argsort(whole)[::-1].tolist():
         if left_s <= 0 or left_s > rest_s:  # Enough, or too little even if nobody takes less.

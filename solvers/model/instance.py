@@ -41,7 +41,7 @@ Block = tuple[TableShard, ...]
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
-_CURVES = 4096
+_CURVES = 2048
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 _REPLICAS = 16
@@ -141,6 +141,8 @@ class Instance:
         self._curves = _Kept()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
+        if like is not None and like.with_replicas == with_replicas:
+            self._options = like._options
         self._costs_at: dict[tuple[object, ...], Float] = {}
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()

@@ -29,7 +29,7 @@ from solvers.strategies._weighing import unreplicated, weighed
 _WARM_SHARE = 0.3
 """Of the time, for improving a warm start."""
 
-_FINISH_BOUNDS = 0.7
+_FINISH_BOUNDS = 0.9
 """Times what the first bound took that is kept for making and checking the plan."""
 
 

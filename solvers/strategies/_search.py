@@ -75,10 +75,12 @@ class Search:
     repeated: int = 0
 
     @classmethod
-    def start(cls, instance: Instance, clock: Clock) -> "Search":
-        """A search with nothing but its Lagrangian bound."""
+    def start(
+        cls, instance: Instance, clock: Clock, known: LagrangianBound | None = None
+    ) -> "Search":
+        """A search with nothing but its Lagrangian bound: see `lagrangian_bound` for `known`."""
         before_s = clock.left_s
-        lagrangian = lagrangian_bound(instance)
+        lagrangian = lagrangian_bound(instance, known)
         bound_s = lagrangian.step_time_s + instance.fixed_s
         return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
 

@@ -173,7 +173,10 @@ def delays(search: Search) -> Assignment | None:
             instance,
             with_replicas=instance.with_replicas,
         )
-        search.delayed = Search.start(other, search.clock)
+        # Of the hosts' memory it is known beside what every step takes, which is not the same.
+        known = search.lagrangian
+        dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
+        search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
         search.bound_s = max(search.bound_s, search.delayed.bound_s)
     return None
 

@@ -50,18 +50,15 @@ class AutoParams:
     linear_program_places : int
         Tables × GPUs up to which the linear program is solved.
     branching_share, relaxed_share : float
-        Of branch and bound, and of its first relaxation alone, or where it is promising at once.
+        Of branch and bound, and of its first relaxation alone, or where it begins at once.
     branching_places : int
         Tables × GPUs up to which it is worth its time.
-    promising_gap, promising_share : float
-        A gap to its first relaxation up to which it comes before most of annealing, and the share
-        of the time within which its first search has to end to come before all of it.
+    promising_share : float
+        Of the time within which its first search has to end to come before all of annealing.
     promising_places : int
         Tables × GPUs up to which it may come before all of annealing.
     branched_tables, branched_places : int
         Tables, or tables × GPUs, up to which it does so with any gap, and whatever the time is.
-    first_branching_share : float
-        Of branch and bound then.
     early_s, late_s : float
         Seconds that have to be left for branching and closer bounds before most of annealing, and
         for these and neighbourhoods after it.
@@ -98,22 +95,20 @@ class AutoParams:
     common_shares_share: float = 0.05
     linear_program_places: int = 20_000
     few_places: int = 2000
-    branching_share: float = 0.75
+    branching_share: float = 0.5
     relaxed_share: float = 0.9
     branching_places: int = 2000
-    promising_gap: float = 0.08
     promising_share: float = 0.1
     promising_places: int = 500
     branched_tables: int = 16
     branched_places: int = 128
-    first_branching_share: float = 0.5
     early_s: float = 4.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
     relaxed_s_per_point: float = 2e-6
     few_tables: int = 200
     early: float = 2.5
-    first_bounds: float = 3.0
+    first_bounds: float = 1.5
     first_share: float = 0.2
     first_search_share: float = 0.1
     program_places: int = 1500
@@ -143,20 +138,15 @@ class Auto(StagedStrategy):
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         tiny = instance.tables <= p.branched_tables or places <= p.branched_places
-        near, promising = p.branching, p.branching
-        if not tiny:
-            near = replace(p.branching, most_gap=p.promising_gap)
-            promising = replace(near, first_share=p.promising_share)
+        promising = replace(p.branching, first_share=p.promising_share)
 
         # What is left then has to do for branching.
         first = with_time(
             p.early_s / (1 - p.first_share), lambda s: annealing(s, p.first_share, p.annealing)
         )
-        early_s, early_share = p.early_s, p.branching_share
-        if tiny:
-            early_s, early_share = p.late_s, p.first_branching_share
+        early_s = p.late_s if tiny else p.early_s
         at_once = with_time(early_s, lambda s: branching(s, p.relaxed_share, promising))
-        early = with_time(early_s, lambda s: branching(s, early_share, near))
+        early = with_time(early_s, lambda s: branching(s, p.branching_share, p.branching))
         late = with_time(p.late_s, lambda s: branching(s, p.branching_share, p.branching))
         # Its first relaxation alone: a bound whose size does not depend on the number of GPUs.
         is_relaxed = several and not branched and instance.tables <= p.few_tables

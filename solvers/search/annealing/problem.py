@@ -153,7 +153,7 @@ class AnnealingProblem:
             contention=np.array([objective.contention]),
             host=np.array(instance.host_of_gpu),
         )
-        rules = Rules(0.0, 0.0, 0.0, 0, power, step_s, 0.0, 0.0)
+        rules = Rules(0.0, 0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
             rate(model, state, rules, gpu)
             replace_items(model, state, gpu)
@@ -166,7 +166,7 @@ class AnnealingProblem:
         units, phases = len(self.options), len(rows) - 1
         gpu_of: Int = np.full((units, int(self._count.max(initial=1))), NOBODY)
         option, at = np.zeros(units, dtype=np.int64), np.zeros_like(gpu_of)
-        on, held = np.full((gpus, units), NOBODY), np.zeros(gpus, dtype=np.int64)
+        on, held = np.full((gpus, units), NOBODY, dtype=np.int32), np.zeros(gpus, dtype=np.int64)
         counts = np.zeros((gpus, self._arenas), dtype=np.int64)
         for shard in assignment.replicas:
             unit, number, _ = self._place[(shard,)]

@@ -27,6 +27,19 @@ def first_done(done_s: Float, candidates: Int, count: int) -> int:
 
 
 @compiled
+def first_with_arena(state: State, arena: int, first: int, candidates: Int, count: int) -> int:
+    """The first of `count` GPUs with an arena that is done first; `first` where none has it."""
+    found = NOBODY
+    for place in range(count):
+        gpu = candidates[place]
+        if state.counts[gpu, arena] <= 0 or not np.isfinite(state.done_s[gpu]):
+            continue
+        if found < 0 or state.done_s[gpu] < state.done_s[found]:
+            found = int(gpu)
+    return found if found >= 0 else first
+
+
+@compiled
 def find_candidates(
     model: Model, state: State, rules: Rules, unit: int, option: int, rng: np.random.Generator
 ) -> int:
@@ -66,7 +79,8 @@ def choose_gpus(
 ) -> bool:
     """A GPU for each shard of an option of a unit, into `chosen`; whether all find one.
 
-    The same GPUs at times, or those that are done first with a phase, by turns and by chance.
+    The same GPUs at times, or those that are done first with a phase, by turns and by chance; and
+    where launches are much of a step, those with the shard's arena, which they launch anyway.
     """
     chosen, done_s, candidates = state.chosen, state.done_s, state.candidates
     count, before = model.item_count[option], model.item_count[state.option[unit]]
@@ -99,9 +113,14 @@ def choose_gpus(
         done_s[gpu] += noise * rng.random()
         if not model.may_serve[unit, gpu]:
             done_s[gpu] = np.inf
+    together = rng.random() < rules.together
     for number in range(count):
-        home = model.home[model.first_item[option] + number]
+        item = model.first_item[option] + number
+        home = model.home[item]
         gpu = home if home >= 0 else first_done(done_s, candidates, looked_at)
+        if together and home < 0:
+            arena = model.arena[model.first_arena[item]]
+            gpu = first_with_arena(state, arena, gpu, candidates, looked_at)
         if not np.isfinite(done_s[gpu]):
             return False
         chosen[number] = gpu

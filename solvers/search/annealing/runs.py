@@ -43,6 +43,10 @@ _LOADED_IN_S = 1.0
 """With less time nothing is loaded that has been compiled: that takes about as long, once for a
 process."""
 
+_LAUNCHES_SHARE, _MOST_TOGETHER = 0.05, 0.5
+"""Share of a step that an arena's launches take from which shards of another option go to GPUs with
+their arena half of the time; with less, in proportion."""
+
 Heat = tuple[int, float]
 """A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""
 
@@ -160,7 +164,9 @@ def anneal(
         _make_moves(runs, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
         before_s = best.step_time_s
-        for annealed in filter(None, (run.found() for run in runs)):
+        ends = [run.found() for run in runs]
+        del runs  # With many GPUs their arrays are large.
+        for annealed in filter(None, ends):
             if annealed.step_time_s < best.step_time_s * (1 + params.polished):
                 improve(annealed, clock.part(params.polish_share), reshard_tables=False)
             if annealed.step_time_s < best.step_time_s * (1 - 1e-7):
@@ -204,7 +210,7 @@ def prepare(limits: Limits) -> None:
     if limits.on_state is not None:
         limits.on_state(SearchState("compiling the search, once", None, 0.0))
     model, state = tiny()
-    rules = Rules(0.0, 0.0, 0.0, 1, HIGH_POWER, 1.0, 1.0, 0.0)
+    rules = Rules(0.0, 0.0, 0.0, 1, 0.0, HIGH_POWER, 1.0, 1.0, 0.0)
     rng = np.random.default_rng(0)
     rate(model, state, rules, 0)
     replace_items(model, state, 0)
@@ -249,6 +255,7 @@ class _Run:
             params.gathered_below,
             params.swapped_below,
             params.many_gpus,
+            _together(self._model, self._start_s),
             power,
             self._start_s,
             hot,
@@ -293,6 +300,12 @@ class _Run:
         if self._best_s >= self._start_s * (1 - 1e-7):
             return None
         return self._problem.assignment(self._option, self._gpu)
+
+
+def _together(model: Model, step_s: float) -> float:
+    """How often shards of another option go to GPUs with their arena."""
+    launches_s = float((model.launches @ (model.counted_s > 0)).max())
+    return _MOST_TOGETHER * min(1.0, launches_s / (_LAUNCHES_SHARE * step_s))
 
 
 def _make_moves(runs: Sequence[_Run], clock: Clock) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+SmallInt = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 
 BYTES, FIRST_PHASE = 0, 1
@@ -96,8 +97,8 @@ class State(NamedTuple):
         Of what each GPU holds, as in `Model.costs`.
     phase_s : float64, shape (GPUs, phases)
     energy : float64, shape (GPUs,)
-    on : int64, shape (GPUs, units)
-        The units of which a GPU serves an item, in any order.
+    on : int32, shape (GPUs, units)
+        The units of which a GPU serves an item, in any order. (It is the largest array of many.)
     at : int64, shape (units, most items)
         Where each item's unit is in its GPU's row of `on`.
     held : int64, shape (GPUs,)
@@ -134,7 +135,7 @@ class State(NamedTuple):
     sums: Float
     phase_s: Float
     energy: Float
-    on: Int
+    on: SmallInt
     at: Int
     held: Int
     counts: Int
@@ -154,12 +155,16 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Numbers of `AnnealingParams`, and of a run."""
+    """Numbers of `AnnealingParams`, and of a run.
+
+    `together` is the probability that shards of another option go where their arenas are.
+    """
 
     resharded_below: float
     gathered_below: float
     swapped_below: float
     many_gpus: int
+    together: float
     power: int
     step_s: float
     hot: float
@@ -199,7 +204,7 @@ def tiny() -> tuple[Model, State]:
         sums=np.zeros((1, 2, 2)),
         phase_s=np.zeros((1, 1)),
         energy=np.zeros(1),
-        on=none.copy(),
+        on=none.astype(np.int32),
         at=none.copy(),
         held=one + 1,
         counts=none + 1,

@@ -56,6 +56,10 @@ class Node:
         What an option costs beyond its table's cheapest at the prices of the last program.
     points : int64
         Points of curves that the node's first program has.
+    arenas : dict of int to (int, int)
+        On how many GPUs an arena is, at least and at most, where that is decided.
+    needed : float64, shape (arenas,)
+        On how many each one is in the node's relaxation; empty where tables are decided.
     """
 
     bound: float
@@ -66,6 +70,8 @@ class Node:
     options: Int = field(compare=False)
     extra: Float = field(compare=False)
     points: Int = field(compare=False)
+    arenas: dict[int, tuple[int, int]] = field(compare=False, default_factory=dict)
+    needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
     def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
         """The node with some of its options only, one level below."""
@@ -80,6 +86,7 @@ class Node:
             options=found.options,
             extra=found.extra,
             points=found.points,
+            needed=found.needed,
         )
 
 
@@ -105,6 +112,8 @@ class Relaxed:
         Shards of a part that each group serves.
     of_groups : float64, shape (parts, groups)
         What a shard of a part costs at least in each group, at the prices of the bound.
+    needed : float64, shape (arenas,)
+        On how many GPUs each arena has to be for what is served; empty where tables are decided.
     is_solved : bool
         Otherwise the solver stopped early, and nothing is known.
     """
@@ -117,6 +126,7 @@ class Relaxed:
     chosen: Float
     served: Float
     of_groups: Float
+    needed: Float
     is_solved: bool = True
 
     @property
@@ -129,7 +139,7 @@ class Relaxed:
         """Of a node that was not looked at."""
         none = np.zeros(0)
         known = node.options, node.extra, node.points
-        return cls(0.0, 0.0, *known, none, none, none, is_solved=False)
+        return cls(0.0, 0.0, *known, none, none, none, none, is_solved=False)
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:

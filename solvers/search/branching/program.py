@@ -144,10 +144,16 @@ class GroupProgram:
         rows.add(at, self.option_at + replicated[:, None], self.sizes)
         held = self.arena_at + (known % groups) * f.arenas + known // groups % f.arenas
         rows.add(self.arena_row + np.arange(known.size), held, -1.0)
+        self.held = held - self.arena_at
         first = rows.block(groups, -np.inf, 0.0)
         every = np.arange(groups * f.arenas)
         rows.add(first + every // f.arenas, self.arena_at + every, 1.0)
         rows.add(first + np.arange(groups), self.launch_at + np.arange(groups), -1.0)
+        for number, limits in self.node.arenas.items():
+            row = rows.block(1, *limits)
+            rows.add(row, self.arena_at + np.arange(groups) * f.arenas + number, 1.0)
+            # With few options there may be no way without the arena.
+            rows.add(row, self.lack_at, -1.0)
 
     def _add_decided(self) -> None:
         """Groups serve what their node says."""
@@ -262,7 +268,19 @@ class GroupProgram:
             values[self.option_at : self.point_at],
             served,
             of_groups,
+            np.zeros(0) if self.node.depth else self._needed(values),
         )
+
+    def _needed(self, values: Float) -> Float:
+        """On how many GPUs each arena has to be for the shards of a solution, shape (arenas,)."""
+        f, groups = self.formulation, self.sizes.size
+        rows, columns, entries = self.rows.entries
+        mine = (columns < self.arena_at) | (columns >= self.launch_at)
+        served = np.bincount(rows[mine], entries[mine] * values[columns[mine]], self.rows.count)
+        needed = np.zeros(groups * f.arenas)
+        np.maximum.at(needed, self.held, served[self.arena_row :][: self.held.size])
+        of_arenas: Float = needed.reshape(groups, f.arenas).sum(axis=0)
+        return of_arenas
 
     def _bound(
         self, prices: Float, due: Float, low: Float, high: Float, least: Float, most: Float

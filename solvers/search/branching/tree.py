@@ -31,6 +31,9 @@ from solvers.search.moves import improve
 
 _NEARLY = 1 - 1e-6
 
+_NEARLY_WHOLE = 0.02
+"""What a number of GPUs may differ by from a whole one that it is taken for."""
+
 _GROWTH = 1 / 3
 """A search for plans that are half as far from the bound takes about eight times as long."""
 
@@ -59,6 +62,9 @@ class BranchingParams:
         found no better plan it may be nearer.
     first_share : float
         Share of the time within which the first search has to end; otherwise it is the last.
+    arena_gpus, arena_share : int and float
+        GPUs up to which it is decided first on how many of them each arena is, and the share of a
+        step that the launches of one have to take for that.
     placements : int
         Ways to serve a table's shards beyond which they are left open.
     rounded_share : float
@@ -73,6 +79,8 @@ class BranchingParams:
     most_gap: float = 2.0
     gap_factor: float = 0.7
     first_share: float = 1.0
+    arena_gpus: int = 4
+    arena_share: float = 0.2
     placements: int = 100
     rounded_share: float = 0.2
     programs: int = 25
@@ -135,6 +143,10 @@ class BranchAndBound:
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
         self._order = formulation.heaviest_first()
+        launches = float((self.formulation.launches @ self.formulation.members[0]).min())
+        self._are_arenas_first = (
+            instance.gpus <= params.arena_gpus and launches >= params.arena_share * self.limit
+        )
         self._map: Callable[[Callable[[Node], Relaxed], Sequence[Node]], Iterable[Relaxed]] = map
 
     @property
@@ -234,6 +246,9 @@ class BranchAndBound:
     def _children(self, node: Node, gap: float) -> list[Node] | None:
         """Parts of a node that hold all its plans of interest; None of a last one."""
         f = self.formulation
+        by_arena = self._by_arena(node)
+        if by_arena is not None:
+            return self._kept(by_arena, gap)
         if node.depth > -len(self._order):
             return self._layouts(node, self._order[-node.depth], gap)
         tables, counts = np.unique(f.table_of[node.options], return_counts=True)
@@ -244,6 +259,26 @@ class BranchAndBound:
         of_table = f.table_of[node.options] == table
         each = node.options[of_table].tolist()
         return self._kept([node.within(~of_table | (node.options == one)) for one in each], gap)
+
+    def _by_arena(self, node: Node) -> list[Node] | None:
+        """A node with an arena on fewer, and on more, GPUs than in its relaxation.
+
+        It is the arena whose number of GPUs is farthest from a whole one; None if all are whole, or
+        that says little.
+        """
+        if node.depth or not node.needed.size or not self._are_arenas_first:
+            return None
+        needed = node.needed.copy()
+        for arena, limits in node.arenas.items():
+            needed[arena] = min(max(needed[arena], limits[0]), limits[1])
+        from_whole = np.abs(needed - np.round(needed))
+        arena = int(from_whole.argmax())
+        if from_whole[arena] < _NEARLY_WHOLE:
+            return None
+        fewer = math.floor(needed[arena])
+        least, most = node.arenas.get(arena, (0, self.formulation.instance.gpus))
+        parts = ((least, fewer), (fewer + 1, most))
+        return [replace(node, arenas={**node.arenas, arena: each}) for each in parts]
 
     def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
         """A node with each layout of a table, and each way to serve its shards."""
