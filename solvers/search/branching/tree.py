@@ -2,37 +2,25 @@
 
 import heapq
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.search.branching.formulation import REPLICATED, Formulation, Layout
-from solvers.search.branching.nodes import (
-    Node,
-    Relaxed,
-    Way,
-    bounds_of_ways,
-    divided_layouts,
-    first_groups,
-    layouts_of,
-    ways_to_serve,
-    within_layouts,
-)
+from solvers.search.branching.branches import Branches, Examined
+from solvers.search.branching.formulation import Formulation
+from solvers.search.branching.nodes import Node, Relaxed, first_groups
 from solvers.search.branching.program import relaxed
 from solvers.search.branching.rounding import rounded
 from solvers.search.moves import improve
 
 _NEARLY = 1 - 1e-6
-
-_NEARLY_WHOLE = 0.02
-"""What a number of GPUs may differ by from a whole one that it is taken for."""
 
 _GROWTH = 1 / 3
 """A search for plans that are half as far from the bound takes about eight times as long."""
@@ -86,19 +74,8 @@ class BranchingParams:
     programs: int = 25
 
 
-class _Examined(NamedTuple):
-    """A node with its bound, and its relaxation if that was solved."""
-
-    node: Node
-    found: Relaxed | None
-
-
-class _Cut(NamedTuple):
-    """A layout of a table, the node with this layout alone, and its relaxation if known."""
-
-    layout: Layout
-    node: Node
-    found: Relaxed | None = None
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""The built-in `map`, or that of a pool of threads."""
 
 
 class BranchAndBound:
@@ -147,7 +124,11 @@ class BranchAndBound:
         self._are_arenas_first = (
             instance.gpus <= params.arena_gpus and launches >= params.arena_share * self.limit
         )
-        self._map: Callable[[Callable[[Node], Relaxed], Sequence[Node]], Iterable[Relaxed]] = map
+        # Of relaxations, and of nodes that are looked at together.
+        self._map: Map = map
+        self._map_nodes: Map = map
+        self._at_once = 1
+        self._rounding = threading.Lock()
 
     @property
     def limit(self) -> float:
@@ -168,8 +149,9 @@ class BranchAndBound:
         if self.clock.repeats or threads == 1:
             self.search(gap)
             return
-        with ThreadPoolExecutor(threads) as pool:
-            self._map = pool.map
+        # Nodes wait for their relaxations, each kind in a pool of its own.
+        with ThreadPoolExecutor(threads) as nodes, ThreadPoolExecutor(threads) as relaxations:
+            self._map_nodes, self._map, self._at_once = nodes.map, relaxations.map, threads
             self.search(gap)
 
     def search(self, gap: float) -> None:
@@ -229,134 +211,47 @@ class BranchAndBound:
 
         False where all is decided, and yet plans are left of which not more is known.
         """
-        heap, numbers, decided = self._kept([root], gap), 1, math.inf
+        branches = Branches(
+            self.formulation,
+            self._order,
+            self.params.placements,
+            self._are_arenas_first,
+            lambda nodes: self._examined(nodes, gap),
+            lambda: self._target(gap),
+        )
+        heap, numbers, decided = branches.kept([root]), 1, math.inf
         while heap and not self.spent and heap[0].bound < self._target(gap):
-            node = heapq.heappop(heap)
-            children = self._children(node, gap)
-            if children is None:
-                decided = min(decided, node.bound)
-                continue
-            for child in children:
-                numbers += 1
-                heapq.heappush(heap, replace(child, number=numbers))
+            nodes = [heapq.heappop(heap) for _ in range(min(self._at_once, len(heap)))]
+            found = self._map_nodes(branches.of, nodes)
+            for node, children in zip(nodes, found, strict=True):
+                if children is None:
+                    decided = min(decided, node.bound)
+                    continue
+                for child in children:
+                    numbers += 1
+                    heapq.heappush(heap, replace(child, number=numbers))
         left = min((node.bound for node in heap), default=math.inf)
         self._prove(min(left, decided, self._target(gap)))
         return decided >= min(left, self._target(gap))
-
-    def _children(self, node: Node, gap: float) -> list[Node] | None:
-        """Parts of a node that hold all its plans of interest; None of a last one."""
-        f = self.formulation
-        by_arena = self._by_arena(node)
-        if by_arena is not None:
-            return self._kept(by_arena, gap)
-        if node.depth > -len(self._order):
-            return self._layouts(node, self._order[-node.depth], gap)
-        tables, counts = np.unique(f.table_of[node.options], return_counts=True)
-        several = set(tables[counts > 1].tolist())
-        table = next((table for table in self._order if table in several), None)
-        if table is None:
-            return None
-        of_table = f.table_of[node.options] == table
-        each = node.options[of_table].tolist()
-        return self._kept([node.within(~of_table | (node.options == one)) for one in each], gap)
-
-    def _by_arena(self, node: Node) -> list[Node] | None:
-        """A node with an arena on fewer, and on more, GPUs than in its relaxation.
-
-        It is the arena whose number of GPUs is farthest from a whole one; None if all are whole, or
-        that says little.
-        """
-        if node.depth or not node.needed.size or not self._are_arenas_first:
-            return None
-        needed = node.needed.copy()
-        for arena, limits in node.arenas.items():
-            needed[arena] = min(max(needed[arena], limits[0]), limits[1])
-        from_whole = np.abs(needed - np.round(needed))
-        arena = int(from_whole.argmax())
-        if from_whole[arena] < _NEARLY_WHOLE:
-            return None
-        fewer = math.floor(needed[arena])
-        least, most = node.arenas.get(arena, (0, self.formulation.instance.gpus))
-        parts = ((least, fewer), (fewer + 1, most))
-        return [replace(node, arenas={**node.arenas, arena: each}) for each in parts]
-
-    def _layouts(self, node: Node, table: int, gap: float) -> list[Node]:
-        """A node with each layout of a table, and each way to serve its shards."""
-        f, most = self.formulation, self.params.placements
-        ways: dict[Layout, list[Way]] = {}
-        for layout in layouts_of(f, node, table):
-            every = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
-            if every:
-                ways[layout] = every
-        one_way = [layout for layout, every in ways.items() if len(every) == 1]
-        several = [layout for layout, every in ways.items() if len(every) > 1]
-        cuts = [_Cut(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
-        cuts += self._possible(node, table, several, gap)
-        undecided, served = [], []
-        for layout, cut, found in cuts:
-            left, below = ways[layout], replace(cut, depth=node.depth - 1)
-            if len(left) > most:
-                undecided.append(below)
-                continue
-            if found is not None:
-                useful = bounds_of_ways(f, found, table, layout, left) < self._target(gap)
-                left = [way for way, is_useful in zip(left, useful, strict=True) if is_useful]
-            layouts = {**node.layouts, table: layout}
-            served += [replace(below, groups=way.groups, layouts=layouts) for way in left]
-        # Where a table can only be replicated, nothing was decided.
-        return undecided + (served if [*ways] == [REPLICATED] else self._kept(served, gap))
-
-    def _possible(
-        self, node: Node, table: int, layouts: Sequence[Layout], gap: float
-    ) -> list[_Cut]:
-        """Layouts of a table that are left, each with what is left of the node.
-
-        Most are out of the question, however they are served. So those that are much the same
-        are looked at together, and what is left of them in parts.
-        """
-        f = self.formulation
-        found: list[_Cut] = []
-        whole = [(node, layouts)] if layouts else []
-        while whole:
-            parts = [
-                within_layouts(f, within, table, part)
-                for within, layouts in whole
-                for part in divided_layouts(layouts)
-            ]
-            whole = []
-            for left in self._examined(parts, gap):
-                if left is None:
-                    continue
-                known = layouts_of(f, left.node, table)
-                if len(known) == 1:
-                    found.append(_Cut(known[0], *left))
-                elif known:
-                    whole.append((left.node, known))
-        return found
-
-    def _kept(self, nodes: Sequence[Node], gap: float) -> list[Node]:
-        """Nodes with their bounds and the options that are left, those that may be of use."""
-        return [found.node for found in self._examined(nodes, gap) if found is not None]
 
     def _target(self, gap: float) -> float:
         """Plans that are no faster are not looked for."""
         return self.limit / (1 + gap)
 
-    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[_Examined | None]:
+    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
         """For each node, itself with its bound and the options that are left, or None."""
         target, tables = self._target(gap), self.formulation.instance.tables
         rounds = self.params.node_rounds
-        examined = self._map(lambda node: self._relaxed(node, target, rounds), nodes)
+        examined = self._map(lambda node: self._rounded(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
-                yield _Examined(node, None)
+                yield Examined(node, None)
                 continue
             if found.bound >= target:
                 yield None
                 continue
-            self._round(node, found)
             left = np.unique(self.formulation.table_of[found.options]).size
-            kept = _Examined(node.with_relaxation(found), found)
+            kept = Examined(node.with_relaxation(found), found)
             yield kept if left == tables else None
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
@@ -365,6 +260,16 @@ class BranchAndBound:
         self.programs += 1
         left_s = math.inf if self.clock.repeats else self.clock.left_s
         return relaxed(self.formulation, node, most, min(left_s, 3600.0), rounds)
+
+    def _rounded(self, node: Node, target: float, rounds: int) -> Relaxed:
+        """A node's relaxation, of which a placement is made, unless another one just is."""
+        found = self._relaxed(node, target, rounds)
+        if found.is_solved and found.bound < target and self._rounding.acquire(blocking=False):
+            try:
+                self._round(node, found)
+            finally:
+                self._rounding.release()
+        return found
 
     def _round(self, node: Node, found: Relaxed) -> None:
         """Make a placement of a relaxation, and keep it if it is the best."""

@@ -1,0 +1,160 @@
+"""How a part of the search space is divided: by arenas, and by how tables are cut and served."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from solvers.search.branching.formulation import REPLICATED, Formulation, Layout
+from solvers.search.branching.nodes import (
+    Node,
+    Relaxed,
+    Way,
+    bounds_of_ways,
+    divided_layouts,
+    layouts_of,
+    ways_to_serve,
+    within_layouts,
+)
+
+_NEARLY_WHOLE = 0.02
+"""What a number of GPUs may differ by from a whole one that it is taken for."""
+
+
+class Examined(NamedTuple):
+    """A node with its bound, and its relaxation if that was solved."""
+
+    node: Node
+    found: Relaxed | None
+
+
+class _Cut(NamedTuple):
+    """A layout of a table, the node with this layout alone, and its relaxation if known."""
+
+    layout: Layout
+    node: Node
+    found: Relaxed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The parts that nodes are divided into.
+
+    Attributes
+    ----------
+    formulation : Formulation
+    order : sequence of int
+        Tables in the order in which it is decided how they are cut.
+    placements : int
+        Ways to serve a table's shards beyond which they are left open.
+    are_arenas_first : bool
+        Whether it is decided before all tables on how many GPUs each arena is.
+    examined : callable
+        For each of some nodes, itself with its bound and relaxation; None where no plan of it is of
+        interest.
+    target : callable
+        A step time, in units of the formulation, that a plan of interest is below.
+    """
+
+    formulation: Formulation
+    order: Sequence[int]
+    placements: int
+    are_arenas_first: bool
+    examined: Callable[[Sequence[Node]], Iterator[Examined | None]]
+    target: Callable[[], float]
+
+    def kept(self, nodes: Sequence[Node]) -> list[Node]:
+        """Nodes with their bounds and the options that are left, those that may be of use."""
+        return [found.node for found in self.examined(nodes) if found is not None]
+
+    def of(self, node: Node) -> list[Node] | None:
+        """Parts of a node that hold all its plans of interest; None of a last one."""
+        f = self.formulation
+        by_arena = self._by_arena(node)
+        if by_arena is not None:
+            return self.kept(by_arena)
+        if node.depth > -len(self.order):
+            return self._layouts(node, self.order[-node.depth])
+        tables, counts = np.unique(f.table_of[node.options], return_counts=True)
+        several = set(tables[counts > 1].tolist())
+        table = next((table for table in self.order if table in several), None)
+        if table is None:
+            return None
+        of_table = f.table_of[node.options] == table
+        each = node.options[of_table].tolist()
+        return self.kept([node.within(~of_table | (node.options == one)) for one in each])
+
+    def _by_arena(self, node: Node) -> list[Node] | None:
+        """A node with an arena on fewer, and on more, GPUs than in its relaxation.
+
+        It is the arena whose number of GPUs is farthest from a whole one; None if all are whole, or
+        that says little.
+        """
+        if node.depth or not node.needed.size or not self.are_arenas_first:
+            return None
+        needed = node.needed.copy()
+        for arena, limits in node.arenas.items():
+            needed[arena] = min(max(needed[arena], limits[0]), limits[1])
+        from_whole = np.abs(needed - np.round(needed))
+        arena = int(from_whole.argmax())
+        if from_whole[arena] < _NEARLY_WHOLE:
+            return None
+        fewer = math.floor(needed[arena])
+        least, most = node.arenas.get(arena, (0, self.formulation.instance.gpus))
+        parts = ((least, fewer), (fewer + 1, most))
+        return [replace(node, arenas={**node.arenas, arena: each}) for each in parts]
+
+    def _layouts(self, node: Node, table: int) -> list[Node]:
+        """A node with each layout of a table, and each way to serve its shards."""
+        f, most = self.formulation, self.placements
+        ways: dict[Layout, list[Way]] = {}
+        for layout in layouts_of(f, node, table):
+            every = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
+            if every:
+                ways[layout] = every
+        one_way = [layout for layout, every in ways.items() if len(every) == 1]
+        several = [layout for layout, every in ways.items() if len(every) > 1]
+        cuts = [_Cut(layout, within_layouts(f, node, table, [layout])) for layout in one_way]
+        cuts += self._possible(node, table, several)
+        undecided, served = [], []
+        for layout, cut, found in cuts:
+            left, below = ways[layout], replace(cut, depth=node.depth - 1)
+            if len(left) > most:
+                undecided.append(below)
+                continue
+            if found is not None:
+                useful = bounds_of_ways(f, found, table, layout, left) < self.target()
+                left = [way for way, is_useful in zip(left, useful, strict=True) if is_useful]
+            layouts = {**node.layouts, table: layout}
+            served += [replace(below, groups=way.groups, layouts=layouts) for way in left]
+        # Where a table can only be replicated, nothing was decided.
+        return undecided + (served if [*ways] == [REPLICATED] else self.kept(served))
+
+    def _possible(self, node: Node, table: int, layouts: Sequence[Layout]) -> list[_Cut]:
+        """Layouts of a table that are left, each with what is left of the node.
+
+        Most are out of the question, however they are served. So those that are much the same
+        are looked at together, and what is left of them in parts.
+        """
+        f = self.formulation
+        found: list[_Cut] = []
+        whole = [(node, layouts)] if layouts else []
+        while whole:
+            parts = [
+                within_layouts(f, within, table, part)
+                for within, layouts in whole
+                for part in divided_layouts(layouts)
+            ]
+            whole = []
+            for left in self.examined(parts):
+                if left is None:
+                    continue
+                known = layouts_of(f, left.node, table)
+                if len(known) == 1:
+                    found.append(_Cut(known[0], *left))
+                elif known:
+                    whole.append((left.node, known))
+        return found
