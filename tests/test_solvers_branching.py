@@ -143,6 +143,21 @@ def test_without_an_arena_that_a_table_needs_there_is_no_plan() -> None:
         assert min(bound_without({arena}) for arena in arenas) < search.limit
 
 
+@pytest.mark.parametrize("share", [0.0, 1e9])
+def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, price = begun("random-12@3", unequal_machine(1 << 29))
+    usual = searched(first, price)
+    monkeypatch.setattr(formulation, "_CHEAP", share)
+    other = searched(first, price)
+    cheap = other.formulation.cheap_options
+    assert cheap.all() if share else cheap.sum() < 0.5 * cheap.size
+    # A table's cheapest option is always there.
+    assert np.unique(other.formulation.table_of[cheap]).size == first.instance.tables
+    assert other.bound_s == pytest.approx(usual.bound_s, rel=1e-3)
+
+
 def test_a_first_search_without_time_is_the_last() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     programs = []

@@ -105,7 +105,7 @@ class AutoParams:
     early_s: float = 4.0
     late_s: float = 0.5
     relaxed_s: float = 3.0
-    relaxed_s_per_point: float = 2e-6
+    relaxed_s_per_point: float = 1e-6
     few_tables: int = 200
     early: float = 2.5
     first_bounds: float = 1.5

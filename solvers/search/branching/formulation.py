@@ -28,6 +28,9 @@ _NEARLY_SAME = 2e-3
 _HARDLY_DIFFERENT = 2e-4
 """The same where there is only a tenth of the most points, so that they cost less time."""
 
+_CHEAP = 0.01
+"""Share of a step that an option of the first program may cost beyond its table's cheapest."""
+
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """Prices of HBM, times one to begin with, whose cheapest points begin the linear programs."""
 
@@ -95,6 +98,8 @@ class Formulation:
         First point and number of points of each part.
     first_points : int64
         Points that the first linear program begins with: the cheapest at some prices of HBM.
+    cheap_options : bool, shape (options,)
+        Whether it has an option.
     """
 
     def __init__(
@@ -173,6 +178,26 @@ class Formulation:
         costs = [time + factor * price * self.points[0] for factor in _PRICE_FACTORS]
         cheapest = [least_of_each(each, self.starts, self.sizes)[1] for each in costs if points]
         self.first_points: Int = np.unique(cheapest)
+        self.cheap_options = self._cheap_options(price) if points else np.zeros(0, dtype=bool)
+
+    def _cheap_options(self, price: float) -> npt.NDArray[np.bool_]:
+        """Options that cost little more than their table's cheapest, shape (options,)."""
+        weights = np.append(price, self.instance.objective.weights)
+        of_parts = np.minimum.reduceat(weights @ self.points, self.starts) * self.times
+        of_shards = np.full(int(self.shard_of.max()) + 1, np.inf)
+        np.minimum.at(of_shards, self.shard_of, of_parts)
+        gpus = np.zeros(len(self.launches))
+        for (kind, _), count in self.gpus_of_kind.items():
+            gpus[kind] += count
+        costs = np.einsum("kof,f,k->o", self.replicas, weights, gpus)
+        shards, first = np.unique(self.shard_of, return_index=True)
+        np.add.at(costs, self.option_of[first], of_shards[shards])
+        least = np.full(self.instance.tables, np.inf)
+        np.minimum.at(least, self.table_of, costs)
+        cheap: npt.NDArray[np.bool_] = (
+            costs - least[self.table_of] <= _CHEAP * UNITS * self.instance.gpus
+        )
+        return cheap
 
     @property
     def is_complete(self) -> bool:

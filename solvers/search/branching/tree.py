@@ -186,8 +186,8 @@ class BranchAndBound:
         """The whole search space with its first relaxation; None if there is no time for it."""
         f = self.formulation
         options = np.arange(len(f.options))
-        none = np.zeros(options.size)
-        root = Node(0.0, 0, 0, first_groups(f), {}, options, none, f.first_points)
+        extra = np.where(f.cheap_options, 0.0, np.inf)
+        root = Node(0.0, 0, 0, first_groups(f), {}, options, extra, f.first_points)
         found = self._relaxed(root, self.limit, self.params.root_rounds)
         return root.with_relaxation(found) if found.is_solved else None
 
