@@ -107,8 +107,8 @@ class AutoParams:
     relaxed_s: float = 3.0
     relaxed_s_per_point: float = 1e-6
     few_tables: int = 200
-    early: float = 2.5
-    first_bounds: float = 1.5
+    early: float = 2.0
+    first_bounds: float = 1.2
     first_share: float = 0.2
     first_search_share: float = 0.1
     program_places: int = 1500
