@@ -159,6 +159,9 @@ class Auto(StagedStrategy):
         def relaxed(search: Search) -> Assignment | None:
             return relaxation(search, p.relaxed_share, p.branching)
 
+        def early_relaxed(search: Search) -> Assignment | None:
+            return relaxation(search, 1 / p.early, p.branching)
+
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
             Stage("delays", with_time(p.early_s, delays, bounds=p.early * p.first_bounds), several),
@@ -171,7 +174,7 @@ class Auto(StagedStrategy):
             Stage("annealed", first, branched),
             Stage("branched", early, branched),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
-            Stage("relaxed", with_time(p.early * relaxed_s, relaxed), is_relaxed),
+            Stage("relaxed", with_time(p.early * relaxed_s, early_relaxed), is_relaxed),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
             Stage("delays", with_time(p.late_s, delays, bounds=p.first_bounds), several),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),

@@ -28,7 +28,7 @@ _NEARLY_SAME = 2e-3
 _HARDLY_DIFFERENT = 2e-4
 """The same where there is only a tenth of the most points, so that they cost less time."""
 
-_CHEAP = 0.01
+_CHEAP = 0.03
 """Share of a step that an option of the first program may cost beyond its table's cheapest."""
 
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
