@@ -146,6 +146,15 @@ def test_a_shard_goes_to_the_gpu_with_its_arena_that_is_done_first() -> None:
     assert first_with_arena(state, 0, 3, gpus, gpus.size) == 3
 
 
+def test_shards_go_to_their_arenas_the_more_often_the_more_launches_take() -> None:
+    arrays, _, best, _, _ = annealed(500, hot=0.01)
+    model, _, _ = arrays.start(best)
+    launches_s = float((model.launches @ (model.counted_s > 0)).max())
+    assert launches_s > 0
+    shares = [runs._together(model, launches_s / share) for share in (0.5, 0.05, 0.025, 0.001)]
+    assert shares == pytest.approx([0.5, 0.5, 0.25, 0.01])
+
+
 def test_of_many_gpus_those_of_the_table_and_some_others_are_looked_at() -> None:
     arrays, _, best, _, step_s = annealed(500, hot=0.01)
     model, state, _ = arrays.start(best)

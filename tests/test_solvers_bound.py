@@ -548,6 +548,13 @@ def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -
     assert np.median(ratios) > 0.9
 
 
+def test_what_hosts_enforce_is_taken_over_from_a_known_bound() -> None:
+    instance = Instance(KINDS["four"][0](0), Roofline())
+    bound = lagrangian_bound(instance)
+    known = replace(bound, dram_s=3 * bound.step_time_s)
+    assert lagrangian_bound(instance, known).step_time_s == pytest.approx(known.dram_s)
+
+
 def test_a_step_of_next_to_no_time_has_a_bound() -> None:
     """Floats below the smallest normal one have no middle, which a bisection could wait for."""
     instance, shortest_s = Instance(problem_of(zipf_table("t", 10)), Roofline()), 5e-324

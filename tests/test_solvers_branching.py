@@ -170,6 +170,20 @@ def test_a_first_search_without_time_is_the_last() -> None:
     assert programs[0] == 1 < programs[1]
 
 
+def test_threads_prove_no_more_than_is_true() -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
+    root_s = searched(first, price).bound_s
+    found = []
+    for threads in (1, 3):
+        clock = Clock.start(Limits(time_limit_s=4.0, threads=threads))
+        one = branch_and_bound(first, price, clock=clock)
+        assert one is not None
+        assert one.bound_s > root_s
+        found.append(one)
+    fastest_s = min(one.best.own_step_time_s for one in found)
+    assert all(one.bound_s <= fastest_s * (1 + 1e-9) for one in found)
+
+
 def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds, anneal = [], annealing.anneal
 

@@ -15,7 +15,7 @@ from solvers.search.branching import BranchingParams, points_of
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
 from solvers.search.neighbourhoods import NeighbourhoodParams
-from solvers.strategies._base import Stage, StagedStrategy
+from solvers.strategies._base import Run, Stage, StagedStrategy
 from solvers.strategies._search import Search
 from solvers.strategies._stages import (
     annealing,
@@ -156,11 +156,8 @@ class Auto(StagedStrategy):
         # Programs of a few GPUs take some tenths of a second each.
         around = with_time(p.late_s, lambda s: neighbourhoods(s, rest, p.neighbourhoods))
 
-        def relaxed(search: Search) -> Assignment | None:
-            return relaxation(search, p.relaxed_share, p.branching)
-
-        def early_relaxed(search: Search) -> Assignment | None:
-            return relaxation(search, 1 / p.early, p.branching)
+        def relaxed(share: float) -> Run:
+            return lambda s: relaxation(s, share, p.branching)
 
         return [
             Stage("greedy", lambda s: cost_greedy(s, p.greedy_share, p.construction_share)),
@@ -174,12 +171,12 @@ class Auto(StagedStrategy):
             Stage("annealed", first, branched),
             Stage("branched", early, branched),
             Stage("exact", lambda s: exact_program(s, p.exact_share, p.exact_places), plain),
-            Stage("relaxed", with_time(p.early * relaxed_s, early_relaxed), is_relaxed),
+            Stage("relaxed", with_time(p.early * relaxed_s, relaxed(1 / p.early)), is_relaxed),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
             Stage("delays", with_time(p.late_s, delays, bounds=p.first_bounds), several),
             Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
-            Stage("relaxed", with_time(relaxed_s, relaxed), is_relaxed),
+            Stage("relaxed", with_time(relaxed_s, relaxed(p.relaxed_share)), is_relaxed),
             Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
             Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
             Stage("neighbourhoods", around, several),

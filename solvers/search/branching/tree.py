@@ -242,7 +242,7 @@ class BranchAndBound:
         """For each node, itself with its bound and the options that are left, or None."""
         target, tables = self._target(gap), self.formulation.instance.tables
         rounds = self.params.node_rounds
-        examined = self._map(lambda node: self._rounded(node, target, rounds), nodes)
+        examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
                 yield Examined(node, None)
@@ -261,7 +261,7 @@ class BranchAndBound:
         left_s = math.inf if self.clock.repeats else self.clock.left_s
         return relaxed(self.formulation, node, most, min(left_s, 3600.0), rounds)
 
-    def _rounded(self, node: Node, target: float, rounds: int) -> Relaxed:
+    def _relaxed_and_placed(self, node: Node, target: float, rounds: int) -> Relaxed:
         """A node's relaxation, of which a placement is made, unless another one just is."""
         found = self._relaxed(node, target, rounds)
         if found.is_solved and found.bound < target and self._rounding.acquire(blocking=False):
