@@ -8,7 +8,7 @@ ENGINES := $(VENV)/.engines
 PIP_ARGS ?=
 DATA ?=
 
-.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks lowest bench bench-gpu clean
+.PHONY: help setup demo docs test test-full tests-fast tests-full coverage lint fuzz format lost-ranks lowest bench test-gpu bench-gpu clean
 
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
@@ -19,6 +19,7 @@ help:
 	@echo "make docs            the pages of docs/ as a site, in site/index.html; links are checked"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
 	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
+	@echo "make test-gpu        the executor's tests on this machine's GPU"
 	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
 
 setup: $(READY)
@@ -93,6 +94,12 @@ bench: setup
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py
+
+# The executor's tests with kernels that are compiled, on a machine with a GPU.
+test-gpu: setup
+	TRITON_INTERPRET=0 $(PYTEST) tests/executor/test_executor_triton.py \
+		tests/executor/test_executor_tiered.py tests/executor/test_executor_tiers.py \
+		tests/executor/test_executor_bags.py tests/test_topology_detect.py
 
 bench-gpu: setup
 	$(BIN)/python benchmarks/gpu.py

@@ -92,7 +92,7 @@ def _record(
     drawn = draw(model, batch_size, WARM_UP_STEPS, device, seed=1)
     backend = _backend(embeddings)
     recorder = _Recorder(TritonKernels(device))
-    backend._kernels = recorder
+    backend._kernels = backend._staging._kernels = recorder
     steps = PlacedSteps(embeddings, drawn.batches, gradients(model, batch_size, device))
     for _ in range(WARM_UP_STEPS):
         steps()

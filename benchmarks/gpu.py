@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
     python benchmarks/gpu.py --tune | --profile | --tiny
+    python benchmarks/gpu.py --predict FILE [--topology 1xh100]
 
 The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
 --scale of the rows of the large ones (by default what fits the machine twice in HBM, since
@@ -19,6 +20,7 @@ limit is left out, and the table says so.
 
 --tune      tries launch sizes of the Triton kernels and prints the best
 --profile   prints a profiler's table of one step of each kind
+--predict   says what the roofline cost model predicts for the steps measured in a file
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 
 Exit status: 0; 1 if a kind differs from plain PyTorch or breaks; 2 without a GPU.
@@ -55,6 +57,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     mode.add_argument("--tune", action="store_true", help="try launch sizes")
     mode.add_argument("--profile", action="store_true", help="profile a step of each kind")
     mode.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
+    mode.add_argument("--predict", type=Path, metavar="FILE", help="predict what FILE measured")
+    parser.add_argument("--topology", default="1xh100", help="machine of --predict")
     parser.add_argument("--scale", type=float, help="share of the rows of the large tables")
     parser.add_argument("--batch-sizes", default="65536,8192")
     parser.add_argument("--time-limit", type=float, default=420.0, metavar="SECONDS")
@@ -70,6 +74,11 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("placer") is None:  # A bare machine with a copy of the project.
         sys.path.insert(0, str(Path(__file__).parents[1]))
+    if options.predict is not None:
+        from _gpu_predictions import print_predictions
+
+        print_predictions(json.loads(options.predict.read_text()), options.topology)
+        return 0
     import torch
 
     if not options.tiny and not torch.cuda.is_available():

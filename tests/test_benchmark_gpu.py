@@ -113,6 +113,21 @@ def test_what_does_not_fit_the_time_is_a_row_that_says_so(tmp_path: Path) -> Non
     assert "not measured" in result.stdout
 
 
+def test_measured_steps_are_held_against_the_cost_model() -> None:
+    measured = BENCHMARKS / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
+    result = run_benchmark("--predict", str(measured), "--topology", "1xh100")
+    assert result.returncode == 0, result.stderr
+    timed = [record for record in json.loads(measured.read_text())["records"] if record["step_s"]]
+    placed = [record for record in timed if record["hbm_plan_bytes"]]
+    lines = result.stdout.splitlines()
+    steps = lines[1 : lines.index("")]
+    assert len(steps) == len(placed)
+    for line, record in zip(steps, placed, strict=True):
+        found, predicted, ratio = map(float, line.split()[-3:])
+        assert found == round(record["step_s"] * 1e3, 2)
+        assert ratio == pytest.approx(predicted / found, abs=0.01)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so() -> None:
     result = run_benchmark()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from placer.measurement.cases import Case, tier_of
-from placer.measurement.draw import DIMS, random_cases
+from placer.measurement.draw import DIMS, random_cases, times_rows
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup, Shard
 from placer.tables import Feature, OptimizerName, Table
@@ -37,14 +37,15 @@ class _Point:
     lookup: Lookup = "device"
     share: float = 0.0
 
-    def case(self, name: str, kind: str, gpus: int) -> Case:
+    def case(self, name: str, kind: str, gpus: int, load: int) -> Case:
         """Each table whole on one GPU, in turn."""
         per_sample = self.tables * self.pooling
-        samples = max(16, round(self.lookups / per_sample))
+        samples = max(16, round(self.lookups * load / per_sample))
+        rows = self.rows * times_rows(load)
         tables = tuple(
             Table(
                 f"t{number}",
-                self.rows,
+                rows,
                 self.dim,
                 optimizer=self.optimizer,
                 features=(Feature(f"t{number}", self.pooling),),
@@ -54,7 +55,7 @@ class _Point:
         bare = Case(name, tables, (self.exponent,) * self.tables, samples, gpus, (), kind)
         shards: list[Shard] = []
         for number, table in enumerate(tables):
-            hot = round(self.rows * self.share)
+            hot = round(rows * self.share)
             cached = self.lookup == "cached"
             parts: list[tuple[Lookup, int, int]] = [(self.lookup, hot, table.rows)]
             if cached:
@@ -82,7 +83,7 @@ class _Point:
         return replace(bare, shards=tuple(shards))
 
 
-def designed_cases(*, tiers: bool, gpus: int = 1) -> Iterator[Case]:
+def designed_cases(*, tiers: bool, gpus: int = 1, load: int = 1) -> Iterator[Case]:
     """Cases in an order of which any beginning is balanced.
 
     Parameters
@@ -90,15 +91,18 @@ def designed_cases(*, tiers: bool, gpus: int = 1) -> Iterator[Case]:
     tiers : bool
         Whether rows in DRAM are read in ways that differ.
     gpus : int
+    load : int
+        See `random_cases`.
     """
     rng = np.random.default_rng(SEED)
     points = list(_points(tiers))
     order = rng.permutation(len(points))
     singles = (
-        points[number].case(f"designed-{number}", "designed", gpus) for number in order.tolist()
+        points[number].case(f"designed-{number}", "designed", gpus, load)
+        for number in order.tolist()
     )
-    mixed = random_cases(SEED, _MIXED_WORKLOADS, gpus=gpus)
-    reference = _Point().case("", "reference", gpus)
+    mixed = random_cases(SEED, _MIXED_WORKLOADS, gpus=gpus, load=load)
+    reference = _Point().case("", "reference", gpus, load)
     number = 0
     # Two single designs for each mixture, as long as there are any.
     for mixture in mixed:

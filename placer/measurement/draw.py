@@ -36,7 +36,7 @@ _PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "
 
 
 def random_cases(
-    seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0
+    seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0, load: int = 1
 ) -> Iterator[Case]:
     """`plans` random placements of each of `workloads` random sets of tables.
 
@@ -50,23 +50,30 @@ def random_cases(
         GPUs, one for each rank that measures.
     first : int
         Number of the first workload.
+    load : int
+        So many times the lookups that one core of a CPU is given, in larger tables.
     """
     for number in range(first, first + workloads):
         rng = np.random.default_rng([seed, number, gpus])
-        tables, exponents = _tables(rng)
+        tables, exponents = _tables(rng, times_rows(load))
         per_sample = sum(table.lookups_per_sample for table in tables)
         wanted = math.log2(_log_uniform(rng, *_STEP_LOOKUPS) / per_sample)
-        batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1])
+        batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1]) * load
         bare = Case(f"random-{seed}-{number}", tables, exponents, batch_size, gpus, ())
         for _ in range(plans):
             yield replace(bare, shards=_placement(rng, bare))
+
+
+def times_rows(load: int) -> int:
+    """How much larger tables are: less than lookups, for they have to be made and filled."""
+    return max(1, load // 4)
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def _tables(rng: np.random.Generator) -> tuple[tuple[Table, ...], tuple[float, ...]]:
+def _tables(rng: np.random.Generator, times: int) -> tuple[tuple[Table, ...], tuple[float, ...]]:
     count = int(rng.integers(1, _MOST_TABLES + 1))
     # Models have one optimizer and a few widths; tables of one width share an arena.
     optimizer = _OPTIMIZERS[int(rng.choice(len(_OPTIMIZERS), p=_OPTIMIZER_ODDS))]
@@ -74,14 +81,14 @@ def _tables(rng: np.random.Generator) -> tuple[tuple[Table, ...], tuple[float, .
     tables: list[Table] = []
     exponents = []
     for number in range(count):
-        rows = round(_log_uniform(rng, *_ROWS))
+        rows = round(_log_uniform(rng, *_ROWS)) * times
         feature = Feature(
             f"t{number}",
             round(_log_uniform(rng, *_POOLING), 2),
             round(float(rng.uniform(*_COVERAGE)), 3),
         )
         table = Table(f"t{number}", rows, int(rng.choice(widths)), "float32", optimizer, (feature,))
-        room = _WORKLOAD_BYTES - sum(other.total_bytes for other in tables)
+        room = times * _WORKLOAD_BYTES - sum(other.total_bytes for other in tables)
         if table.total_bytes > room:
             table = replace(table, rows=max(1000, room // (2 * table.bytes_per_row())))
         tables.append(table)

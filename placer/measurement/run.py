@@ -6,7 +6,7 @@ from pathlib import Path
 from placer.measurement.dataset import collect
 from placer.measurement.designed import LEAST_CASES, designed_cases
 from placer.measurement.draw import random_cases
-from placer.measurement.times import Setting, resolved
+from placer.measurement.times import Effort, Setting, resolved
 
 PASSES = 2
 """How often each case is measured, if there is time."""
@@ -50,9 +50,9 @@ def measure_machine(
     if fresh:
         file.unlink(missing_ok=True)
     cases = list(
-        designed_cases(tiers=setting.tiers, gpus=setting.ranks)
+        designed_cases(tiers=setting.tiers, gpus=setting.ranks, load=setting.load)
         if workloads is None
-        else random_cases(seed, workloads, plans=2, gpus=setting.ranks)
+        else random_cases(seed, workloads, plans=2, gpus=setting.ranks, load=setting.load)
     )
     total = PASSES * len(cases)
     collect(
@@ -60,6 +60,8 @@ def measure_machine(
         file,
         setting,
         budget_s=budget_s,
+        # A GPU's batches are large: to draw them takes longest.
+        effort=Effort() if setting.load == 1 else Effort(batches=6),
         least=LEAST_CASES if workloads is None else 0,
         repeats=PASSES,
         stop=stop,

@@ -15,6 +15,8 @@ Clock = Literal["wall", "cpu"]
 NOISY_SPREAD = 0.15
 """Half of the steps lie further apart than this share of their median: not to be trusted."""
 
+_GPU_LOAD = 32
+
 NOISY_WAIT = 0.15
 """So much longer on the clock than on the processor: somebody else had it."""
 
@@ -105,6 +107,11 @@ class Setting:
     ranks: int = 1
     threads: int = 1
     pinned: bool = True
+
+    @property
+    def load(self) -> int:
+        """How many times a core's lookups a step needs here, to be more than launches."""
+        return _GPU_LOAD if self.device.startswith("cuda") else 1
 
     @property
     def tiers(self) -> bool:

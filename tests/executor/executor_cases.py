@@ -1,12 +1,14 @@
 """Machines, plans, batches and an independent float64 model for the executor's tests."""
 
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placer.executor import BagBatch
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor.lookups.batch_reads import PreparedBatch
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
@@ -16,6 +18,21 @@ from placer.topology.topology import Topology
 
 LR, EPS = 0.1, 1e-6
 BETA1, BETA2 = 0.9, 0.999
+
+DEVICE = "cuda" if os.environ.get("TRITON_INTERPRET") == "0" else "cpu"
+"""Of backends that run on either: `make test-gpu` sets the variable."""
+
+
+def placed(plan: Plan, **options: object) -> PlacedEmbeddings:
+    """The placed model; one on a GPU gives its outputs on the CPU, where they are compared."""
+    options = {"lr": LR, "eps": EPS, "seed": 3, **options}
+    kind = PlacedEmbeddings if options.get("device", "cpu") == "cpu" else _OutputsOnCpu
+    return kind(plan, **options)  # type: ignore[arg-type]
+
+
+class _OutputsOnCpu(PlacedEmbeddings):
+    def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
+        return {name: output.cpu() for name, output in super().forward(batch).items()}
 
 
 def machine(gpus: int = 4, hbm_bytes: int = 2**30, hosts: int = 1) -> Topology:

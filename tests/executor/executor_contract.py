@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from executor_cases import (
-    EPS,
     LR,
     DoubleModel,
     backward,
+    placed,
     placements,
     plan_of,
     random_batch,
@@ -41,13 +41,12 @@ class BackendContract:
     """Inherit and name the backend."""
 
     backend: str
+    device = "cpu"
     thread_samples = 400
     """Enough for kernels to take several threads."""
 
     def placed(self, plan: Plan, **options: object) -> PlacedEmbeddings:
-        return PlacedEmbeddings(
-            plan, **{"lr": LR, "eps": EPS, "seed": 3, "backend": self.backend, **options}
-        )
+        return placed(plan, backend=self.backend, device=self.device, **options)
 
     def trains_alike(
         self,
@@ -148,6 +147,15 @@ class BackendContract:
         ids = torch.full((2 * 8 * 6,), 7)
         batch = BagBatch(ids, torch.arange(0, 97, 6), 8)
         self.trains_alike(placements(table)["grid"], [batch] * 3)
+
+    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
+    @pytest.mark.parametrize("before", mostly_slow([1, 127, 128, 129, 256], 128))
+    def test_a_row_of_many_lookups_is_updated_once(self, before: int, optimizer: str) -> None:
+        """Wherever its lookups begin among all, sorted by row."""
+        table = replace(two_features(optimizer), features=(Feature("f"),))
+        ids = torch.tensor([0] * before + [1] * 300 + [2] * 12)
+        batch = BagBatch(ids, torch.arange(0, ids.numel() + 1), ids.numel())
+        self.trains_alike(placements(table)["hbm"], [batch] * 2)
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_batches_with_only_empty_bags_change_nothing(self, optimizer: str) -> None:
@@ -402,8 +410,9 @@ class BackendContract:
         model = self.placed(placements(table)[placement])
         batch = random_batch([table])
         batch.ids[-1] = bad
+        steps = [batch] * (1 if self.device == "cpu" else 9)  # A GPU tells of it later.
         with pytest.raises(DataError, match=rf"'t.mean': id {bad} .*'t'.* 61 rows"):
-            model(batch)
+            _ = [model(step) for step in steps]
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_runs_are_bit_equal_on_any_number_of_threads(self, optimizer: str) -> None:

@@ -1,8 +1,10 @@
-"""The `triton` backend keeps the contract, in Triton's interpreter."""
+"""The `triton` backend keeps the contract: in Triton's interpreter, or compiled for a GPU."""
 
+from executor_cases import DEVICE
 from executor_contract import BackendContract
 
 
 class TestTriton(BackendContract):
     backend = "triton"
+    device = DEVICE
     thread_samples = 12  # The interpreter has one thread.

@@ -13,7 +13,10 @@ from placer.executor.memory.access import HostReads
 from placer.executor.memory.arena import AnyRows, Arena, FlatRows
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
-from placer.executor.streams import recorded, start_copy
+from placer.executor.streams import on_host, recorded, start_copy
+
+_BAGS = 1 << 16
+"""Bags that are sent together: the device need not hold a copy of all their sums or gradients."""
 
 
 class HostPooling:
@@ -22,18 +25,34 @@ class HostPooling:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def reads(self, slots: Tensor, offsets: Tensor) -> HostReads:
-        """Start to copy what a step reads to the host."""
-        if slots.device.type != "cuda":
-            return HostReads(slots, offsets, None)
-        return HostReads(start_copy(slots), start_copy(offsets), recorded())
+    def reads(self, slots: Tensor, offsets: Tensor, first: int) -> HostReads:
+        """What of a step's lookups the host has, from slot `first` on; it starts to be copied.
 
-    def forward(self, arena: Arena, reads: HostReads, weights: Tensor | None) -> Tensor:
-        """Sums of the bags' rows that the host has: float32, (bags, width), on the device."""
-        step, kept = _own(arena, reads)
-        device = _device(arena)
-        pooled = self._backend.forward(_host_arena(arena), step, _select(weights, kept))
-        return pooled.to(device, non_blocking=True)
+        Waits for the device, which says how many lookups there are.
+        """
+        here = slots >= first
+        before = torch.zeros(slots.numel() + 1, dtype=torch.int32, device=slots.device)
+        torch.cumsum(here, 0, dtype=torch.int32, out=before[1:])
+        lookups = torch.nonzero(here).squeeze(1).int()
+        starts = before.index_select(0, offsets)
+        del here, before
+        bags = torch.nonzero(starts[1:] > starts[:-1]).squeeze(1).int()
+        own = slots.index_select(0, lookups).sub_(first)
+        # No lookup is between these bags: each one begins where the one before it has ended.
+        starts = torch.cat([starts.index_select(0, bags), starts[-1:]])
+        if slots.device.type != "cuda":
+            return HostReads(own, starts, lookups, bags, None)
+        return HostReads(start_copy(own), start_copy(starts), lookups, bags, recorded())
+
+    def forward(self, arena: Arena, reads: HostReads, weights: Tensor | None, out: Tensor) -> None:
+        """Add the sums of the bags' rows that the host has to `out`, on the device."""
+        pooled = self._backend.forward(_host_arena(arena), _step(reads), _own(weights, reads))
+        if out.device.type == "cuda":
+            pooled = pooled.pin_memory()
+        for bags, sums in zip(
+            *(torch.split(each, _BAGS) for each in (reads.bags, pooled)), strict=True
+        ):
+            out.index_add_(0, bags, sums.to(out.device, non_blocking=True))
 
     def update(
         self,
@@ -44,37 +63,56 @@ class HostPooling:
         rule: Rule,
     ) -> None:
         """Apply the rule to these rows."""
-        step, kept = _own(arena, reads)
-        if step.reads.lookups:
-            host_rule = Rule(
-                rule.optimizer,
-                rule.lr.cpu(),
-                rule.eps,
-                rule.updates.cpu(),
-                rule.beta1,
-                rule.beta2,
-                rule.stochastic,
-            )
-            own_weights = _select(weights, kept)
-            self._backend.update(_host_arena(arena), step, gradients.cpu(), own_weights, host_rule)
+        if not reads.lookups.numel():
+            return
+        host_rule = Rule(
+            rule.optimizer,
+            rule.lr.cpu(),
+            rule.eps,
+            rule.updates.cpu(),
+            rule.beta1,
+            rule.beta2,
+            rule.stochastic,
+        )
+        of_bags = _of_bags(gradients, reads)
+        own = _own(weights, reads)
+        self._backend.update(_host_arena(arena), _step(reads), of_bags, own, host_rule)
 
-    def weight_gradients(self, arena: Arena, reads: HostReads, gradients: Tensor) -> Tensor:
-        """Gradients of the weights of these lookups; zero at the others."""
-        step, kept = _own(arena, reads)
-        own = self._backend.weight_gradients(_host_arena(arena), step, gradients.cpu())
-        return torch.zeros(reads.slots.numel()).index_copy_(0, kept, own).to(_device(arena))
+    def weight_gradients(
+        self, arena: Arena, reads: HostReads, gradients: Tensor, out: Tensor
+    ) -> None:
+        """Add the gradients of the weights of these lookups to `out`, on the device."""
+        of_bags = _of_bags(gradients, reads)
+        own = self._backend.weight_gradients(_host_arena(arena), _step(reads), of_bags)
+        out.index_add_(0, reads.lookups, own.to(out.device))
 
 
-def _own(arena: Arena, reads: HostReads) -> tuple[ArenaStep, Tensor]:
-    """The step of the host's rows alone, and the positions of their lookups."""
+def _step(reads: HostReads) -> ArenaStep:
+    """The step of the host's rows alone, once they have been copied."""
     if reads.copied is not None:
         reads.copied.synchronize()
-    first = arena.spec.host_start
-    here = reads.slots >= first
-    kept = torch.nonzero(here).squeeze(1)
-    offsets = torch.nn.functional.pad(here.cumsum(0), (1, 0))[reads.offsets]
-    slots = reads.slots[kept].long() - first
-    return ArenaStep(ArenaReads(offsets, slots.numel(), ()), slots), kept
+    slots = reads.slots.long()
+    return ArenaStep(ArenaReads(reads.offsets.long(), slots.numel(), ()), slots)
+
+
+def _own(weights: Tensor | None, reads: HostReads) -> Tensor | None:
+    """The weights of the host's lookups, in its memory."""
+    if weights is None:
+        return None
+    return on_host(weights.detach().index_select(0, reads.lookups))
+
+
+def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
+    """The gradients of the host's bags, in its memory."""
+    if gradients.device.type != "cuda":
+        return gradients.index_select(0, reads.bags)
+    result = torch.empty((reads.bags.numel(), gradients.shape[1]), pin_memory=True)
+    for bags, rows in zip(
+        *(torch.split(each, _BAGS) for each in (reads.bags, result)), strict=True
+    ):
+        rows.copy_(gradients.index_select(0, bags), non_blocking=True)
+    recorded().synchronize()
+    return result
 
 
 def _host_arena(arena: Arena) -> Arena:
@@ -86,12 +124,3 @@ def _host_arena(arena: Arena) -> Arena:
 
     state = None if arena.state is None else rows(arena.state)
     return Arena(arena.spec, rows(arena.weights), state)
-
-
-def _device(arena: Arena) -> torch.device:
-    assert isinstance(arena.weights, TieredRows), "arenas of this backend are in tiers"
-    return arena.weights.hbm.device
-
-
-def _select(weights: Tensor | None, kept: Tensor) -> Tensor | None:
-    return None if weights is None else weights.detach().cpu()[kept]

@@ -94,7 +94,7 @@ class TieredBackend(Backend):
             scales = None if weights is None else weights.detach().contiguous()
             self._kernels.pool(rows, access.places, step.reads.offsets, scales, out)
         if access.host is not None:
-            out.add_(self._host.forward(arena, access.host, weights))
+            self._host.forward(arena, access.host, weights, out)
         return out
 
     def update(
@@ -143,7 +143,7 @@ class TieredBackend(Backend):
         rows = tiered_rows(arena.weights)
         self._kernels.weight_gradients(rows, access.places, sources, gradients, out)
         if access.host is not None:
-            out.add_(self._host.weight_gradients(arena, access.host, gradients))
+            self._host.weight_gradients(arena, access.host, gradients, out)
         return out
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
@@ -204,7 +204,7 @@ class TieredBackend(Backend):
         self.counts.add(all_slots[index], spec, reads, arena.row_cache)
         host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
-            host = self._host.reads(all_slots[index], reads.offsets)
+            host = self._host.reads(all_slots[index], reads.offsets, spec.host_start)
         if arena.row_cache is not None and reads.lookups:
             runs, places, run_places = self._staging.stage(
                 index, arena, all_slots, ticket, training

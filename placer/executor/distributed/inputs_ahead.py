@@ -11,7 +11,7 @@ from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.sharded_batch import ShardedBatch
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import tensors_of
+from placer.executor.lookups.batch_reads import keep_until_used
 from placer.executor.streams import recorded
 
 
@@ -82,9 +82,7 @@ class InputsAhead:
         if ready is not None:
             stream = torch.cuda.current_stream(self._inputs.device)
             stream.wait_event(ready)
-            for tensor in tensors_of(step):
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)
+            keep_until_used(step, stream)
         return step
 
     def now(self, batch: BagBatch, training: bool) -> ShardedBatch:

@@ -22,7 +22,7 @@ from placer.executor.lookups.batch_reads import (
     PreparedBatch,
     arena_reads,
     bags_of,
-    tensors_of,
+    keep_until_used,
     without_padding,
 )
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
@@ -209,9 +209,7 @@ class PlacedEmbeddings(Embeddings):
             return self._prepare(batch, training=True)
         # Work queued so far has to come first: updates, and writing the batch.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        for tensor in tensors_of(batch):  # They are not kept, and must be there until read.
-            if tensor.is_cuda:
-                tensor.record_stream(self._stream)
+        keep_until_used(batch, self._stream)  # It may be let go of before it is read.
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True)
             self._ready.append(recorded())
@@ -241,8 +239,7 @@ class PlacedEmbeddings(Embeddings):
         elif batch.ready is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
-            for tensor in tensors_of(batch):  # Their memory must not be reused before.
-                tensor.record_stream(stream)
+            keep_until_used(batch, stream)
         steps = tuple(batch.steps)
         batch.steps.clear()
         if len(steps) != len(self._runtime.arenas):

@@ -273,6 +273,13 @@ def bags_of(batch: BagBatch, features: Sequence[FeatureRead]) -> Bags:
     return Bags(batch.batch_size, batch.offsets, batch.weights, spans)
 
 
+def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
+    """Let no memory of a prepared batch be reused before what is queued on a stream is done."""
+    for tensor in tensors_of(prepared):
+        if tensor.is_cuda:
+            tensor.record_stream(stream)
+
+
 def tensors_of(prepared: object) -> Iterator[Tensor]:
     """All tensors that a prepared batch, or another tree of dataclasses, holds."""
     waiting: list[object] = [prepared]

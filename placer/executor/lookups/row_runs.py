@@ -109,11 +109,15 @@ def find_runs(slots: Tensor) -> tuple[Runs, SortedSlots]:
 
 
 def _long_runs(starts: Tensor, covering: Tensor) -> Tensor:
-    """The long run that begins in each block, or −1: it holds the next block's first position."""
+    """The long run that begins in each block, or −1.
+
+    It holds the next block's first position, as may a run that begins there.
+    """
     last = torch.full_like(covering[:1], -1)  # No block comes after it, so no long run begins.
     following = torch.cat([covering[1:], last])
     begin = starts.index_select(0, following.clamp(min=0))
     length = starts.index_select(0, following + 1) - begin
     block = torch.arange(covering.numel(), dtype=torch.int32, device=covering.device)
-    here = (begin >= block * CHUNK) & (length > CHUNK) & (following >= 0)
+    from_here = begin - block * CHUNK
+    here = (from_here >= 0) & (from_here < CHUNK) & (length > CHUNK) & (following >= 0)
     return torch.where(here, following, -1)

@@ -125,10 +125,26 @@ def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostReads:
-    """Slots and offsets of an arena's lookups in the host's memory, for rows that it pools."""
+    """The lookups of an arena whose rows the host pools, and the bags that they are in.
+
+    Attributes
+    ----------
+    slots : int32 or int64, shape (lookups,)
+        Counted from the first that the host pools, in the host's memory.
+    offsets : int32, shape (bags + 1,)
+        Where each of these bags begins among the slots, in the host's memory.
+    lookups : int32, shape (lookups,)
+        Which of the arena's lookups they are, on the device.
+    bags : int32, shape (bags,)
+        Which of the arena's bags, on the device. No bag is empty.
+    copied : Event or None
+        When slots and offsets have arrived, where that takes time.
+    """
 
     slots: Tensor
     offsets: Tensor
+    lookups: Tensor
+    bags: Tensor
     copied: "torch.cuda.Event | None"
 
 

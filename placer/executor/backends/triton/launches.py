@@ -35,7 +35,7 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Sizes of the programs: derived for an H200, not tuned on one.
+    """Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster.
 
     To keep 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132
     multiprocessors, and two or three times that where reads wait for one another: offsets,

@@ -1,0 +1,69 @@
+"""`gpu.py --predict`: what the roofline cost model says of steps that were measured."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from _gpu_check import KINDS
+from _gpu_model import dcnv2, make_plan
+
+from cost_models.roofline import Roofline
+from placer import Problem, Profile, Topology
+
+
+def print_predictions(report: Mapping[str, Any], machine: str) -> None:
+    """Each step of a placed model, measured and predicted; then how far off those are.
+
+    Parameters
+    ----------
+    report : mapping
+        What `gpu.py` wrote.
+    machine : str
+        A topology whose GPU it ran on; its constants are not fitted to these steps.
+    """
+    print(
+        f"{'batch':>7} {'skew':<10}{'HBM rows':>9}  {'kind':<22}{'measured ms':>12}"
+        f"{'predicted ms':>13}{'ratio':>7}"
+    )
+    ratios = defaultdict(list)
+    for record, predicted_s in _predictions(report, machine):
+        ratio = predicted_s / record["step_s"]
+        ratios[record["batch_size"], record["contender"]].append(ratio)
+        print(
+            f"{record['batch_size']:>7} {record['skew']:<10}{record['hbm_row_share']:>9.1%}  "
+            f"{record['contender']:<22}{record['step_s'] * 1e3:>12.2f}{predicted_s * 1e3:>13.2f}"
+            f"{ratio:>7.2f}"
+        )
+    print()
+    for (batch_size, kind), found in sorted(ratios.items()):
+        mean = math.exp(sum(map(math.log, found)) / len(found))
+        print(
+            f"batch {batch_size:>6}, {kind:<20} predicted / measured {mean:.2f} "
+            f"({min(found):.2f} to {max(found):.2f})"
+        )
+
+
+def _predictions(
+    report: Mapping[str, Any], machine: str
+) -> Iterator[tuple[Mapping[str, Any], float]]:
+    kinds = {kind.name: kind for kind in KINDS}
+    host_bytes = report["machine"]["host_memory_bytes"]
+    topology = Topology.parse(machine).with_memory(dram=host_bytes)
+    models = {}
+    for record in report["records"]:
+        kind = kinds.get(record["contender"])
+        if kind is None or record["step_s"] is None:
+            continue
+        skew, samples = record["skew"], record["batch_size"]
+        model = models.setdefault(skew, dcnv2(skew, report["options"]["scale"]))
+        plan = make_plan(model, kind.lookup, record["hbm_row_share"], samples)
+        problem = Problem(
+            Profile(model.profiles),
+            topology,
+            batch_size=samples,
+            pipeline="look-ahead" if kind.ahead else "serial",
+        )
+        costs = Roofline().evaluate(problem, replace(plan, topology=topology))
+        yield record, cast(float, costs.step_time_s)
