@@ -15,7 +15,7 @@ from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 from placer.executor.streams import on_host, recorded, start_copy
 
-_BAGS = 1 << 16
+_BAGS = 1 << 14
 """Bags that are sent together: the device need not hold a copy of all their sums or gradients."""
 
 
