@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def annealed(
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
-    arrays = AnnealingProblem(start, 8, 1000, Clock.start(Limits(time_limit_s=60.0)))
+    arrays = AnnealingProblem([start], 8, 1000, Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
     rules = Rules(0.4, gathered_below, 0.76, many_gpus, 0.5, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
@@ -192,7 +193,7 @@ def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first() -> 
             if option != own[table] and option.shard_count <= 4
         )
         for most_items, more in ((room - 1, set[int]()), (room, {table})):
-            options = AnnealingProblem(start, 4, most_items, clock).options
+            options = AnnealingProblem([start], 4, most_items, clock).options
             assert {one for one in range(3) if len(options[one]) > 1} == anew | more
         anew.add(table)
 
@@ -244,8 +245,62 @@ def test_as_many_runs_at_once_as_threads(
     limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
     prepare(limits)
     params = AnnealingParams(least_steps=1000, longest=1)
-    anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert counts == {at_once}
+
+
+def on_one_gpu(instance: Instance) -> Assignment:
+    """All tables of a problem with room for them on its first GPU."""
+    whole = [instance.options_of(table)[0] for table in range(instance.tables)]
+    shards, _ = instance.sharded(whole)
+    start = Assignment.of(instance, [(shard, 0) for shard in shards])
+    assert start is not None
+    return start
+
+
+def roomy() -> Instance:
+    """Eight tables that every GPU has room for, of which the plans are many."""
+    machine = unequal_machine(1 << 30)
+    return Instance(problem_of(*problem().profile.tables, topology=machine), Roofline())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_start_that_leads_furthest_is_gone_on_from(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands, if runs are too short to make one of the other."""
+    instance = roomy()
+    bound = lagrangian_bound(instance)
+    good, bad = construct(instance, bound, bound.step_time_s), on_one_gpu(instance)
+    assert good is not None
+    assert good.step_time_s < 0.9 * bad.step_time_s
+    lines: list[Assignment] = []
+    line = runs._line
+
+    def noted(*arguments: Any) -> Assignment:
+        lines.append(arguments[1])
+        return line(*arguments)
+
+    monkeypatch.setattr(runs, "_line", noted)
+    starts = [good, bad] if first == 0 else [bad, good]
+    limits = Limits(max_steps=4)
+    params = AnnealingParams(least_steps=2, steps_per_place=0, longest=1, idle_runs=1)
+    best = anneal(starts, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    assert best.step_time_s <= good.step_time_s
+    assert lines[0].step_time_s <= good.step_time_s
+
+
+def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
+    """Searches put none together, but a plan to begin with may: the arrays have no such place."""
+    instance = roomy()
+    halves = next(o for o in instance.options_of(7) if o.shard_count == 2)
+    options = [instance.options_of(table)[0] for table in range(7)]
+    shards, _ = instance.sharded([*options, halves])
+    start = Assignment.of(instance, [(shard, 0) for shard in shards])
+    assert start is not None
+    clock = Clock.start(Limits(max_steps=1000))
+    best = anneal([start], target_s=0.0, seed=1, clock=clock, params=AnnealingParams())
+    assert best is start
 
 
 def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
@@ -263,7 +318,7 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
     limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
     prepare(limits)
     params = AnnealingParams(least_steps=10**12, idle_runs=10**9)
-    best = anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    best = anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert best.step_time_s < start.step_time_s
     assert set(asked_in) == {threading.current_thread()}
 

@@ -1,5 +1,6 @@
 """Branch and bound: what it leaves out, what it begins with, and when it stops."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -187,9 +188,9 @@ def test_threads_prove_no_more_than_is_true() -> None:
 def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds, anneal = [], annealing.anneal
 
-    def told(start: Assignment, *, seed: int, **options: object) -> Assignment:
+    def told(starts: Sequence[Assignment], *, seed: int, **options: object) -> Assignment:
         seeds.append(seed)
-        return anneal(start, seed=seed, **options)  # type: ignore[arg-type]
+        return anneal(starts, seed=seed, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(annealing, "anneal", told)
     problem = Problem(named_workload("random-6@4"), Topology.parse("4xh100", hbm="1GiB"), 4096)

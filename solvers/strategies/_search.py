@@ -51,6 +51,8 @@ class Search:
         Of a similar problem, to begin with.
     first : Assignment or None
         That for the bound's own step time, which weighing chains began with.
+    starts : list of Assignment
+        Other first assignments that are nearly as good as the best one was.
     others_s : float
         A lower limit of plans that the search leaves out.
     repeated : int
@@ -71,6 +73,7 @@ class Search:
     bounded_in_s: float = 0.0
     warm_start: Plan | None = None
     first: Assignment | None = None
+    starts: list[Assignment] = field(default_factory=list)
     others_s: float = np.inf
     repeated: int = 0
 

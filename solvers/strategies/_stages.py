@@ -39,6 +39,10 @@ _PROMISING = 1.2
 """Times the best assignment's objective that a first one may have: improving gains less than that
 without sharding anything anew."""
 
+_NEARLY, _MOST_STARTS, _FEW_PLACES = 1.1, 5, 1_000_000
+"""Times the fastest first assignment's step of those that annealing tries too, how many they are at
+most, and tables × GPUs up to which they are kept."""
+
 _MOSTLY_LAUNCHES = 0.25
 """Share of a step that all arenas' launches take from which GPUs are divided among arenas first."""
 
@@ -52,12 +56,14 @@ def cost_greedy(
     """
     clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
+    made: list[Assignment] = []
     best: Assignment | None = None
     fastest: Assignment | None = None
     for assignment in _constructed(search, clock.part(construction_share)):
         if best is not None and assignment.key_s > _PROMISING * best.key_s:
             break
         improve(assignment, clock, reshard_tables=False)
+        made.append(assignment)
         if best is None or assignment.key_s < best.key_s:
             best = assignment
         if fastest is None or assignment.step_time_s < fastest.step_time_s:
@@ -66,6 +72,10 @@ def cost_greedy(
             break
     if best is None:
         best = search.first_fit()
+    if len(made) > 1 and search.instance.tables * search.instance.gpus <= _FEW_PLACES:
+        made.sort(key=lambda one: one.step_time_s)
+        most_s = _NEARLY * made[0].step_time_s
+        search.starts = [one.copy() for one in made if one.step_time_s <= most_s][:_MOST_STARTS]
     if best is not None and best.step_time_s > enough_s:
         improve(best, clock)
     found = [one for one in (best, fastest) if one is not None]
@@ -111,14 +121,16 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
 
 
 def annealing(search: Search, share: float, params: "AnnealingParams") -> Assignment | None:
-    """Annealing from the best assignment."""
+    """Annealing from the best assignment, and at first from others that are nearly as good."""
     # Here, as loading the compiler takes longer than a small greedy's search.
     from solvers.search.annealing import anneal
 
     if search.best is None:
         return None
+    others = [one for one in search.starts if one.step_time_s != search.best.step_time_s]
+    starts, search.starts = [search.best, *others], []
     return anneal(
-        search.best,
+        starts,
         target_s=search.target_s,
         seed=search.another_seed(),
         clock=search.clock.part(share),

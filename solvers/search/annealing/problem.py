@@ -1,7 +1,7 @@
 """A problem and its assignments as the arrays that annealing works on."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,20 +45,25 @@ class AnnealingProblem:
 
     Parameters
     ----------
-    start : Assignment
-        Whose options are among them.
+    starts : sequence of Assignment
+        Whose options are among them; those that keep other tables together than the first are
+        left out of `starts`.
     most_shards : int
         Options of more shards are left out.
     most_items : int
-        Shards of other options than those of `start`.
+        Shards of other options than those of `starts`.
     clock : Clock
         Of computing their costs.
     """
 
-    def __init__(self, start: Assignment, most_shards: int, most_items: int, clock: Clock) -> None:
-        self.instance = start.instance
-        fixed, free = _units(start)
-        options = _options(start, free, min(most_shards, start.instance.gpus), most_items, clock)
+    def __init__(
+        self, starts: Sequence[Assignment], most_shards: int, most_items: int, clock: Clock
+    ) -> None:
+        self.instance = starts[0].instance
+        fixed, free = _units(starts[0])
+        self.starts = [one for one in starts if _units(one) == (fixed, free)]
+        most_shards = min(most_shards, self.instance.gpus)
+        options = _options(self.starts, free, most_shards, most_items, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
         self.items: list[Block] = []
@@ -238,18 +243,22 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
 
 
 def _options(
-    start: Assignment, tables: list[int], most_shards: int, most_items: int, clock: Clock
+    starts: Sequence[Assignment],
+    tables: list[int],
+    most_shards: int,
+    most_items: int,
+    clock: Clock,
 ) -> list[list[_Option]]:
     """The options of each table, cheap ones first."""
-    instance, own = start.instance, start.option_of
+    instance, own = starts[0].instance, [start.option_of for start in starts]
     many = instance.gpus > _REPLICATED_GPUS
-    work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
-    options = {table: [own[table]] for table in tables}
+    work_s = {t: float(instance.option_costs(t, own[0][t])[GPU_S, -1]) for t in tables}
+    options = {table: list(dict.fromkeys(one[table] for one in own)) for table in tables}
     for table in _promising(instance, work_s):
         others = [
             option
             for option in instance.options_of(table)
-            if option != own[table]
+            if option not in options[table]
             and option.shard_count <= most_shards
             and not (option.replicated_rows and many)
         ]
@@ -259,8 +268,8 @@ def _options(
         for shard in (s for option in others for s in instance.shards(table, option)):
             for gpu in instance.kinds:
                 instance.priced_costs(shard, gpu)
-        # Its own option may have a share of rows in HBM, as no other one.
-        options[table] = [*others, own[table]]
+        # Its own options may have a share of rows in HBM, as no other ones.
+        options[table] = [*others, *options[table]]
     return [
         [
             _Option([(shard,) for shard in instance.shards(table, option)], replica)

@@ -99,6 +99,10 @@ class AnnealingParams:
         assignment by no more than this share: that pays where curves jump, as those of caches do.
     polish_share : float
         Of the time that is left, at most, for each of these.
+    tried_share : float
+        Of the time, for runs from several starts.
+    clearly : float
+        Share of its step by which a plan has to be faster for its start to come first.
     """
 
     heats: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
@@ -120,47 +124,88 @@ class AnnealingParams:
     most_threads: int = 16
     polished: float = 0.02
     polish_share: float = 0.05
+    tried_share: float = 0.2
+    clearly: float = 0.007
 
 
 def anneal(
-    start: Assignment, *, target_s: float, seed: int, clock: Clock, params: AnnealingParams
+    starts: Sequence[Assignment],
+    *,
+    target_s: float,
+    seed: int,
+    clock: Clock,
+    params: AnnealingParams,
 ) -> Assignment:
     """The best assignment of runs of growing length, each from the best one so far.
 
     As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
-    seconds, when the clock is spent, or when long runs gain nothing.
+    seconds, when the clock is spent, or when long runs gain nothing. First there are short runs
+    from each of `starts`, as where one leads depends on which tables it divides, much more than
+    on how fast it is. The others have their turn once the one that led furthest leads no further.
     """
-    instance = start.instance
-    best = start
+    best = starts[0]
+    instance = best.instance
     if instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return best
     if not (is_loaded(run_moves) or clock.repeats) and clock.left_s < _LOADED_IN_S:
         return best
     slower = 1 if clock.repeats else _slower()
     first = max(params.least_steps, params.steps_per_place * (instance.tables + instance.gpus))
+    starts = [one for one in starts if _is_expressible(one)]
+    if not starts:
+        return best
     problem = AnnealingProblem(
-        start, params.most_shards, params.most_items, clock.part(params.options_share)
+        starts, params.most_shards, params.most_items, clock.part(params.options_share)
     )
     # Limited steps lead to the same plan, however many cores there are.
     alone = clock.repeats or not HAS_COMPILER
     threads = 1 if alone else min(params.most_threads, clock.limits.thread_count)
-    heats_by_turns = params.heats if instance.gpus <= params.many_gpus else params.heats_of_many
+    heats = params.heats if instance.gpus <= params.many_gpus else params.heats_of_many
     rng = np.random.default_rng(seed)
     rngs = [rng, *rng.spawn(threads - 1)]
-    number = idle = 0
-    steps_per_s = 0.0 if clock.repeats else _speed(problem, best, rngs, clock, params)
+    steps_per_s = 0.0 if clock.repeats else _speed(problem, problem.starts[0], rngs, clock, params)
+    starts = problem.starts
+    if len(starts) > 1:
+        steps = first // slower
+        if steps_per_s:
+            one_s = clock.left_s * params.tried_share / _groups(len(starts), threads)
+            steps = min(steps, int(steps_per_s * one_s))
+        starts = _tried(problem, rngs, max(1, steps), heats[0], clock, params)
     if steps_per_s:
-        rounds = params.least_turns * len(heats_by_turns) / threads
+        rounds = params.least_turns * len(heats) / threads
         first = min(first, max(1, int(steps_per_s * slower * clock.left_s / rounds)))
+    for start in starts:
+        found = _line(
+            problem, start, rngs, first // slower, heats, steps_per_s, target_s, clock, params
+        )
+        best = min(best, found, key=lambda one: one.step_time_s)
+        if clock.spent or best.step_time_s <= target_s:
+            break
+    return best
+
+
+def _line(
+    problem: AnnealingProblem,
+    best: Assignment,
+    rngs: Sequence[np.random.Generator],
+    first: int,
+    heats: Sequence[Heat],
+    steps_per_s: float,
+    target_s: float,
+    clock: Clock,
+    params: AnnealingParams,
+) -> Assignment:
+    """The best of runs of `first` steps and more, each from the best one so far."""
+    threads, number, idle = len(rngs), 0, 0
     while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
-        length = min(2 ** (number // len(heats_by_turns)), params.longest)
-        steps = length * first // slower
+        length = min(2 ** (number // len(heats)), params.longest)
+        steps = length * first
         # A run that the deadline would end early finds nothing: it ends cold.
         if steps_per_s and not clock.repeats:
             steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
         began = time.monotonic()
-        heats = [heats_by_turns[(number + at) % len(heats_by_turns)] for at in range(threads)]
-        runs = _runs(problem, best, rngs, steps, heats, params)
+        turns = [heats[(number + at) % len(heats)] for at in range(threads)]
+        runs = _runs(problem, [best] * threads, rngs, steps, turns, params)
         _make_moves(runs, clock)
         steps_per_s = steps / max(1e-9, time.monotonic() - began)
         before_s = best.step_time_s
@@ -179,6 +224,49 @@ def anneal(
     return best
 
 
+def _is_expressible(assignment: Assignment) -> bool:
+    """Whether no GPU has two shards of a table, which the moves' arrays have no place for."""
+    tables = ([shard.table for shard in shards] for shards in assignment.shards)
+    return all(len(of_gpu) == len(set(of_gpu)) for of_gpu in tables)
+
+
+def _tried(
+    problem: AnnealingProblem,
+    rngs: Sequence[np.random.Generator],
+    steps: int,
+    heat: Heat,
+    clock: Clock,
+    params: AnnealingParams,
+) -> list[Assignment]:
+    """What is found from the problem's starts, the best first; the slower half has fewer runs.
+
+    The first start stays first unless another one leads clearly further: there is luck in runs.
+    """
+    left = [
+        (one, 1 - params.clearly if number else 1.0) for number, one in enumerate(problem.starts)
+    ]
+    out: list[tuple[Assignment, float]] = []
+    while len(left) > 1 and not clock.spent:
+        ends: list[tuple[Assignment, float]] = []
+        for first in range(0, len(left), len(rngs)):
+            together = left[first : first + len(rngs)]
+            starts = [start for start, _ in together]
+            runs = _runs(problem, starts, rngs, steps, [heat] * len(starts), params)
+            _make_moves(runs, clock)
+            ends += [
+                (run.found() or start, handicap)
+                for run, (start, handicap) in zip(runs, together, strict=True)
+            ]
+        ends.sort(key=lambda end: end[0].step_time_s / end[1])
+        left, out = ends[: len(ends) // 2], ends[len(ends) // 2 :] + out
+    return [one for one, _ in left + out]
+
+
+def _groups(starts: int, threads: int) -> int:
+    """How often `_tried` makes runs at once."""
+    return -(-starts // threads) + _groups(starts // 2, threads) if starts > 1 else 0
+
+
 def _slower() -> int:
     """Times as long as a compiled step one takes here."""
     return 1 if HAS_COMPILER else _INTERPRETED
@@ -193,7 +281,8 @@ def _speed(
 ) -> float:
     """Steps a second of each run, of as many as there are between two looks at the clock."""
     steps = params.steps_between_looks // _slower()
-    runs = _runs(problem, start, rngs, steps, [params.heats[-1]] * len(rngs), params)
+    starts = [start] * len(rngs)
+    runs = _runs(problem, starts, rngs, steps, [params.heats[-1]] * len(rngs), params)
     began = time.monotonic()
     _make_moves(runs, clock)
     return steps / max(1e-9, time.monotonic() - began)
@@ -220,18 +309,21 @@ def prepare(limits: Limits) -> None:
 
 def _runs(
     problem: AnnealingProblem,
-    start: Assignment,
+    starts: Sequence[Assignment],
     rngs: Sequence[np.random.Generator],
     steps: int,
     heats: Sequence[Heat],
     params: AnnealingParams,
 ) -> list["_Run"]:
-    """A run of each heat from an assignment; those of one power begin with the same arrays."""
-    starts = {power: problem.start(start, power) for power, _ in heats}
-    return [
-        _Run(problem, starts[heat[0]], rng, steps, heat, params)
-        for rng, heat in zip(rngs, heats, strict=True)
-    ]
+    """A run of each heat from each start; those of one power and start begin with one's arrays."""
+    made: dict[tuple[int, int], tuple[Model, State, float]] = {}
+    runs = []
+    for start, rng, heat in zip(starts, rngs, heats, strict=False):  # Threads may be more.
+        key = id(start), heat[0]
+        if key not in made:
+            made[key] = problem.start(start, heat[0])
+        runs.append(_Run(problem, made[key], rng, steps, heat, params))
+    return runs
 
 
 class _Run:
