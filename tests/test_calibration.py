@@ -84,6 +84,21 @@ def test_designed_cases_meet_every_constant_early(tiers: bool, gpus: int) -> Non
     assert sum(case.kind == "reference" for case in cases) >= 5
 
 
+def test_a_gpu_is_given_more_to_do() -> None:
+    """More lookups in larger tables, of cases that are otherwise the same."""
+    load = Setting(device="cuda:0").load
+    assert load > Setting().load == 1
+    usual = list(itertools.islice(designed_cases(tiers=True), 30))
+    for case, large in zip(usual, designed_cases(tiers=True, load=load), strict=False):
+        lookups = [
+            c.batch_size * sum(t.lookups_per_sample for t in c.tables) for c in (case, large)
+        ]
+        assert large.kind == case.kind
+        assert lookups[1] == pytest.approx(load * lookups[0], rel=0.05)
+        assert sum(t.rows for t in large.tables) > 4 * sum(t.rows for t in case.tables)
+        assert not list(violations(large.plan()))
+
+
 def test_batches_are_drawn_as_the_profile_says() -> None:
     case = replace(next(random_cases(2, 1)), batch_size=4000)
     plan = case.plan()

@@ -290,6 +290,27 @@ def test_the_start_that_leads_furthest_is_gone_on_from(
     assert lines[0].step_time_s <= good.step_time_s
 
 
+def test_other_starts_have_their_turn_when_one_leads_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = roomy()
+    bound = lagrangian_bound(instance)
+    good, lines, line = construct(instance, bound, bound.step_time_s), [], runs._line
+    assert good is not None
+
+    def noted(*arguments: Any) -> Assignment:
+        lines.append(line(*arguments))
+        return lines[-1]
+
+    monkeypatch.setattr(runs, "_line", noted)
+    params = AnnealingParams(least_steps=20, steps_per_place=0, longest=1, idle_runs=1)
+    clock = Clock.start(Limits(max_steps=100_000))
+    starts = [good, on_one_gpu(instance)]
+    best = anneal(starts, target_s=0.0, seed=1, clock=clock, params=params)
+    assert len(lines) == 2
+    assert best.step_time_s == min(one.step_time_s for one in lines)
+
+
 def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
     """Searches put none together, but a plan to begin with may: the arrays have no such place."""
     instance = roomy()

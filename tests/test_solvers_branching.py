@@ -199,6 +199,24 @@ def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.Monke
     assert seeds == list(range(7, 7 + len(seeds)))
 
 
+def test_annealing_begins_with_all_good_first_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: what is annealed again begins with what came of it."""
+    counts, anneal = [], annealing.anneal
+
+    def told(starts: Sequence[Assignment], **options: object) -> Assignment:
+        counts.append(len(starts))
+        steps = [start.step_time_s for start in starts]
+        assert len(set(steps)) == len(steps)
+        return anneal(starts, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(annealing, "anneal", told)
+    problem = Problem(named_workload("random-40@1"), Topology.parse("2x8xh100"), 256)
+    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, max_steps=300, gap=0.0))
+    first, *later = counts
+    assert first > 1
+    assert set(later) == {1}
+
+
 def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
     """The pooled bound has the fastest GPUs do all the work."""
     mixed = unequal_machine(1 << 30)

@@ -16,6 +16,7 @@ NOISY_SPREAD = 0.15
 """Half of the steps lie further apart than this share of their median: not to be trusted."""
 
 _GPU_LOAD = 32
+"""With a core's lookups a GPU only waits for the host that launches its kernels."""
 
 NOISY_WAIT = 0.15
 """So much longer on the clock than on the processor: somebody else had it."""

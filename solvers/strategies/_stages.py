@@ -39,7 +39,7 @@ _PROMISING = 1.2
 """Times the best assignment's objective that a first one may have: improving gains less than that
 without sharding anything anew."""
 
-_NEARLY, _MOST_STARTS, _FEW_PLACES = 1.1, 5, 1_000_000
+_NEARLY, _MOST_STARTS, _PLACES_OF_STARTS = 1.1, 5, 1_000_000
 """Times the fastest first assignment's step of those that annealing tries too, how many they are at
 most, and tables × GPUs up to which they are kept."""
 
@@ -72,7 +72,7 @@ def cost_greedy(
             break
     if best is None:
         best = search.first_fit()
-    if len(made) > 1 and search.instance.tables * search.instance.gpus <= _FEW_PLACES:
+    if len(made) > 1 and search.instance.tables * search.instance.gpus <= _PLACES_OF_STARTS:
         made.sort(key=lambda one: one.step_time_s)
         most_s = _NEARLY * made[0].step_time_s
         search.starts = [one.copy() for one in made if one.step_time_s <= most_s][:_MOST_STARTS]

@@ -4,6 +4,8 @@ For large bags this sends fewer bytes over the link than their rows are. The hos
 each step, so that it waits for the device's gradients and the device for its sums.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -49,9 +51,7 @@ class HostPooling:
         pooled = self._backend.forward(_host_arena(arena), _step(reads), _own(weights, reads))
         if out.device.type == "cuda":
             pooled = pooled.pin_memory()
-        for bags, sums in zip(
-            *(torch.split(each, _BAGS) for each in (reads.bags, pooled)), strict=True
-        ):
+        for bags, sums in _parts(reads.bags, pooled):
             out.index_add_(0, bags, sums.to(out.device, non_blocking=True))
 
     def update(
@@ -87,6 +87,11 @@ class HostPooling:
         out.index_add_(0, reads.lookups, own.to(out.device))
 
 
+def _parts(bags: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """At most `_BAGS` bags at a time, and their rows."""
+    return zip(torch.split(bags, _BAGS), torch.split(rows, _BAGS), strict=True)
+
+
 def _step(reads: HostReads) -> ArenaStep:
     """The step of the host's rows alone, once they have been copied."""
     if reads.copied is not None:
@@ -107,9 +112,7 @@ def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
     if gradients.device.type != "cuda":
         return gradients.index_select(0, reads.bags)
     result = torch.empty((reads.bags.numel(), gradients.shape[1]), pin_memory=True)
-    for bags, rows in zip(
-        *(torch.split(each, _BAGS) for each in (reads.bags, result)), strict=True
-    ):
+    for bags, rows in _parts(reads.bags, result):
         rows.copy_(gradients.index_select(0, bags), non_blocking=True)
     recorded().synchronize()
     return result

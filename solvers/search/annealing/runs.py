@@ -243,7 +243,7 @@ def _tried(
     The first start stays first unless another one leads clearly further: there is luck in runs.
     """
     left = [
-        (one, 1 - params.clearly if number else 1.0) for number, one in enumerate(problem.starts)
+        (one, 1 + params.clearly if number else 1.0) for number, one in enumerate(problem.starts)
     ]
     out: list[tuple[Assignment, float]] = []
     while len(left) > 1 and not clock.spent:
@@ -257,7 +257,7 @@ def _tried(
                 (run.found() or start, handicap)
                 for run, (start, handicap) in zip(runs, together, strict=True)
             ]
-        ends.sort(key=lambda end: end[0].step_time_s / end[1])
+        ends.sort(key=lambda end: end[0].step_time_s * end[1])
         left, out = ends[: len(ends) // 2], ends[len(ends) // 2 :] + out
     return [one for one, _ in left + out]
 
