@@ -22,10 +22,17 @@ from triton.compiler import ASTSource
 
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton.fused_staging import FusedStaging
 from placer.executor.backends.triton.launches import TritonKernels
 from placer.executor.lookups.row_runs import CHUNK, find_runs
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.access import Window
+from placer.executor.memory.arena import Arena
+from placer.executor.memory.cache_range import CacheRange
+from placer.executor.memory.directory import Moves
+from placer.executor.memory.layout import ArenaKey, ArenaSpec, CacheShare, SlotRange
+from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
 
@@ -51,7 +58,7 @@ class Compiler(TritonKernels):
         self.reports: list[dict[str, Any]] = []
         self._seen: set[str] = set()
 
-    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         constants = {name: value for name, value in options.items() if name.isupper()}
         signature, attributes = {}, {}
         for index, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
@@ -114,6 +121,9 @@ def compile_all(kernels: Compiler) -> None:
     for kinds in ((torch.int64, torch.int32, torch.int32), (torch.int32, torch.int64, torch.int64)):
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
+    for kind, policy in ((torch.int32, "lfu"), (torch.int64, "rank")):
+        kernels.variant = f"{NAMES[kind]} {policy}"
+        stage(kernels, kind, policy)
     lookups = 5 * CHUNK
     scales = torch.empty(lookups, device=META)
     for dtype, width, kind, optimizers in variants():
@@ -126,6 +136,21 @@ def compile_all(kernels: Compiler) -> None:
         kernels.squares(replace(reads, scales=scales), scales)
         for optimizer in optimizers:
             update(kernels, optimizer, weights, reads, scales)
+
+
+def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
+    """Two steps that are open at once, over an arena whose rows are half in HBM, half cached."""
+    key = ArenaKey("fp32", 4, "sgd", False)
+    shared = CacheShare("gpu:0", CacheRange(100, 200, 10, 20))
+    ranges = (SlotRange("gpu:0", "hbm", "device", 0, 100),)
+    spec = ArenaSpec(key, 200, ranges, (shared,), indices(1))
+    row_cache = RowCache([shared.part], 100, META, policy)
+    arena = Arena(spec, matrix(200, 4), None, row_cache)
+    window = Window()
+    staging = FusedStaging(kernels, window, META)
+    tickets = [window.open(), window.open()]
+    for ticket in tickets:
+        staging.stage(0, arena, [indices(300, kind)], ticket, training=True)
 
 
 def variants() -> Iterator[tuple[torch.dtype, int, torch.dtype, Sequence[OptimizerName]]]:

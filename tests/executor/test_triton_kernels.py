@@ -17,7 +17,7 @@ from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.launches import Launch, TritonKernels
 from placer.executor.lookups.row_runs import CHUNK, find_runs
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.directory import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rounding import stochastic_round
 from placer.executor.optimizers.rule import Rule
@@ -408,6 +408,13 @@ class TestWithoutAGpu:
             "sum_chunks",
             "update_long_runs",
             "exchange",
+            "place_runs",
+            "read_rows",
+            "find_rows",
+            "bar_rows",
+            "admit_rows",
+            "move_to_entries",
+            "place_lookups",
         }
         of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}
         hot = [report for report in reports if report["kernel"] in of_rows]

@@ -40,12 +40,14 @@ def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "
 
     host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
+        from placer.executor.backends.staging import Staging
         from placer.executor.backends.torch_kernels import TorchKernels
 
-        return TieredBackend(TorchKernels(), host, device, policy)
+        return TieredBackend(TorchKernels(), host, device, policy, Staging)
+    from placer.executor.backends.triton.fused_staging import FusedStaging
     from placer.executor.backends.triton.launches import TritonKernels
 
-    return TieredBackend(TritonKernels(device), host, device, policy)
+    return TieredBackend(TritonKernels(device), host, device, policy, FusedStaging)
 
 
 def _check_gpu() -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from placer.executor.lookups.row_runs import Runs
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.directory import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 

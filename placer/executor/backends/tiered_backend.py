@@ -6,8 +6,9 @@ and update see places alone, so that staging, caching and reading in place diffe
 but what happens here, and results are bit-equal between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,10 +44,17 @@ class TieredBackend(Backend):
     device : torch.device
     policy : {"lfu", "rank"}
         Which cached rows are evicted first.
+    staging : callable
+        What makes the `Staging` of these kernels.
     """
 
     def __init__(
-        self, kernels: TierKernels, host: Backend, device: torch.device, policy: Policy
+        self,
+        kernels: TierKernels,
+        host: Backend,
+        device: torch.device,
+        policy: Policy,
+        staging: Callable[[Any, Window, torch.device], Staging],
     ) -> None:
         self.name = kernels.name
         self.counts = LookupCounts(device)
@@ -55,7 +63,7 @@ class TieredBackend(Backend):
         self._window = Window()
         self._faults = Faults(device)
         self._tables: dict[tuple[tuple[int, ...], ...], SegmentTable] = {}
-        self._staging = Staging(kernels, self._window, device)
+        self._staging = staging(kernels, self._window, device)
 
     def allocate(self, spec: ArenaSpec) -> Arena:
         return tiered_arena(spec, self._device, self._policy)
@@ -89,6 +97,8 @@ class TieredBackend(Backend):
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
         access = access_of(step)
+        if access.moved is not None:
+            torch.cuda.current_stream(self._device).wait_event(access.moved)
         if step.reads.bags:
             rows = tiered_rows(arena.weights)
             scales = None if weights is None else weights.detach().contiguous()
@@ -206,10 +216,8 @@ class TieredBackend(Backend):
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(all_slots[index], reads.offsets, spec.host_start)
         if arena.row_cache is not None and reads.lookups:
-            runs, places, run_places = self._staging.stage(
-                index, arena, all_slots, ticket, training
-            )
-            return Access(ticket, places, runs, run_places, host)
+            got = self._staging.stage(index, arena, all_slots, ticket, training)
+            return Access(ticket, got.places, got.runs, got.run_places, host, got.moved)
         if training and not spec.key.splits_rows:
             runs, ordered = self._sort(all_slots[index])
             run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))

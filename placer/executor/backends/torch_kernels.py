@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.directory import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule, apply_rule, row_sums
 

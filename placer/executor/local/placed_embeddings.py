@@ -293,7 +293,9 @@ class PlacedEmbeddings(Embeddings):
                 continue
             for shard in arena.spec.cache_shares:
                 entries = shard.part.staging_rows + shard.part.cache_rows
-                share = arena.row_cache.directory_bytes * entries // max(arena.row_cache.entries, 1)
+                share = (
+                    arena.row_cache.directory.nbytes * entries // max(arena.row_cache.entries, 1)
+                )
                 held[shard.device, "pool"] += entries * arena.row_bytes + share
         for name, column_slices in self._layout.column_slices.items():
             size = sum(

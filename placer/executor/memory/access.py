@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.row_runs import Runs
-from placer.executor.memory.row_cache import RowCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,41 +85,10 @@ class Window:
         """Number of the oldest open step."""
         return min((ticket.number for ticket in self), default=self._count)
 
-    def in_place(
-        self, arena: int, slots: Tensor, before: Ticket, row_cache: RowCache, home: int
-    ) -> Tensor | None:
-        """Which slots an earlier open step reads in place; None where there is no such step.
-
-        They have to stay there: that step will update the row in host memory, and a copy made
-        before would be old. `home` is the arena's number of slots in HBM.
-        """
-        in_place: Tensor | None = None
-        for ticket in self:
-            if ticket is before or arena not in ticket.resolved:
-                continue
-            theirs = ticket.resolved[arena]
-            if not theirs.most:
-                continue
-            here = _read_in_place(theirs, slots, row_cache, home)
-            in_place = here if in_place is None else in_place | here
-        return in_place
-
-
-def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: int) -> Tensor:
-    """Which of the slots a step reads in place; its slots follow from its places."""
-    runs = theirs.runs()
-    valid = runs < theirs.last
-    places = theirs.run_places.index_select(0, runs.clamp_(max=theirs.run_places.numel() - 1))
-    del runs
-    boundary = home + row_cache.entries
-    moved = valid & (places < boundary)
-    held = row_cache.slots_at((places - home).clamp_(0, row_cache.entries)).to(slots.dtype)
-    own = torch.where(moved, held, (places - row_cache.entries).to(slots.dtype))
-    own = torch.where(valid, own, torch.iinfo(slots.dtype).max)
-    del held
-    place = torch.searchsorted(own, slots, out_int32=True).clamp_(max=theirs.most - 1)
-    here = own.index_select(0, place) == slots
-    return here & (valid & ~moved).index_select(0, place)
+    def others(self, arena: int, ticket: Ticket) -> list[Resolved]:
+        """The staged and cached rows of an arena that the other open steps read."""
+        read = [other.resolved.get(arena) for other in self if other is not ticket]
+        return [resolved for resolved in read if resolved is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,6 +132,8 @@ class Access:
         The place of each run.
     host : HostReads or None
         For the rows that the host pools.
+    moved : Event or None
+        When staged and cached rows are at their places, where that takes time.
     """
 
     ticket: Ticket
@@ -171,3 +141,4 @@ class Access:
     runs: Runs | None
     run_places: Tensor | None
     host: HostReads | None
+    moved: "torch.cuda.Event | None" = None

@@ -15,12 +15,13 @@ the device, so that a host can run ahead of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
+from placer.executor.memory.directory import Directory, Moves, Resolution
 from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.names import Policy
 
@@ -45,48 +46,11 @@ plan counts on a part is missed. They fade as lookups do.
 
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
-_IN_PLACE, _WRITTEN_BACK = 4, 5
+IN_PLACE, _WRITTEN_BACK = 4, 5
 """Counters that are kept in the order of `RowCacheStats`."""
 
 _FREE = torch.iinfo(torch.int32).min
 _PROTECTED = torch.iinfo(torch.int32).max
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Moves:
-    """Rows that change places before a step.
-
-    Attributes
-    ----------
-    entries : int32, shape (most,)
-        The entry of each move; −1 behind the last. No entry comes twice.
-    incoming : int32 or int64, shape (most,)
-        Slot of the row to read into it.
-    outgoing : int32 or int64, shape (most,)
-        Slot of the row to write back from it first; −1 where there was none or it is unchanged.
-    count : int32, shape (1,)
-        How many moves there are.
-    """
-
-    entries: Tensor
-    incoming: Tensor
-    outgoing: Tensor
-    count: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolution:
-    """Where the rows of a step are, once its moves are done.
-
-    Attributes
-    ----------
-    entries : int32, shape (rows,)
-        Entry of each row; −1 for rows that stay in place.
-    moves : Moves
-    """
-
-    entries: Tensor
-    moves: Moves
 
 
 class RowCache:
@@ -146,16 +110,18 @@ class RowCache:
         self._part_ordered = fixed([part.is_ordered for part in cached] or [0]).bool()
         self._part_listed = fixed([part.warm is not None for part in cached] or [0]).bool()
         self._has_order = any(part.is_ordered for part in cached)
-        # One more than there are: it holds nothing, and takes all writes meant for no entry.
         size = self.entries + 1
-        self._slots = torch.full((size,), self._vacant, dtype=self._kind, device=device)
-        self._last_used = torch.full((size,), -1, dtype=torch.int32, device=device)
-        self._priority = torch.zeros(size, dtype=torch.float32, device=device)
-        self._dirty = torch.zeros(size, dtype=torch.bool, device=device)
-        # The same by slot, for searches. Entries that hold nothing stand behind, as −1.
-        self._sorted_slots = self._slots.clone()
-        self._sorted_entries = torch.full((size,), -1, dtype=torch.int32, device=device)
-        self._counters = torch.zeros(len(fields(RowCacheStats)), dtype=torch.int64, device=device)
+        vacant = torch.full((size,), self._vacant, dtype=self._kind, device=device)
+        none = torch.full((size,), -1, dtype=torch.int32, device=device)
+        self.directory = Directory(
+            slots=vacant,
+            last_used=none,
+            priority=torch.zeros(size, dtype=torch.float32, device=device),
+            dirty=torch.zeros(size, dtype=torch.bool, device=device),
+            sorted_slots=vacant.clone(),
+            sorted_entries=none.clone(),
+            counters=torch.zeros(len(fields(RowCacheStats)), dtype=torch.int64, device=device),
+        )
         self._warm_up(cached)
 
     def find(self, slots: Tensor) -> Tensor:
@@ -166,10 +132,10 @@ class RowCache:
         # The last slot of the directory is the largest of all: no position is behind the end.
         if slots.dtype != self._kind:
             slots = slots.long().clamp(max=self._vacant).to(self._kind)
-        flat = slots.flatten()
-        position = torch.searchsorted(self._sorted_slots, flat, out_int32=True)
-        missing = self._sorted_slots.index_select(0, position) != flat
-        entries = self._sorted_entries.index_select(0, position)
+        flat, held = slots.flatten(), self.directory
+        position = torch.searchsorted(held.sorted_slots, flat, out_int32=True)
+        missing = held.sorted_slots.index_select(0, position) != flat
+        entries = held.sorted_entries.index_select(0, position)
         return entries.masked_fill_(missing, -1).view(slots.shape)
 
     def resolve(
@@ -205,8 +171,9 @@ class RowCache:
             Holds once its moves are done. Until then entries that change hold the old rows.
         """
         entries = self.find(slots)
+        self.fade()
         self._touch(entries, counts, ticket)
-        order, available = self._evictable(ticket, oldest_open)
+        order, available = self.evictable(ticket, oldest_open)
         miss = (slots >= self._start) & (slots < self._stop) & (entries < 0)
         self._count_lookups(counts, entries, miss)
         wanted = miss if barred is None else miss & ~barred
@@ -215,48 +182,113 @@ class RowCache:
         self._count_in_place(miss, admitted)
         del miss, wanted
         turn = torch.where(admitted, turn, self.entries)
-        moves = self._admit(slots, counts, turn, order, admitted.count_nonzero(), ticket)
+        row_of = _rows_by_turn(turn, min(slots.numel(), self.entries))
+        incoming, lookups = (of.index_select(0, row_of) for of in (slots, counts))
+        del row_of
+        moves = self.admit(incoming, lookups, order, admitted.count_nonzero(), ticket)
+        del incoming, lookups
         entries = torch.where(admitted, order.index_select(0, turn), entries)
         del turn, admitted, order
-        self._sort()
+        self.sort()
         return Resolution(entries, moves)
+
+    def fade(self) -> None:
+        """Let lookups count less than a step ago, where they are counted."""
+        if self.policy == "lfu":
+            self.directory.priority.mul_(DECAY)
+
+    def evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
+        """All entries in the order in which they are taken, int32, and how many can be, 0-d.
+
+        The order of one int32 key, because a sort is most of a resolve's work: free entries
+        first; staged rows below 0 by minus their age; cached rows from 0 on by the bits of
+        their priority, which rise with it as it is never negative; protected entries last.
+        """
+        held = self.directory
+        age = (ticket - held.last_used).clamp_(min=1)
+        key = torch.where(held.slots < self._cached_start, -age, held.priority.view(torch.int32))
+        key = torch.where(held.last_used < oldest_open, key, _PROTECTED)
+        key = torch.where(held.slots == self._vacant, _FREE, key)
+        key[self.entries :].fill_(_PROTECTED)
+        return torch.sort(key, stable=True).indices.int(), (key < _PROTECTED).count_nonzero()
+
+    def admit(
+        self, incoming: Tensor, lookups: Tensor, order: Tensor, number: Tensor, ticket: int
+    ) -> Moves:
+        """Give the first entries of an order to rows; `sort` comes after it.
+
+        Parameters
+        ----------
+        incoming, lookups : shape (most,)
+            Slots of the rows, at most as many as there are entries, and their lookups.
+        order : Tensor
+            What `evictable` returned.
+        number : Tensor
+            How many rows there are; what is behind them means nothing. 0-d, on the device.
+        ticket : int
+            Number of the step.
+        """
+        held, most = self.directory, incoming.numel()
+        victims = order[:most]
+        here = torch.arange(most, dtype=torch.int32, device=order.device) < number
+        incoming.masked_fill_(~here, -1)
+        leaves = here & held.dirty.index_select(0, victims)
+        moves = Moves(
+            entries=torch.where(here, victims, -1),
+            incoming=incoming,
+            outgoing=held.slots.index_select(0, victims).masked_fill_(~leaves, -1),
+            count=number.int().reshape(1),
+        )
+        entered = torch.where(here, victims, self.entries).long()
+        priority = lookups.float()
+        if self.policy == "rank":
+            priority = self._rank_priority(incoming.to(self._kind))
+        elif self._has_order:
+            priority += self._expected_lookups(incoming.to(self._kind))
+        held.priority.scatter_(0, entered, priority)
+        held.last_used.scatter_(0, entered, ticket)
+        held.dirty.scatter_(0, entered, False)
+        held.slots.scatter_(0, entered, torch.where(here, incoming, self._vacant).to(self._kind))
+        held.counters[_WRITTEN_BACK] += leaves.count_nonzero()
+        return moves
+
+    def sort(self) -> None:
+        """Bring the directory in order, in the same memory: captured graphs go on reading it."""
+        slots, entries = torch.sort(self.directory.slots)
+        self.directory.sorted_slots.copy_(slots)
+        self.directory.sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
 
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that rows in entries are newer than their originals; −1 is nobody."""
-        self._dirty.scatter_(0, torch.where(entries < 0, self.entries, entries).long(), True)
+        held = torch.where(entries < 0, self.entries, entries)
+        self.directory.dirty.scatter_(0, held.long(), True)
 
     def slots_at(self, entries: Tensor) -> Tensor:
         """The slot that each entry holds; the largest there is where it holds none."""
-        return self._slots.index_select(0, entries)
+        return self.directory.slots.index_select(0, entries)
 
     def stats(self) -> RowCacheStats:
         """Counts so far. Waits for the device."""
-        return RowCacheStats(*self._counters.tolist())
-
-    @property
-    def directory_bytes(self) -> int:
-        """Bytes that all this takes beside the rows."""
-        held = (self._slots, self._last_used, self._priority, self._dirty)
-        return sum(part.nbytes for part in (*held, self._sorted_slots, self._sorted_entries))
+        return RowCacheStats(*self.directory.counters.tolist())
 
     def reset_stats(self) -> None:
         """Count from nothing again."""
-        self._counters.zero_()
+        self.directory.counters.zero_()
 
     def _warm_up(self, cached: list[CacheRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         none = torch.empty(0, dtype=torch.int64)
         warm = [warm_slots(part) for part in cached]
-        slots = torch.cat([none, *warm]).to(self._slots)
+        slots = torch.cat([none, *warm]).to(self.directory.slots)
         listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
         ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
         known, order = torch.sort(torch.cat([none, *listed]))
-        self._listed = known.to(self._slots)
-        self._listed_ranks = ranks[order].to(self._slots)
-        self._slots[: slots.numel()] = slots
+        self._listed = known.to(self.directory.slots)
+        self._listed_ranks = ranks[order].to(self.directory.slots)
+        self.directory.slots[: slots.numel()] = slots
         first = self._rank_priority if self.policy == "rank" else self._expected_lookups
-        self._priority[: slots.numel()] = first(slots)
-        self._sort()
+        self.directory.priority[: slots.numel()] = first(slots)
+        self.sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
         """What a row counts for when it enters, beside its lookups."""
@@ -286,80 +318,22 @@ class RowCache:
 
     def _touch(self, entries: Tensor, counts: Tensor, ticket: int) -> None:
         """Note that a step reads the rows in entries, −1 being nobody."""
-        holder = torch.where(entries >= 0, entries, self.entries).long()
-        self._last_used.scatter_(0, holder, ticket)
+        held, holder = self.directory, torch.where(entries >= 0, entries, self.entries).long()
+        held.last_used.scatter_(0, holder, ticket)
         if self.policy == "lfu":
-            self._priority.mul_(DECAY)
             # Rows are distinct: reading, adding and writing needs no atomics, of which all those
             # of rows without an entry would meet at one address.
-            self._priority.scatter_(0, holder, self._priority[holder].add_(counts))
-
-    def _admit(
-        self,
-        slots: Tensor,
-        counts: Tensor,
-        turn: Tensor,
-        order: Tensor,
-        number: Tensor,
-        ticket: int,
-    ) -> Moves:
-        """Copy the row of each turn below `number` into the entry of that place in the order."""
-        most = min(slots.numel(), self.entries)  # What follows is by turn.
-        row_of = _rows_by_turn(turn, most)
-        victims = order[:most]
-        here = torch.arange(most, dtype=torch.int32, device=slots.device) < number
-        incoming = slots.index_select(0, row_of).masked_fill_(~here, -1)
-        leaves = here & self._dirty.index_select(0, victims)
-        moves = Moves(
-            entries=torch.where(here, victims, -1),
-            incoming=incoming,
-            outgoing=self._slots.index_select(0, victims).masked_fill_(~leaves, -1),
-            count=number.int().reshape(1),
-        )
-        entered = torch.where(here, victims, self.entries).long()
-        priority = counts.index_select(0, row_of).float()
-        if self.policy == "rank":
-            priority = self._rank_priority(incoming.to(self._kind))
-        elif self._has_order:
-            priority += self._expected_lookups(incoming.to(self._kind))
-        self._priority.scatter_(0, entered, priority)
-        self._last_used.scatter_(0, entered, ticket)
-        self._dirty.scatter_(0, entered, False)
-        held = torch.where(here, incoming, self._vacant).to(self._kind)
-        self._slots.scatter_(0, entered, held)
-        self._counters[_WRITTEN_BACK] += leaves.count_nonzero()
-        return moves
-
-    def _evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
-        """All entries in the order in which they are taken, and how many can be, 0-d.
-
-        The order of one int32 key, because a sort is most of a resolve's work: free entries
-        first; staged rows below 0 by minus their age; cached rows from 0 on by the bits of
-        their priority, which rise with it as it is never negative; protected entries last.
-        """
-        age = (ticket - self._last_used).clamp_(min=1)
-        staged = self._slots < self._cached_start
-        key = torch.where(staged, -age, self._priority.view(torch.int32))
-        key = torch.where(self._last_used < oldest_open, key, _PROTECTED)
-        key = torch.where(self._slots == self._vacant, _FREE, key)
-        key[self.entries :].fill_(_PROTECTED)
-        return torch.sort(key, stable=True).indices.int(), (key < _PROTECTED).count_nonzero()
-
-    def _sort(self) -> None:
-        """Rebuild the directory, in the same memory: captured graphs go on reading it."""
-        slots, entries = torch.sort(self._slots)
-        self._sorted_slots.copy_(slots)
-        self._sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
+            held.priority.scatter_(0, holder, held.priority[holder].add_(counts))
 
     def _count_lookups(self, counts: Tensor, entries: Tensor, miss: Tensor) -> None:
         """Count lookups and rows that were read, and those that had an entry."""
         hit = entries >= 0
         lookups, missed = (counts * hit).sum(), (counts * miss).sum()
         rows, misses = hit.count_nonzero(), miss.count_nonzero()
-        self._counters[:4] += torch.stack([lookups + missed, lookups, rows + misses, rows])
+        self.directory.counters[:4] += torch.stack([lookups + missed, lookups, rows + misses, rows])
 
     def _count_in_place(self, miss: Tensor, admitted: Tensor) -> None:
-        self._counters[_IN_PLACE] += (miss & ~admitted).count_nonzero()
+        self.directory.counters[IN_PLACE] += (miss & ~admitted).count_nonzero()
 
 
 def _rows_by_turn(turn: Tensor, most: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.tier_kernels import RowReads, SegmentTable
 from placer.executor.lookups.row_runs import CHUNK
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.directory import Moves
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 
@@ -143,7 +143,7 @@ class TritonKernels:
         """Slots of an arena's lookups; see `TierKernels`."""
         block = self._launch.block
         grid = (-(-segments.longest // block), segments.table.shape[0])
-        self._run(
+        self.run(
             self._lookup.translate, grid,
             ids, segments.table, slot_map, out, fault, BLOCK=block, num_warps=4,
         )  # fmt: skip
@@ -154,7 +154,7 @@ class TritonKernels:
         """Sum of each bag's rows, each times its weight; see `TierKernels`."""
         bags, width = out.shape
         columns, tile = self._pool_tile(rows, width)
-        self._run(
+        self.run(
             self._lookup.pool, (-(-bags // tile), -(-width // columns)),
             *_memories(rows), places, offsets, weights, out, bags,
             WIDTH=width, COLUMNS=columns, BAGS=tile,
@@ -167,7 +167,7 @@ class TritonKernels:
         """Row · gradient of its bag, for each lookup; see `TierKernels`."""
         lookups, width = out.numel(), gradients.shape[1]
         columns, tile = self._pool_tile(rows, width)
-        self._run(
+        self.run(
             self._lookup.weight_gradients, (-(-lookups // tile),),
             *_memories(rows), places, bags, gradients, out, lookups,
             WIDTH=width, COLUMNS=columns, LOOKUPS=tile, num_warps=1,
@@ -210,7 +210,7 @@ class TritonKernels:
             tile = self._launch.exchange_bytes // (columns * hbm.element_size())
             tile = max(1, min(MAX_MOVES, tile))
             programs = min(self._launch.exchange_programs, -(-size // tile))
-            self._run(
+            self.run(
                 self._exchange.exchange, (programs,),
                 hbm, dram, rows.home,
                 moves.entries, moves.incoming, moves.outgoing, moves.count,
@@ -238,22 +238,22 @@ class TritonKernels:
         rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
         gradients = (reads.sources, reads.scales, reads.gradients)
         effects = (mean_squares, squares, *constants)
-        self._run(
-            self._update.update_runs, self._shared(-(-runs.lookups // tile), warps),
+        self.run(
+            self._update.update_runs, self.shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
             *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
         partials = torch.empty((2 * runs.blocks, width), device=self._device)
-        self._run(
-            self._update.sum_chunks, self._shared(-(-2 * runs.blocks // tile), warps),
+        self.run(
+            self._update.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=launch.chunk_unroll,
         )  # fmt: skip
         chunks = launch.tile_rows(launch.sum_elements, block)
-        self._run(
-            self._update.update_long_runs, self._shared(runs.blocks, launch.sum_warps),
+        self.run(
+            self._update.update_long_runs, self.shared(runs.blocks, launch.sum_warps),
             *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=launch.scan, num_warps=launch.sum_warps,
@@ -265,7 +265,7 @@ class TritonKernels:
         elements = self._launch.pool_bytes // rows.hbm.element_size()
         return columns, self._launch.tile_rows(elements, columns)
 
-    def _shared(self, tiles: int, warps: int) -> tuple[int]:
+    def shared(self, tiles: int, warps: int) -> tuple[int]:
         """Programs that share so many tiles: as many as are resident, or one for each tile.
 
         The interpreter runs one after the other: two are enough to show that they share.
@@ -273,7 +273,7 @@ class TritonKernels:
         most = self._multiprocessors * max(1, self._launch.resident_warps // warps)
         return (min(tiles, most or 2),)
 
-    def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch, unless there is nothing to do."""
         if math.prod(grid):
             with self._current_device():

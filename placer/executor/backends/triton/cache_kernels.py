@@ -1,0 +1,212 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
+"""Triton kernels that find a step's staged and cached rows and give them entries of a row cache.
+
+How many runs, rows or misses there are is known on the device alone, and is a small part of the
+lookups. A fixed number of programs walks up to the count and no further; what is behind it in
+arrays of fixed size is never touched.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def first_at_least(ordered, size, values, BITS: tl.constexpr):
+    """How many of the first `size` elements, in order, are below each value; size < 2 ** BITS."""
+    below = (values * 0).to(tl.int32)
+    for bit in tl.static_range(BITS):
+        probe = below + (1 << (BITS - 1 - bit))
+        inside = probe <= size
+        held = tl.load(ordered + probe - 1, mask=inside, other=0)
+        below = tl.where(inside & (held < values), probe, below)
+    return below
+
+
+@triton.jit(do_not_specialize=["home", "host_start", "entries"])
+def place_runs(ordered, starts, count, home, host_start, entries, run_places, BLOCK: tl.constexpr):
+    """The place of each run, as if none were in the row cache."""
+    number = tl.load(count)
+    first = tl.program_id(0) * BLOCK
+    while first < number:
+        run = first + tl.arange(0, BLOCK)
+        here = run < number
+        slot = tl.load(ordered + tl.load(starts + run, mask=here, other=0), mask=here, other=0)
+        place = tl.where(slot < home, slot, slot + entries)
+        place = tl.where(slot < host_start, place, -1)
+        tl.store(run_places + run, place.to(run_places.dtype.element_ty), mask=here)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit
+def read_rows(ordered, starts, first_run, last_run, slots, counts, BLOCK: tl.constexpr):
+    """Slot and lookups of each staged and cached row."""
+    start_run = tl.load(first_run)
+    number = tl.load(last_run) - start_run
+    first = tl.program_id(0) * BLOCK
+    while first < number:
+        row = first + tl.arange(0, BLOCK)
+        here = row < number
+        start = tl.load(starts + start_run + row, mask=here, other=0)
+        after = tl.load(starts + start_run + row + 1, mask=here, other=0)
+        tl.store(slots + row, tl.load(ordered + start, mask=here, other=0), mask=here)
+        tl.store(counts + row, after - start, mask=here)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["size", "ticket"])
+def find_rows(
+    first_run,
+    last_run,
+    slots,
+    counts,
+    sorted_slots,
+    sorted_entries,
+    size,
+    last_used,
+    priority,
+    counters,
+    entries,
+    wanted,
+    ticket,
+    COUNTED: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The entry of each row, read in this step; rows that have none want one."""
+    number = tl.load(last_run) - tl.load(first_run)
+    first = tl.program_id(0) * BLOCK
+    lookups = first.to(tl.int64) * 0
+    hit_lookups = lookups
+    hits = lookups
+    rows = lookups
+    while first < number:
+        row = first + tl.arange(0, BLOCK)
+        here = row < number
+        slot = tl.load(slots + row, mask=here, other=0)
+        count = tl.load(counts + row, mask=here, other=0)
+        position = first_at_least(sorted_slots, size, slot, BITS)
+        here_held = here & (position < size)
+        found = here_held & (tl.load(sorted_slots + position, mask=here_held, other=0) == slot)
+        entry = tl.load(sorted_entries + position, mask=found, other=-1)
+        tl.store(entries + row, entry, mask=here)
+        tl.store(wanted + row, 1, mask=here & (found == 0))
+        # Rows are distinct, so no entry is met twice.
+        tl.store(last_used + entry, ticket, mask=found)
+        if COUNTED:
+            before = tl.load(priority + entry, mask=found, other=0.0)
+            tl.store(priority + entry, before + count.to(tl.float32), mask=found)
+        lookups += tl.sum(count, 0)
+        hit_lookups += tl.sum(tl.where(found, count, 0), 0)
+        rows += tl.sum(here.to(tl.int32), 0)
+        hits += tl.sum(found.to(tl.int32), 0)
+        first += tl.num_programs(0) * BLOCK
+    tl.atomic_add(counters, lookups)
+    tl.atomic_add(counters + 1, hit_lookups)
+    tl.atomic_add(counters + 2, rows)
+    tl.atomic_add(counters + 3, hits)
+
+
+@triton.jit(do_not_specialize=["boundary", "shift"])
+def bar_rows(
+    their_first,
+    their_last,
+    their_places,
+    boundary,
+    shift,
+    first_run,
+    last_run,
+    slots,
+    wanted,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows that another step reads in place, from `boundary` on, want no entry."""
+    start_run = tl.load(their_first)
+    number = tl.load(their_last) - start_run
+    size = tl.load(last_run) - tl.load(first_run)
+    first = tl.program_id(0) * BLOCK
+    while first < number:
+        row = first + tl.arange(0, BLOCK)
+        here = row < number
+        place = tl.load(their_places + start_run + row, mask=here, other=0)
+        in_place = here & (place >= boundary)
+        slot = place - shift
+        position = first_at_least(slots, size, slot, BITS)
+        in_place = in_place & (position < size)
+        ours = in_place & (tl.load(slots + position, mask=in_place, other=0) == slot)
+        tl.store(wanted + position, 0, mask=ours)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit
+def admit_rows(
+    first_run,
+    last_run,
+    slots,
+    counts,
+    wanted,
+    turns,
+    available,
+    order,
+    entries,
+    incoming,
+    lookups,
+    in_place,
+    BLOCK: tl.constexpr,
+):
+    """Give the entry of each turn to the row whose turn it is, as far as there are any.
+
+    `turns` counts from 1 on.
+    """
+    number = tl.load(last_run) - tl.load(first_run)
+    most = tl.load(available)
+    first = tl.program_id(0) * BLOCK
+    left = first.to(tl.int64) * 0
+    while first < number:
+        row = first + tl.arange(0, BLOCK)
+        here = row < number
+        turn = tl.load(turns + row, mask=here, other=0) - 1
+        admitted = here & (tl.load(wanted + row, mask=here, other=0) != 0) & (turn < most)
+        entry = tl.load(entries + row, mask=here, other=0)
+        left += tl.sum((here & (entry < 0) & (admitted == 0)).to(tl.int32), 0)
+        taken = tl.load(order + turn, mask=admitted, other=-1)
+        tl.store(entries + row, taken, mask=admitted)
+        tl.store(incoming + turn, tl.load(slots + row, mask=admitted, other=0), mask=admitted)
+        tl.store(lookups + turn, tl.load(counts + row, mask=admitted, other=0), mask=admitted)
+        first += tl.num_programs(0) * BLOCK
+    tl.atomic_add(in_place, left)
+
+
+@triton.jit(do_not_specialize=["home"])
+def move_to_entries(
+    first_run,
+    last_run,
+    entries,
+    home,
+    run_places,
+    dirty,
+    TRAINED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows that have an entry are there, and newer than their originals if they are trained."""
+    start_run = tl.load(first_run)
+    number = tl.load(last_run) - start_run
+    first = tl.program_id(0) * BLOCK
+    while first < number:
+        row = first + tl.arange(0, BLOCK)
+        entry = tl.load(entries + row, mask=row < number, other=-1)
+        place = (entry + home).to(run_places.dtype.element_ty)
+        tl.store(run_places + start_run + row, place, mask=entry >= 0)
+        if TRAINED:
+            tl.store(dirty + entry, 1, mask=entry >= 0)
+        first += tl.num_programs(0) * BLOCK
+
+
+@triton.jit(do_not_specialize=["lookups"])
+def place_lookups(order, runs, run_places, places, lookups, BLOCK: tl.constexpr):
+    """The place of each lookup, in the batch's order."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = position < lookups
+    run = tl.load(runs + position, mask=here, other=0)
+    place = tl.load(run_places + run, mask=here, other=0)
+    tl.store(places + tl.load(order + position, mask=here, other=0), place, mask=here)
