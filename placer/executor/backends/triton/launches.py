@@ -200,22 +200,25 @@ class TritonKernels:
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones; see `TierKernels`."""
-        size = moves.entries.numel()
-        for rows in matrices:
-            if not rows.dram.numel():
-                continue
-            hbm, dram = _words(rows.hbm), _words(rows.dram)
-            words = hbm.shape[1]
-            columns = min(_power_of_two(words), MAX_WORDS)
-            tile = self._launch.exchange_bytes // (columns * hbm.element_size())
-            tile = max(1, min(MAX_MOVES, tile))
-            programs = min(self._launch.exchange_programs, -(-size // tile))
-            self.run(
-                self._exchange.exchange, (programs,),
-                hbm, dram, rows.home,
-                moves.entries, moves.incoming, moves.outgoing, moves.count,
-                WORDS=words, BLOCK=columns, ROWS=tile, num_warps=8,
-            )  # fmt: skip
+        parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
+        if not moves.entries.numel() or not parts[0][1].numel():
+            return
+        (hbm, dram), (state_hbm, state_dram) = parts[0], parts[-1]
+        words = hbm.shape[1]
+        state_words = state_hbm.shape[1] if len(parts) > 1 else 0
+        columns = min(_power_of_two(words), MAX_WORDS)
+        tile = self._launch.exchange_bytes // (columns * hbm.element_size())
+        tile = max(1, min(MAX_MOVES, tile))
+        state_columns = min(_power_of_two(state_words), max(columns, 1))
+        blocks = max(-(-words // columns), -(-state_words // state_columns))
+        programs = min(self._launch.exchange_programs, -(-moves.entries.numel() // tile))
+        self.run(
+            self._exchange.exchange, (programs,),
+            hbm, dram, state_hbm, state_dram, matrices[0].home,
+            moves.entries, moves.incoming, moves.outgoing, moves.count,
+            WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
+            BLOCKS=blocks, ROWS=tile, num_warps=8,
+        )  # fmt: skip
 
     def _sum_and_apply(
         self,

@@ -9,6 +9,8 @@ import triton.language as tl
 def exchange(
     hbm,
     dram,
+    state_hbm,
+    state_dram,
     home,
     entries,
     incoming,
@@ -16,32 +18,51 @@ def exchange(
     count,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    STATE_WORDS: tl.constexpr,
+    STATE_BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Copy rows of WORDS words, ROWS moves at a time.
+    """Copy rows of WORDS words and their state of STATE_WORDS, each in up to BLOCKS blocks.
 
-    Old and new rows are read together and then written together, so that traffic runs both
-    ways over the link. No row leaves and enters in the same call.
+    All that a move reads is under way at once, and is then written, so that traffic runs both ways
+    over the link. No row leaves and enters in the same call.
     """
     number = tl.load(count)
     first = tl.program_id(0) * ROWS
     while first < number:
         index = first + tl.arange(0, ROWS)
         here = index < number
-        entry = tl.load(entries + index, mask=here, other=0).to(tl.int64)
-        new = tl.load(incoming + index, mask=here, other=0).to(tl.int64)
+        entry = tl.load(entries + index, mask=here, other=0).to(tl.int64) + home
+        new = tl.load(incoming + index, mask=here, other=0).to(tl.int64) - home
         old = tl.load(outgoing + index, mask=here, other=-1).to(tl.int64)
         leaves = old >= 0
-        in_pool = (hbm + (home + entry) * WORDS)[:, None]
-        target = (dram + (old - home) * WORDS)[:, None]
-        source = (dram + (new - home) * WORDS)[:, None]
-        for start in range(0, WORDS, BLOCK):
-            word = (start + tl.arange(0, BLOCK))[None, :]
-            inside = word < WORDS
-            admitted = tl.load(source + word, mask=here[:, None] & inside)
-            evicted = tl.load(in_pool + word, mask=leaves[:, None] & inside)
+        old -= home
+        for block in tl.static_range(BLOCKS):
+            if block * BLOCK < WORDS:
+                word = block * BLOCK + tl.arange(0, BLOCK)
+                entering = here[:, None] & (word < WORDS)[None, :]
+                leaving = leaves[:, None] & (word < WORDS)[None, :]
+                source = dram + (new * WORDS)[:, None] + word[None, :]
+                in_hbm = hbm + (entry * WORDS)[:, None] + word[None, :]
+                admitted = tl.load(source, mask=entering)
+                evicted = tl.load(in_hbm, mask=leaving)
+            if block * STATE_BLOCK < STATE_WORDS:
+                state_word = block * STATE_BLOCK + tl.arange(0, STATE_BLOCK)
+                state_entering = here[:, None] & (state_word < STATE_WORDS)[None, :]
+                state_leaving = leaves[:, None] & (state_word < STATE_WORDS)[None, :]
+                state_source = state_dram + (new * STATE_WORDS)[:, None] + state_word[None, :]
+                state_in_hbm = state_hbm + (entry * STATE_WORDS)[:, None] + state_word[None, :]
+                state_admitted = tl.load(state_source, mask=state_entering)
+                state_evicted = tl.load(state_in_hbm, mask=state_leaving)
             # Nobody may overwrite what another thread of the program has still to read.
             tl.debug_barrier()
-            tl.store(target + word, evicted, mask=leaves[:, None] & inside)
-            tl.store(in_pool + word, admitted, mask=here[:, None] & inside)
+            if block * BLOCK < WORDS:
+                target = dram + (old * WORDS)[:, None] + word[None, :]
+                tl.store(target, evicted, mask=leaving)
+                tl.store(in_hbm, admitted, mask=entering)
+            if block * STATE_BLOCK < STATE_WORDS:
+                state_target = state_dram + (old * STATE_WORDS)[:, None] + state_word[None, :]
+                tl.store(state_target, state_evicted, mask=state_leaving)
+                tl.store(state_in_hbm, state_admitted, mask=state_entering)
         first += tl.num_programs(0) * ROWS
