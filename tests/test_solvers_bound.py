@@ -840,3 +840,17 @@ def test_a_clock_keeps_time_for_what_comes_after_the_search() -> None:
     clock.reserve(1000.0)
     assert clock.spent
     assert clock.spent_s < 50
+
+
+def test_a_slow_bound_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for writing the plan of a few tables is little, whatever the bound took."""
+    start = Search.start
+
+    def slow(instance: Instance, clock: Clock) -> Search:
+        return replace(start(instance, clock), bounded_in_s=1000.0)
+
+    monkeypatch.setattr(Search, "start", slow)
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=1.0 + n) for n in range(9)]
+    problem = problem_of(*tables, topology=machine(3), batch_size=256)
+    result = solve(problem, solver="local-search", time_limit_s=2.0, gap=0.0)
+    assert "searched_s" in result.stats

@@ -29,8 +29,9 @@ from solvers.strategies._weighing import unreplicated, weighed
 _WARM_SHARE = 0.3
 """Of the time, for improving a warm start."""
 
-_FINISH_BOUNDS = 0.9
-"""Times what the first bound took that is kept for making and checking the plan."""
+_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 1e-3
+"""Times what the first bound took that is kept for making and checking the plan; and seconds for
+each table, which are enough."""
 
 
 class Strategy(ABC):
@@ -67,7 +68,8 @@ class Strategy(ABC):
         if failure:
             return SolveResult(None, failure)
         search = Search.start(instance, clock)
-        clock.reserve(_FINISH_BOUNDS * search.bounded_in_s)
+        enough_s = _FINISH_S_PER_TABLE * instance.tables
+        clock.reserve(min(_FINISH_BOUNDS * search.bounded_in_s, enough_s))
         search = unreplicated(weighed(search))
         search.warm_start = warm_start
         search.tell(self.name)

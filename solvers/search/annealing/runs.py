@@ -39,7 +39,7 @@ _COMPILED_IN_S = 10.0
 _POLL_S = 0.02
 """Seconds between two looks at the clock while threads make moves."""
 
-_LOADED_IN_S = 1.0
+_LOADED_IN_S = 0.5
 """With less time nothing is loaded that has been compiled: that takes about as long, once for a
 process."""
 
