@@ -22,7 +22,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
-from solvers.search.annealing import AnnealingParams, anneal, prepare, runs
+from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
@@ -231,13 +231,13 @@ def test_as_many_runs_at_once_as_threads(
 ) -> None:
     """One where steps are limited, so that a plan does not depend on the machine."""
     pytest.importorskip("numba")
-    made, counts = runs._make_moves, set[int]()
+    made, counts = search.make_moves, set[int]()
 
-    def counted(every: Sequence[runs._Run], clock: Clock) -> None:
+    def counted(every: Sequence[runs.Run], clock: Clock) -> None:
         counts.add(len(every))
         made(every, clock)
 
-    monkeypatch.setattr(runs, "_make_moves", counted)
+    monkeypatch.setattr(search, "make_moves", counted)
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
@@ -275,13 +275,13 @@ def test_the_start_that_leads_furthest_is_gone_on_from(
     assert good is not None
     assert good.step_time_s < 0.9 * bad.step_time_s
     lines: list[Assignment] = []
-    line = runs._line
+    line = search._Annealing.improved
 
     def noted(*arguments: Any) -> Assignment:
         lines.append(arguments[1])
         return line(*arguments)
 
-    monkeypatch.setattr(runs, "_line", noted)
+    monkeypatch.setattr(search._Annealing, "improved", noted)
     starts = [good, bad] if first == 0 else [bad, good]
     limits = Limits(max_steps=4)
     params = AnnealingParams(least_steps=2, steps_per_place=0, longest=1, idle_runs=1)
@@ -295,14 +295,15 @@ def test_other_starts_have_their_turn_when_one_leads_no_further(
 ) -> None:
     instance = roomy()
     bound = lagrangian_bound(instance)
-    good, lines, line = construct(instance, bound, bound.step_time_s), [], runs._line
+    good, lines = construct(instance, bound, bound.step_time_s), []
+    line = search._Annealing.improved
     assert good is not None
 
     def noted(*arguments: Any) -> Assignment:
         lines.append(line(*arguments))
         return lines[-1]
 
-    monkeypatch.setattr(runs, "_line", noted)
+    monkeypatch.setattr(search._Annealing, "improved", noted)
     params = AnnealingParams(least_steps=20, steps_per_place=0, longest=1, idle_runs=1)
     clock = Clock.start(Limits(max_steps=100_000))
     starts = [good, on_one_gpu(instance)]

@@ -1,0 +1,218 @@
+"""Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
+
+Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
+of its shards' priced costs (`solvers.model.knapsack.phases_at`), which a move changes for two
+GPUs; nothing is filled exactly before the end. The energy is
+
+    Σ over phases p of  c[p]·s[p]/T · Σ over GPUs g of (t[p,g]/s[p])^n / n
+
+where s are the slowest GPUs' times at the start and T is their sum: nearly the largest times alone,
+but lower with fewer slow GPUs. A phase counts the less, by c, the more GPUs are as slow as the
+slowest: Σ over g of (t[p,g]/max t[p])^n is about their number. A chain of phases that is shorter
+than the step is taken to be as long, so that it counts when it becomes so. Where GPUs of a host
+slow each other by a share k of their times, (1 - k) of that counts, and k of Σ t[p,g]/T for each
+host. The moves are in `solvers.search.annealing.moves`.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from solvers.model.assignment import Assignment
+from solvers.model.clock import Clock
+from solvers.result import Limits, SearchState
+from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
+from solvers.search.annealing.moves import run_moves
+from solvers.search.annealing.params import AnnealingParams, Heat
+from solvers.search.annealing.problem import AnnealingProblem
+from solvers.search.annealing.rating import rate, replace_items, weigh_phases
+from solvers.search.annealing.runs import SLOWER, Run, make_moves
+from solvers.search.annealing.state import HIGH_POWER, Model, Rules, State, tiny
+from solvers.search.moves import improve
+
+_COMPILED_IN_S = 10.0
+"""With a shorter time limit nothing is compiled: that takes longer, though only once."""
+
+_LOADED_IN_S = 0.5
+"""With less time nothing is loaded that has been compiled: that takes about as long, once for a
+process."""
+
+
+def anneal(
+    starts: Sequence[Assignment],
+    *,
+    target_s: float,
+    seed: int,
+    clock: Clock,
+    params: AnnealingParams,
+) -> Assignment:
+    """The best assignment of runs of growing length, each from the best one so far.
+
+    As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
+    seconds, when the clock is spent, or when long runs gain nothing. First there are short runs
+    from each of `starts`, as where one leads depends on which tables it divides, much more than
+    on how fast it is. The others have their turn once the one that led furthest leads no further.
+    """
+    best = starts[0]
+    if best.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
+        return best
+    if not (is_loaded(run_moves) or clock.repeats) and clock.left_s < _LOADED_IN_S:
+        return best
+    starts = [one for one in starts if _is_expressible(one)]
+    if not starts:
+        return best
+    options_clock = clock.part(params.options_share)
+    problem = AnnealingProblem(starts, params.most_shards, params.most_items, options_clock)
+    search = _Annealing(problem, seed, clock, params)
+    starts = search.tried(problem.starts)
+    steps = search.steps_of_first_runs()
+    for start in starts:
+        found = search.improved(start, steps, target_s)
+        best = min(best, found, key=lambda one: one.step_time_s)
+        if clock.spent or best.step_time_s <= target_s:
+            break
+    return best
+
+
+class _Annealing:
+    """Runs from the starts of one problem, as many at once as there are threads."""
+
+    def __init__(
+        self, problem: AnnealingProblem, seed: int, clock: Clock, params: AnnealingParams
+    ) -> None:
+        self._problem, self._clock, self._params = problem, clock, params
+        instance = problem.starts[0].instance
+        is_many = instance.gpus > params.many_gpus
+        self._heats = params.heats_of_many if is_many else params.heats
+        places = instance.tables + instance.gpus
+        self._most_steps = max(params.least_steps, params.steps_per_place * places)
+        # Limited steps lead to the same plan, however many cores there are.
+        alone = clock.repeats or not HAS_COMPILER
+        threads = 1 if alone else min(params.most_threads, clock.limits.thread_count)
+        rng = np.random.default_rng(seed)
+        self._rngs = [rng, *rng.spawn(threads - 1)]
+        self._steps_per_s = 0.0 if clock.repeats else self._speed()
+
+    def tried(self, starts: Sequence[Assignment]) -> Sequence[Assignment]:
+        """What short runs find from some starts, the best first; the slower half has fewer runs.
+
+        The first start stays first unless another one leads clearly further: there is luck in runs.
+        """
+        if len(starts) == 1:
+            return starts
+        clock, params, threads = self._clock, self._params, len(self._rngs)
+        steps = self._most_steps // SLOWER
+        if self._steps_per_s:
+            one_s = clock.left_s * params.tried_share / _groups(len(starts), threads)
+            steps = min(steps, int(self._steps_per_s * one_s))
+        left = [(one, 1 + params.clearly if number else 1.0) for number, one in enumerate(starts)]
+        out: list[tuple[Assignment, float]] = []
+        while len(left) > 1 and not clock.spent:
+            ends: list[tuple[Assignment, float]] = []
+            for first in range(0, len(left), threads):
+                together = left[first : first + threads]
+                froms = [start for start, _ in together]
+                runs = self._runs(froms, max(1, steps), [self._heats[0]] * len(froms))
+                make_moves(runs, clock)
+                ends += [
+                    (run.found() or start, handicap)
+                    for run, (start, handicap) in zip(runs, together, strict=True)
+                ]
+            ends.sort(key=lambda end: end[0].step_time_s * end[1])
+            left, out = ends[: len(ends) // 2], ends[len(ends) // 2 :] + out
+        return [one for one, _ in left + out]
+
+    def steps_of_first_runs(self) -> int:
+        """So many that there is time for some runs of each heat."""
+        steps = self._most_steps
+        if self._steps_per_s:
+            rounds = self._params.least_turns * len(self._heats) / len(self._rngs)
+            possible = int(self._steps_per_s * SLOWER * self._clock.left_s / rounds)
+            steps = min(steps, max(1, possible))
+        return steps // SLOWER
+
+    def improved(self, best: Assignment, first: int, target_s: float) -> Assignment:
+        """The best of runs of `first` steps and more, each from the best one so far."""
+        clock, params, heats = self._clock, self._params, self._heats
+        threads, number, idle = len(self._rngs), 0, 0
+        steps_per_s = self._steps_per_s
+        while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
+            length = min(2 ** (number // len(heats)), params.longest)
+            steps = length * first
+            # A run that the deadline would end early finds nothing: it ends cold.
+            if steps_per_s and not clock.repeats:
+                steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
+            began = time.monotonic()
+            turns = [heats[(number + at) % len(heats)] for at in range(threads)]
+            runs = self._runs([best] * threads, steps, turns)
+            make_moves(runs, clock)
+            steps_per_s = steps / max(1e-9, time.monotonic() - began)
+            before_s = best.step_time_s
+            ends = [run.found() for run in runs]
+            del runs  # With many GPUs their arrays are large.
+            for annealed in filter(None, ends):
+                if annealed.step_time_s < best.step_time_s * (1 + params.polished):
+                    improve(annealed, clock.part(params.polish_share), reshard_tables=False)
+                if annealed.step_time_s < best.step_time_s * (1 - 1e-7):
+                    best = annealed
+            if best.step_time_s < before_s:
+                idle = 0
+            elif length == params.longest:
+                idle += threads
+            number += threads
+        return best
+
+    def _speed(self) -> float:
+        """Steps a second of each run, of as many as there are between two looks at the clock."""
+        steps = self._params.steps_between_looks // SLOWER
+        threads = len(self._rngs)
+        starts = [self._problem.starts[0]] * threads
+        runs = self._runs(starts, steps, [self._params.heats[-1]] * threads)
+        began = time.monotonic()
+        make_moves(runs, self._clock)
+        return steps / max(1e-9, time.monotonic() - began)
+
+    def _runs(self, starts: Sequence[Assignment], steps: int, heats: Sequence[Heat]) -> list[Run]:
+        """A run of each heat from each start; those of one power and start share its arrays."""
+        problem, params = self._problem, self._params
+        made: dict[tuple[int, int], tuple[Model, State, float]] = {}
+        runs = []
+        for start, rng, heat in zip(
+            starts, self._rngs, heats, strict=False
+        ):  # Threads may be more.
+            key = id(start), heat[0]
+            if key not in made:
+                made[key] = problem.start(start, heat[0])
+            runs.append(Run(problem, made[key], rng, steps, heat, params))
+        return runs
+
+
+def _is_expressible(assignment: Assignment) -> bool:
+    """Whether no GPU has two shards of a table, which the moves' arrays have no place for."""
+    tables = ([shard.table for shard in shards] for shards in assignment.shards)
+    return all(len(of_gpu) == len(set(of_gpu)) for of_gpu in tables)
+
+
+def _groups(starts: int, threads: int) -> int:
+    """How often `tried` makes runs at once."""
+    return -(-starts // threads) + _groups(starts // 2, threads) if starts > 1 else 0
+
+
+def prepare(limits: Limits) -> None:
+    """Compile the moves before a search begins, so that its time limit holds.
+
+    That takes some twenty seconds, once for an installation. Searches of less than ten leave
+    annealing out until then.
+    """
+    if is_compiled(run_moves) or limits.time_limit_s < _COMPILED_IN_S:
+        return
+    if limits.on_state is not None:
+        limits.on_state(SearchState("compiling the search, once", None, 0.0))
+    model, state = tiny()
+    rules = Rules(0.0, 0.0, 0.0, 1, 0.0, HIGH_POWER, 1.0, 1.0, 0.0)
+    rng = np.random.default_rng(0)
+    rate(model, state, rules, 0)
+    replace_items(model, state, 0)
+    weigh_phases(model, state, rules)
+    run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
