@@ -80,9 +80,12 @@ fuzz: setup
 lost-ranks: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tests/ranks/lost_ranks_run.py
 
-# Planning with the lowest versions that pyproject.toml allows; it needs an index of packages.
-lowest:
+# Planning with the lowest versions that pyproject.toml allows, and kernels compiled by the lowest
+# Triton; it needs an index of packages.
+lowest: setup
 	$(PYTHON) tests/lowest_run.py
+	$(BIN)/pip install --quiet --upgrade --no-deps --target $(VENV)/.triton 'triton==3.2.*'
+	PYTHONPATH=$(VENV)/.triton $(BIN)/python tests/executor/compile_for_hopper.py --all > /dev/null
 
 format: setup
 	$(BIN)/ruff format .

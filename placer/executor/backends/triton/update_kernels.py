@@ -60,13 +60,13 @@ def _mix(x):
 @triton.jit
 def _round_stochastically(value, updates, TYPE: tl.constexpr):
     """`placer.executor.optimizers.rounding.stochastic_round`, bit by bit."""
-    LOST: tl.constexpr = 16 if TYPE.name == "bf16" else 13
+    LOST: tl.constexpr = 16 if TYPE == tl.bfloat16 else 13  # noqa: SIM300
     below: tl.constexpr = (1 << LOST) - 1
     key = _mix((updates + 1).to(tl.uint32))
     bits = _mix(value.to(tl.uint32, bitcast=True) ^ key) & below
     magnitude = tl.abs(value)
     lift = 0.0
-    if TYPE.name == "fp16":
+    if TYPE == tl.float16:  # noqa: SIM300
         lift = tl.where(magnitude < 6.103515625e-05, 6.103515625e-05, 0.0)
         magnitude += lift
     raw = magnitude.to(tl.uint32, bitcast=True) + bits
@@ -80,7 +80,7 @@ def _round_stochastically(value, updates, TYPE: tl.constexpr):
 @triton.jit
 def _round_to_nearest(value, TYPE: tl.constexpr):
     """`value` in TYPE; done by hand for bfloat16, which Triton's interpreter truncates."""
-    if TYPE.name == "bf16":
+    if TYPE == tl.bfloat16:  # noqa: SIM300
         raw = value.to(tl.uint32, bitcast=True)
         even = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
         # NaN's bits would be carried into another number.
