@@ -1,14 +1,12 @@
 """Staged and cached rows get entries of an arena's row cache before their step."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from placer.executor.backends.tier_kernels import TierKernels
 from placer.executor.lookups.batch_reads import keep_until_used
 from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
-from placer.executor.memory.access import Resolved, Ticket, Window
+from placer.executor.memory.access import Access, HostReads, Resolved, Ticket, Window
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
@@ -16,28 +14,6 @@ from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.phases import phase
 from placer.executor.streams import recorded
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Staged:
-    """Where a step's rows are once its moves are done.
-
-    Attributes
-    ----------
-    runs : Runs
-        The lookups by row.
-    places : shape (lookups,)
-        The place of each lookup.
-    run_places : shape (lookups,)
-        The place of each run.
-    moved : Event or None
-        When the moves are done, where another stream does them.
-    """
-
-    runs: Runs
-    places: Tensor
-    run_places: Tensor
-    moved: torch.cuda.Event | None
 
 
 class Staging:
@@ -66,11 +42,18 @@ class Staging:
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def stage(
-        self, index: int, arena: Arena, all_slots: list[Tensor], ticket: Ticket, training: bool
-    ) -> Staged:
-        """Give the rows of an arena's lookups entries of its row cache.
+        self,
+        index: int,
+        arena: Arena,
+        all_slots: list[Tensor],
+        ticket: Ticket,
+        training: bool,
+        host: HostReads | None = None,
+    ) -> Access:
+        """Give rows of an arena's lookups entries of its row cache, and say where all then are.
 
-        Its slots are taken out of `all_slots`, which are by arena.
+        Its slots are taken out of `all_slots`, which are by arena. `host` are the rows that the
+        host pools.
         """
         row_cache, home = arena.row_cache, arena.spec.home
         assert row_cache is not None, "arenas with staged or cached rows have one"
@@ -92,7 +75,7 @@ class Staging:
             self._move_to_entries(resolved, entries, row_cache, home, training)
             del entries
             places = self._places(runs, run_of, resolved.run_places)
-        return Staged(runs, places, resolved.run_places, moved)
+        return Access(ticket, places, runs, resolved.run_places, host, moved)
 
     def _cold_runs(
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots

@@ -216,8 +216,7 @@ class TieredBackend(Backend):
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(all_slots[index], reads.offsets, spec.host_start)
         if arena.row_cache is not None and reads.lookups:
-            got = self._staging.stage(index, arena, all_slots, ticket, training)
-            return Access(ticket, got.places, got.runs, got.run_places, host, got.moved)
+            return self._staging.stage(index, arena, all_slots, ticket, training, host)
         if training and not spec.key.splits_rows:
             runs, ordered = self._sort(all_slots[index])
             run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))
