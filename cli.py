@@ -113,7 +113,7 @@ def _exit_code(reasons: Iterable[str]) -> int:
 
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
 _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
-_AHEAD, _MEASURED = "--look-ahead/--no-look-ahead", "MEASUREMENTS"
+_AHEAD = "--look-ahead/--no-look-ahead"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
@@ -856,13 +856,8 @@ def calibrate(
     ),
     clock: Clock = option("wall", "cpu is for machines that others use too."),
     resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
-    learn: bool = option(False, "Measure random plans; --cost-model learned:FILE has networks."),
-    datasets: Paths = option((), "The same, measured before.", "--learn-only", metavar=_MEASURED),
-    calibration: File = option(None, "Constants that --learn starts from, if not its own."),
-    workloads: int = option(200, "Random workloads of --learn, two plans of each.", least=1),
-    seed: int = option(0, "Of --learn.", least=0),
     output: Output = OUTPUT,
-    file: Path = option(..., "File to write the constants, or the networks, to.", "-o --output"),
+    file: Path = option(..., "File to write the constants to.", "-o --output"),
 ) -> None:
     """Measure what embedding work takes on this machine, for --cost-model calibrated:FILE.
 
@@ -871,43 +866,21 @@ def calibrate(
     \b
     placer calibrate --backend tiered --budget 3min -o machine.json
     placer show plan.json --profile profile --cost-model calibrated:machine.json
-    placer calibrate --learn --backend tiered --budget 9min -o model.safetensors
     """
-    from cost_models.calibrated import Calibration
     from cost_models.calibrated import calibrate as fit_constants
-    from cost_models.learned import learn as learned_from
     from placer.measurement import Dataset, Setting
     from placer.measurement.run import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
-    if not datasets:
-        with report.stoppable() as stop, report.progress_bar("cases") as update:
-            measure_machine(
-                measured,
-                Setting(backend, device, ranks, threads),
-                workloads=workloads if learn else None,
-                seed=seed,
-                budget_s=budget,
-                fresh=not resume,
-                stop=stop,
-                on_case=update,
-            )
-    if datasets or learn:
-        measurements = datasets or (measured,)
-        start = None if calibration is None else Calibration.load(calibration)
-        with report.progress_bar("epochs") as update:
-            learned = learned_from(
-                [Dataset.load(path) for path in measurements],
-                start,
-                clock=clock,
-                seed=seed,
-                on_epoch=lambda epoch, error: update(epoch, None, f"off by {error:.1%}"),
-            )
-        learned.save(file)
-        report.print_report(cost_reports.learned_report(learned.facts), output)
-        sources = ", ".join(map(str, measurements))
-        report.print_stderr(f"model written to {file}, learned from {sources}")
-        return
+    with report.stoppable() as stop, report.progress_bar("cases") as update:
+        measure_machine(
+            measured,
+            Setting(backend, device, ranks, threads),
+            budget_s=budget,
+            fresh=not resume,
+            stop=stop,
+            on_case=update,
+        )
     constants = fit_constants(Dataset.load(measured), clock)
     constants.save(file)
     for warning in cost_reports.calibration_warnings(constants):

@@ -190,7 +190,7 @@ def accuracy(
 
 
 def models(
-    calibration: Dataset, clock: Any, like: Topology, learned: str | None
+    calibration: Dataset, clock: Any, like: Topology
 ) -> tuple[dict[str, Predict], dict[str, Any]]:
     """Every model, ready to predict, and what was fitted."""
     pairs = list(repeated(calibration.measurements))
@@ -198,8 +198,6 @@ def models(
     measured = np.array([step_s(times, clock) for _, times in pairs])
     constants = calibrate(calibration, clock)
     found: dict[str, Predict] = {"calibrated": by_model(Calibrated(constants), like)}
-    if learned:
-        found["learned"] = by_model(cost_model(learned), like)
     found["roofline"], _ = scaled(by_model(Roofline(), like), cases, measured)
     try:
         torchrec, _ = scaled(by_model(cost_model("torchrec"), like), cases, measured)
@@ -248,7 +246,7 @@ def report(setting: Setting, options: argparse.Namespace) -> None:
     calibration, test = read("calibration", setting, seed), read("test", setting, seed)
     tested = list(repeated(test.measurements))
     like = Topology.parse("auto", hbm="1GiB")
-    found, fitted = models(calibration, clock, like, options.learned)
+    found, fitted = models(calibration, clock, like)
     tested = [(case, times) for case, times in tested if len(times) >= LEAST_REPEATS]
     if not tested:
         sys.exit(f"nothing in the test set is measured {LEAST_REPEATS} times yet; go on measuring")
@@ -299,7 +297,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure two workloads, 50 plans each")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--unpinned", action="store_true", help="let processes change cores")
-    parser.add_argument("--learned", help="a learned model: learned:FILE")
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args()
     options.seeds = tuple(map(int, options.seed.split(",")))

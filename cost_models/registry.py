@@ -27,12 +27,6 @@ def _calibrated(path: str) -> "CostModel":
     return Calibrated.load(path)
 
 
-def _learned(path: str) -> "CostModel":
-    from cost_models.learned.model import Learned
-
-    return Learned.load(path) if path else Learned.of_this_machine()
-
-
 COST_MODELS: dict[str, "Callable[[], CostModel]"] = {
     "roofline": _roofline,
     "torchrec": _torchrec,
@@ -40,10 +34,8 @@ COST_MODELS: dict[str, "Callable[[], CostModel]"] = {
 }
 FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
     "calibrated": _calibrated,
-    "learned": _learned,
 }
-"""Models whose constants are in a file: named ``calibrated:machine.json``. Of ``learned`` some
-come with placer, so that it may stand alone."""
+"""Models whose constants are in a file: named ``calibrated:machine.json``."""
 
 
 def cost_model(name: str) -> "CostModel":
@@ -69,10 +61,10 @@ def cost_model(name: str) -> "CostModel":
 
 def model_names() -> str:
     """The names of all cost models, for help and messages."""
-    return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS), "learned"])
+    return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS)])
 
 
 def is_model_name(name: str) -> bool:
     """Whether `cost_model` knows the name; of a file nothing is read."""
     kind, _, path = name.partition(":")
-    return name in COST_MODELS or name == "learned" or (bool(path) and kind in FILE_MODELS)
+    return name in COST_MODELS or (bool(path) and kind in FILE_MODELS)

@@ -1,7 +1,7 @@
 """Step times of a replayed log: what was counted, times what each unit of it costs.
 
 The constants are those of any cost model with a step equation
-(`cost_models.step_equation.unit_costs`): a roofline's, calibrated or learned ones. Where `evaluate`
+(`cost_models.step_equation.unit_costs`): a roofline's or calibrated ones. Where `evaluate`
 multiplies them with the work that a profile leads to expect, this multiplies them with the work
 that batches really did:
 

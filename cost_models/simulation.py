@@ -110,7 +110,7 @@ def simulate(
     streams : sequence of (name, callable)
         Logs, as `log_stream` and `drawn_stream` make them; the callable returns the batches.
     cost_model : CostModel
-        With constants for a unit of work: a roofline, a calibrated or a learned one.
+        With constants for a unit of work: a roofline or a calibrated one.
     profile : Profile, optional
         Of the plan's tables, for constants that depend on accesses.
     other : Plan, optional

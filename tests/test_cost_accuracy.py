@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from cost_models import Calibrated, CostModel, cost_model
+from cost_models import Calibrated, CostModel
 from cost_models.calibrated import calibrate
-from cost_models.learned.file import LearnedFile
-from cost_models.learned.shipped import shipped, shipped_name
 from placer import Topology
 from placer.measurement import Case, Dataset
 from placer.measurement.dataset import repeated
@@ -47,9 +45,7 @@ def rank_agreement(cases: list[Case], guessed: np.ndarray, measured: np.ndarray)
 
 
 def test_no_plan_of_the_test_set_is_fitted_to() -> None:
-    learned = Dataset.load(RESULTS / f"learned-{MEASURED}.jsonl.gz")
-    fitted = (*dataset("calibration").measurements, *learned.measurements)
-    known = {one.case.tables for one in fitted}
+    known = {one.case.tables for one in dataset("calibration").measurements}
     assert not any(one.case.tables in known for one in dataset("test").measurements)
 
 
@@ -61,21 +57,3 @@ def test_calibrated_constants_predict_plans_they_have_not_seen(
     guessed = predicted(Calibrated(calibrate(dataset("calibration"))), cases)
     assert np.mean(np.abs(guessed - measured) / measured) < 0.07
     assert rank_agreement(cases, guessed, measured) > 0.89
-
-
-@pytest.mark.slow
-def test_the_learned_model_that_comes_with_placer_predicts_them_better(
-    tested: tuple[list[Case], np.ndarray],
-) -> None:
-    cases, measured = tested
-    guessed = predicted(cost_model(f"learned:{MEASURED}"), cases)
-    assert np.mean(np.abs(guessed - measured) / measured) < 0.065
-    assert rank_agreement(cases, guessed, measured) > 0.89
-
-
-def test_models_that_come_with_placer_are_named_after_their_machine() -> None:
-    assert MEASURED in shipped()
-    for name, path in shipped().items():
-        file = LearnedFile.load(path)
-        assert shipped_name(file) == name
-        assert (RESULTS / f"learned-{name}.jsonl.gz").exists()

@@ -9,7 +9,7 @@ from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 
 SLOW = frozenset(
     {"README", "adapters", "calibration", "cli", "constraints", "data", "distributed", "executor"}
-    | {"instances", "learned", "memory", "profile", "pytorch", "questions", "replan", "report"}
+    | {"instances", "memory", "profile", "pytorch", "questions", "replan", "report"}
     | {"reshard", "simulate", "solvers", "start", "sweep", "training"}
 )
 

@@ -7,7 +7,6 @@ import pytest
 from cli_cases import fail, succeed
 
 from cost_models.calibrated.calibration import Calibration
-from cost_models.learned.file import LearnedFile
 from placer import Plan, Profile, Topology
 from placer.errors import CheckpointError, PlacerError
 from placer.plan.verify import violations
@@ -48,8 +47,6 @@ def test_checkpoints_and_shards() -> None:
 def test_constants_that_stood_for_other_things_are_refused_by_name() -> None:
     with pytest.raises(PlacerError, match=r"of version 1; .* version 2: run .* with --budget 0s"):
         Calibration.load(OLD / "last" / "machine.json")
-    with pytest.raises(PlacerError, match=r"of version 1; .* version 2: train it again"):
-        LearnedFile.load(OLD / "last" / "model.safetensors")
 
 
 def test_a_checkpoint_of_the_first_format_is_refused_by_name() -> None:

@@ -6,7 +6,6 @@ from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from cost_models.report.calibration import calibration_report, calibration_warnings
-    from cost_models.report.learned import learned_report
     from cost_models.report.simulate import simulate_report
     from cost_models.report.sweep import sweep_report, sweep_tables
     from cost_models.report.sweep_plot import plot_sweep
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
 __all__ = [
     "calibration_report",
     "calibration_warnings",
-    "learned_report",
     "plot_sweep",
     "simulate_report",
     "sweep_report",
@@ -25,7 +23,6 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "cost_models.report.calibration": "calibration_report calibration_warnings",
-        "cost_models.report.learned": "learned_report",
         "cost_models.report.simulate": "simulate_report",
         "cost_models.report.sweep": "sweep_report sweep_tables",
         "cost_models.report.sweep_plot": "plot_sweep",

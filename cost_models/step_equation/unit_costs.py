@@ -1,7 +1,7 @@
 """What one unit of embedding work takes: the constants of the step equation.
 
 `cost_models.step_equation.work` says how much there is to do of what; these say how long each
-unit of it takes. Bandwidths, measurements and learned models are sources of them.
+unit of it takes. Bandwidths and measurements are sources of them.
 """
 
 from operator import add

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from placer.measurement.dataset import collect
 from placer.measurement.designed import LEAST_CASES, designed_cases
-from placer.measurement.draw import random_cases
 from placer.measurement.times import Effort, Setting, resolved
 
 PASSES = 2
@@ -16,8 +15,6 @@ def measure_machine(
     file: Path,
     setting: Setting,
     *,
-    workloads: int | None = None,
-    seed: int = 0,
     budget_s: float = 300.0,
     fresh: bool = False,
     stop: Callable[[], bool] = lambda: False,
@@ -31,14 +28,9 @@ def measure_machine(
         Of measurements; `placer.measurement.Dataset.load` reads it.
     setting : Setting
         Backend, device and processes that are measured.
-    workloads : int, optional
-        Measure two plans of so many random workloads, for learned models; by default designed
-        cases, for the constants of a calibrated one.
-    seed : int
-        Of random workloads.
     budget_s : float
-        No case is begun after so many seconds, but for the first `LEAST_CASES` of designed ones:
-        with fewer there are no constants.
+        Seconds after which no case is begun, except for the first `LEAST_CASES`: with fewer there
+        are no constants.
     fresh : bool
         Start anew.
     stop : callable
@@ -49,11 +41,7 @@ def measure_machine(
     setting = resolved(setting)
     if fresh:
         file.unlink(missing_ok=True)
-    cases = list(
-        designed_cases(tiers=setting.tiers, gpus=setting.ranks, load=setting.load)
-        if workloads is None
-        else random_cases(seed, workloads, plans=2, gpus=setting.ranks, load=setting.load)
-    )
+    cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks, load=setting.load))
     total = PASSES * len(cases)
     collect(
         cases,
@@ -62,7 +50,7 @@ def measure_machine(
         budget_s=budget_s,
         # A GPU's batches are large: to draw them takes longest.
         effort=Effort() if setting.load == 1 else Effort(batches=6),
-        least=LEAST_CASES if workloads is None else 0,
+        least=LEAST_CASES,
         repeats=PASSES,
         stop=stop,
         on_case=lambda done: on_case(done, total),

@@ -17,9 +17,6 @@ from calibration_cases import calibration
 from executor_cases import plan_of, two_features
 
 from cost_models.calibrated.calibration import Calibration
-from cost_models.learned.file import LearnedFile
-from cost_models.learned.network import Networks, shapes
-from cost_models.learned.parts import PARTS
 from placer import Feature, Plan, Profile, Shard, Table, Topology
 from placer.data import open_log
 from placer.errors import PlanError
@@ -89,18 +86,6 @@ def _read_profile(folder: Path) -> int | None:
 def _read_calibration(folder: Path) -> int | None:
     path = folder / "machine.json"
     return Calibration.load(path).cases if path.exists() else None
-
-
-def _save_learned(folder: Path, version: int) -> None:
-    zeros = {name: np.zeros(size, np.float32) for name, size in shapes(1, len(PARTS)).items()}
-    zeros["scale"] += 1.0
-    zeros["high"] += 1.0
-    LearnedFile(Networks(**zeros), calibration(), version / 10, 0.1).save(folder / "model")
-
-
-def _read_learned(folder: Path) -> int | None:
-    path = folder / "model"
-    return round(LearnedFile.load(path).residual * 10) if path.exists() else None
 
 
 def _checkpoint(step: int, epoch: int = 0) -> Checkpoint:
@@ -235,7 +220,6 @@ WRITE_PATHS = {
         lambda folder, n: replace(calibration(), cases=n).save(folder / "machine.json"),
         _read_calibration,
     ),
-    "learned": WritePath(_save_learned, _read_learned),
     "checkpoint": WritePath(
         lambda folder, n: checkpoint.save(folder / "run", _checkpoint(n), keep=1), _read_checkpoint
     ),

@@ -18,9 +18,6 @@ from option_cases import change_line, read_line, write_inputs
 
 from cli import main
 from cost_models.calibrated.calibration import Calibration
-from cost_models.learned.file import LearnedFile
-from cost_models.learned.network import Networks, shapes
-from cost_models.learned.parts import PARTS
 from placer import Plan, Topology
 from placer.data import open_log
 from placer.data.schema import Schema
@@ -72,13 +69,6 @@ def _lines(folder: Path) -> None:
 def _arrow(folder: Path) -> None:
     table = pa.Table.from_pylist(_rows()).append_column("tags", pa.array([[1, 2], []] * 10))
     feather.write_feather(table, folder / "log.arrow", compression="uncompressed")
-
-
-def _learned(folder: Path) -> None:
-    zeros = {name: np.zeros(size, np.float32) for name, size in shapes(1, len(PARTS)).items()}
-    zeros["scale"] += 1.0
-    zeros["high"] += 1.0
-    LearnedFile(Networks(**zeros), calibration(), 0.1, 0.1).save(folder / "model.safetensors")
 
 
 def _written(name: str, text: str) -> Callable[[Path], object]:
@@ -221,7 +211,6 @@ FORMATS |= {
     "calibration": Format(
         "machine.json", lambda folder: calibration().save(folder / "machine.json"), Calibration.load
     ),
-    "learned": Format("model.safetensors", _learned, LearnedFile.load),
     "schema": Format("schema.toml", _with_log("schema.toml", _SCHEMA_TOML), _read_schema),
     "schema-json": Format("schema.json", _with_log("schema.json", _SCHEMA), _read_schema),
     "options": Format("placer.toml", _written("placer.toml", _OPTIONS), _read_options),

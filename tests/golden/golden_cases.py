@@ -43,11 +43,9 @@ from placer.profile.counts import RowCounts
 from solvers import SOLVERS, solve
 
 CALIBRATED = f"calibrated:{DATA / 'calibration.json'}"
-LEARNED = "learned:amd-epyc-2-cores-tiered"
 MODELS = {
     "roofline": "roofline",
     "calibrated": CALIBRATED,
-    "learned": LEARNED,
     "torchrec": "torchrec",
     "torchrec-prefetch": "torchrec-prefetch",
 }
@@ -297,11 +295,6 @@ SOLVER_CASES: dict[str, SolverCase] = {
     ),
     "calibrated": SolverCase(
         lambda: problem(*_mixed(), topology=machine(2, hbm=420 * KIB)), model="calibrated"
-    ),
-    "learned": SolverCase(
-        lambda: problem(*_mixed(), topology=machine(2, 2, hbm=260 * KIB)),
-        model="learned",
-        solvers=FEW,
     ),
     "torchrec": SolverCase(
         lambda: problem(
@@ -735,7 +728,6 @@ REPLAYS: dict[str, Replay] = {
     "planned": Replay("planned", _DAY),
     "planned-alone": Replay("planned", (*_DAY, "--no-look-ahead")),
     "planned-calibrated": Replay("planned", (*_DAY, "--cost-model", CALIBRATED)),
-    "cached-learned": Replay("cached", (*_DAY, "--cost-model", LEARNED, "--batches", "10")),
     "drawn": Replay("planned", ("--batches", "12", "--seed", "4")),
     "drawn-random": Replay("random-5", ("--batches", "9", "--seed", "1", "--batch-size", "5")),
     "drift": Replay("planned", (*_DRIFT, "--windows", "3")),

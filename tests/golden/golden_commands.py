@@ -270,7 +270,6 @@ PLACED = ("--profile", "profile", *SMALL)
 TIGHT = ("--profile", "profile", "--topology", "machine.yaml", "--hbm", "48KiB")
 TIGHT_8 = (*TIGHT, "--batch-size", "8")
 TRAIN = ("train", "--plan", "plan.json", "--data", "monday.tsv", "--batch-size", "64")
-LEARNED = "learned:amd-epyc-2-cores-tiered"
 FEW_TABLES = (
     "--profile",
     "items",
@@ -436,15 +435,14 @@ def cases() -> dict[str, Case]:
         "160KiB", "--batch-size", "16", *greedy, *as_json)  # fmt: skip
     add("plan of a workload", "plan", "--workload", "criteo-kaggle", "--topology", "8xh100",
         "--hbm", "1GiB", *greedy, *as_json)  # fmt: skip
-    for model in (LEARNED, "torchrec"):
-        add(f"plan by {model}", "plan", *FEW_TABLES, *greedy, "--cost-model", model, *as_json)
+    add("plan by torchrec", "plan", *FEW_TABLES, *greedy, "--cost-model", "torchrec", *as_json)
     # Comparisons.
     compare = ("compare", "--profile", "items", "--topology", "machine.yaml", "--batch-size",
                "8", "--hbm", "16KiB,24KiB,1MiB", *SEARCH)  # fmt: skip
     add("compare", "compare", *ROOMY, *SEARCH, "--solvers", GREEDY, *as_json)
     add("compare csv", *compare, "--solvers", "greedy-size,greedy-cost", *as_csv)
     add("compare models", *compare, "--solvers", GREEDY, "--cost-models",
-        f"roofline,{LEARNED}", *as_json)  # fmt: skip
+        "roofline,torchrec", *as_json)  # fmt: skip
     add("compare searches", "compare", *FEW_TABLES, *FEW, "--solvers", "local-search,beam,dp",
         *as_json)  # fmt: skip
     add("compare priced machines", "compare", "--profile", "profile", "--topology",
@@ -456,13 +454,10 @@ def cases() -> dict[str, Case]:
     add("show", "show", "plan.json", *as_json)
     add("show csv", "show", "plan.json", *as_csv)
     add("show top", "show", "plan.json", "--top", "3", *as_json)
-    add("show learned", "show", "plan.json", "--cost-model", LEARNED, *as_json)
     add("show torchrec", "show", "by-size.json", "--cost-model", "torchrec", *as_json)
     add("show explained", "show", "plan.json", "--explain", "C10", *as_json)
     add("show explained with constraints", "show", "plan.json", "--explain", "C3",
         "--constraints", "rules.yaml", *as_json)  # fmt: skip
-    add("show explained by learned", "show", "tight.json", "--explain", "C2", "--cost-model",
-        LEARNED, *as_json)  # fmt: skip
     add("show of drifted accesses", "show", "hashed.json", "--profile", "hashed", *as_json)
     add("show profile", "show", "profile", *as_json)
     add("verify", "verify", "plan.json", *as_json)
@@ -529,8 +524,6 @@ def cases() -> dict[str, Case]:
         "3", "--batches", "12", *as_json)  # fmt: skip
     add("simulate against", "simulate", "plan.json", *data, "--then", "tuesday.tsv", "--against",
         "tight.json", "--windows", "2", "--batches", "16", *as_json)  # fmt: skip
-    add("simulate learned", "simulate", "plan.json", *data, "--batches", "8", "--cost-model",
-        LEARNED, *as_json)  # fmt: skip
     policy = next(each for each in main.commands["simulate"].params if each.name == "cache_policy")
     assert isinstance(policy.type, click.Choice)
     for choice in policy.type.choices:
