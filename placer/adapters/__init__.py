@@ -1,11 +1,11 @@
-"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, Hugging Face."""
+"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR."""
 
 from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
 
-TRAINERS = ("torchrec", "hugectr", "device-map")
+TRAINERS = ("torchrec", "hugectr")
 
 
 def document_for(
@@ -38,8 +38,8 @@ def document_for(
     >>> from placer.workloads import named_workload
     >>> from solvers import solve
     >>> problem = Problem(named_workload("random-2@1"), Topology.parse("1xh100"), batch_size=64)
-    >>> document_for("device-map", solve(problem, "greedy-size").plan)
-    {'t1': 0, 't2': 0}
+    >>> document_for("hugectr", solve(problem, "greedy-size").plan)["shard_matrix"]
+    [['t1', 't2']]
     """
     if trainer == "torchrec":
         from placer.adapters import torchrec
@@ -49,8 +49,4 @@ def document_for(
         from placer.adapters.hugectr import to_hugectr
 
         return to_hugectr(plan)
-    if trainer == "device-map":
-        from placer.adapters.device_map import to_device_map
-
-        return to_device_map(plan)
     raise PlacerError(f"no trainer is called {trainer!r}; choose from {', '.join(TRAINERS)}")

@@ -14,7 +14,6 @@ from placer.data.formats.base import UNREADABLE
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
-from placer.profile.nvtabular import is_categories, read_categories
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile
 from placer.tables import DType, OptimizerName, Pooling
@@ -36,7 +35,7 @@ def profile_counts(
     pooling: Pooling | Mapping[str, Pooling] = "sum",
     sampling: float = 1.0,
 ) -> Profile:
-    """A profile from Parquet files of columns table, id, count, or of NVTabular's categories.
+    """Make a profile from Parquet files of columns table, id, count.
 
     docs/profile.md shows the SQL that makes them. Memory grows with the rows read, not the log.
 
@@ -44,8 +43,7 @@ def profile_counts(
     ----------
     paths : path or sequence of paths
         ``table`` is text, ``id`` the row (an integer, mapped already) and ``count`` how
-        often it was read. A row may be listed more than once; its counts are added. Or the
-        folder ``categories`` of a workflow of NVTabular's.
+        often it was read. A row may be listed more than once; its counts are added.
     samples : int
         Samples of the log.
     rows : mapping of table name to int, optional
@@ -68,12 +66,7 @@ def profile_counts(
     if not 0 < sampling <= 1:
         raise DataError(f"sampling must be a share above 0 and at most 1, not {sampling}")
     files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if len(files) == 1 and is_categories(files[0]):
-        if rows:
-            raise DataError("NVTabular's categories say how many rows there are; leave out rows=")
-        counted = read_categories(files[0])
-    else:
-        counted = _read_counts([str(file) for file in files], rows or {})
+    counted = _read_counts([str(file) for file in files], rows or {})
     if features:
         by_table = _read_features(str(features), counted)
     else:

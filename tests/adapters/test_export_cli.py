@@ -21,7 +21,7 @@ def plan_file(tmp_path: Path) -> Path:
 
 def test_each_trainers_file(plan_file: Path) -> None:
     found = {}
-    for target in ("torchrec", "hugectr", "device-map"):
+    for target in ("torchrec", "hugectr"):
         file = plan_file.with_name(f"{target}.json")
         said = succeed("export", str(plan_file), "--to", target, "--module", "m", "-o", str(file))
         assert said.stdout == f"2 tables written to {file} for {target}\n"
@@ -31,7 +31,6 @@ def test_each_trainers_file(plan_file: Path) -> None:
         "shard_matrix": [["a"], ["b"]],
         "shard_strategy": [["mp", ["a", "b"]]],
     }
-    assert found["device-map"] == {"a": 0, "b": 1}
 
 
 def test_what_a_trainer_cannot_run_is_not_written(tmp_path: Path) -> None:

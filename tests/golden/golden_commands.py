@@ -480,7 +480,7 @@ def cases() -> dict[str, Case]:
     # Shards and other trainers.
     add("reshard told", "reshard", "plan.json", "tight.json", *as_json)
     add("reshard told csv", "reshard", "plan.json", "tight.json", *as_csv)
-    for target in ("torchrec", "hugectr", "device-map"):
+    for target in ("torchrec", "hugectr"):
         for plan, staged in itertools.product(
             ("plan", "by-size", "of-items"), ((), ("--staged-as", "uva"))
         ):
