@@ -38,9 +38,8 @@ from placer.click_options import (
 )
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
-from placer.executor.names import BACKENDS
+from placer.executor.names import BACKENDS, Policy
 from placer.knobs import argument, option, options_of
-from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import format_bytes, parse_bytes
 from solvers import report as solver_reports
@@ -719,7 +718,7 @@ def simulate(
     batch_size: Count = option(None, "Samples per GPU; by default the plan's.", least=1),
     batches: Count = option(None, "Batches of each log, or to draw without --data.", least=1),
     seed: int = option(0, "Of drawn batches.", least=0),
-    cache_policy: CachePolicy = option("lfu", "As the executor does (lfu, rank), or others."),
+    cache_policy: Policy = option("lfu", "Which cached rows make room for others."),
     look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
     windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
     other_path: File = option(

@@ -1,6 +1,6 @@
 """LRU and LFU as caches are studied: one access after the other, the second to a row hits.
 
-`placer.simulator.caches` has those that take a training step at a time. Every tie has a rule, so
+`_batch_caches` has those that take a training step at a time. Every tie has a rule, so
 that a trace always gives the same hits, compiled by numba or not.
 """
 

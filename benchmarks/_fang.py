@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from _access_caches import LfuCache, LruCache
+from _batch_caches import FACTORIES
 from _markdown import markdown
 from _replays import Batch, Step, cache_step, pool_step
 from _runs import print_table
 
 from placer.profile.cdf import AccessCdf
 from placer.profile.zipf import ZipfMandelbrot
-from placer.simulator.caches import FACTORIES
 from placer.workloads import named_workload
 from placer.workloads.synthetic_log import CATEGORICAL
 

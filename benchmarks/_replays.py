@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 import torch
+from _batch_caches import BatchCache
 
 from placer.executor.memory.row_cache import CacheRange, Policy, RowCache
-from placer.simulator.policy import BatchCache
 
 Int = npt.NDArray[np.int64]
 Batch = tuple[Int, Int]
@@ -42,7 +42,7 @@ def pool_step(entries: int, rows: int, policy: Policy) -> Step:
 
 
 def cache_step(cache: BatchCache) -> Step:
-    """A cache of the simulator."""
+    """A cache to compare with."""
     return cache.step
 
 

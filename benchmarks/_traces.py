@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from _access_caches import LfuCache, LruCache
+from _batch_caches import FACTORIES
 from _markdown import markdown
 from _replays import batches_of, cache_step, hit_share, most_hits, pool_step
 from _runs import print_table
-
-from placer.simulator.caches import FACTORIES
 
 Int = npt.NDArray[np.int64]
 

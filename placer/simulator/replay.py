@@ -8,15 +8,14 @@ step is over before the next begins.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from typing import get_args
 
 import numpy as np
 
 from placer.data.log import Bags, Chunk
-from placer.errors import PlanMismatchError
+from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
-from placer.simulator.caches import cache_factory
 from placer.simulator.counts import (
     ExchangeKind,
     Int,
@@ -26,7 +25,6 @@ from placer.simulator.counts import (
     StepCounts,
     Totals,
 )
-from placer.simulator.names import CachePolicy
 from placer.simulator.parts import Arrangement, arrange
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
@@ -42,8 +40,8 @@ class ReplayOptions:
     ----------
     processes : int or None
         Processes that share the plan's GPUs, by default one for each.
-    cache_policy : str
-        Which rows cached shards keep; see `placer.simulator.policy`.
+    cache_policy : {"lfu", "rank"}
+        Which rows cached shards keep; see `placer.executor.names.Policy`.
     look_ahead : bool or None
         Whether a batch's rows are copied to HBM while the batch before it trains; None: as the
         plan's pipeline has it.
@@ -54,7 +52,7 @@ class ReplayOptions:
     """
 
     processes: int | None = None
-    cache_policy: CachePolicy = "lfu"
+    cache_policy: Policy = "lfu"
     look_ahead: bool | None = None
     optimizer: OptimizerName | None = None
     threads: int = 2
@@ -93,12 +91,13 @@ class Simulator:
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
         self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(arrangement)
-        make_cache = cache_factory(self.options.cache_policy)
-        policy: Policy = "lfu"
-        if make_cache is None:
-            policy = cast(Policy, self.options.cache_policy)
+        policy = self.options.cache_policy
+        if policy not in get_args(Policy):
+            raise PlacerError(
+                f"no cache policy is called {policy!r}; choose from {', '.join(get_args(Policy))}"
+            )
         self._row_caches = {
-            arena: ArenaRowCache([arrangement.parts[at] for at in members], policy, make_cache)
+            arena: ArenaRowCache([arrangement.parts[at] for at in members], policy)
             for arena, members in arrangement.row_caches.items()
         }
         self._open = [OpenSteps() for _ in arrangement.modules]

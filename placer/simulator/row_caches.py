@@ -14,7 +14,6 @@ from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
 from placer.simulator.parts import Part
-from placer.simulator.policy import BatchCache, CacheFactory
 
 Int = npt.NDArray[np.int64]
 
@@ -71,22 +70,11 @@ class ArenaRowCache:
     parts : list of Part
         In the order of their slots.
     policy : {"lfu", "rank"}
-        Of the cached parts, unless they have caches of their own.
-    make_cache : CacheFactory, optional
-        Makes such a cache for each cached part, which then has no part in the row cache.
+        Which rows of the cached parts are kept.
     """
 
-    def __init__(self, parts: list[Part], policy: Policy, make_cache: CacheFactory | None) -> None:
+    def __init__(self, parts: list[Part], policy: Policy) -> None:
         self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
-        self._caches: dict[int, BatchCache] = {}
-        pooled = len(parts)
-        if make_cache is not None:
-            pooled = sum(part.lookup == "staged" for part in parts)
-            self._caches = {
-                at: make_cache(part.cache_rows, part.row_count)
-                for at, part in enumerate(parts)
-                if part.lookup == "cached"
-            }
         ranges = [
             CacheRange(
                 part.slot,
@@ -96,23 +84,15 @@ class ArenaRowCache:
                 part.warm,
                 part.is_ordered,
             )
-            for part in parts[:pooled]
+            for part in parts
         ]
-        self._pooled, self._parts = pooled, len(parts)
-        self._row_cache = RowCache(ranges, 0, "cpu", policy) if ranges else None
+        self._row_cache = RowCache(ranges, 0, "cpu", policy)
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
-        self.entries = 0 if self._row_cache is None else self._row_cache.entries
-        self.entries += sum(cache.capacity for cache in self._caches.values())
-        self._in_row_cache = sum(
-            min(part.cache_rows, part.row_count) for part in parts[:pooled] if part.cache_rows
-        )
+        self.entries = self._row_cache.entries
+        self.held = sum(min(part.cache_rows, part.row_count) for part in parts)
+        """Entries that hold a row."""
         # Slots of open steps, and those of them that such a step reads in place.
         self._open: dict[int, tuple[Int, Int]] = {}
-
-    @property
-    def held(self) -> int:
-        """Entries that hold a row."""
-        return self._in_row_cache + sum(cache.held for cache in self._caches.values())
 
     def resolve(
         self, slots: Int, counts: Int, ticket: int, oldest: int, *, updates: bool
@@ -134,38 +114,18 @@ class ArenaRowCache:
             slots.size and theirs.size - _common(theirs, slots) for theirs, _ in self._open.values()
         )
         edges = np.searchsorted(slots, self._starts)
-        hit = np.zeros(slots.size, dtype=bool)
-        in_place = np.zeros(slots.size, dtype=bool)
-        staged = np.zeros(self._parts, dtype=np.int64)
-        written = np.zeros(self._parts, dtype=np.int64)
-        if self._row_cache is not None:
-            own = slice(0, int(edges[self._pooled]))
-            hit[own], in_place[own], moved, outgoing = self._resolve_row_cache(
-                self._row_cache, slots[own], counts[own], ticket, oldest
-            )
-            self._in_row_cache = min(self._row_cache.entries, self._in_row_cache + int(moved))
-            written[: self._pooled] = np.diff(
-                np.searchsorted(np.sort(outgoing), self._starts[: self._pooled + 1])
-            )
-            if updates:
-                self._row_cache.mark_dirty(self._last_entries)
-        for at, cache in self._caches.items():
-            here = slice(int(edges[at]), int(edges[at + 1]))
-            own_slots, held = slots[here] - self._starts[at], cache.held
-            hit[here] = cache.step(own_slots, counts[here])
-            # A row may have come and gone within the step: then it was read in place.
-            in_place[here] = ~hit[here] & ~cache.holds(own_slots)
-            entered = own_slots.size - np.count_nonzero(hit[here] | in_place[here])
-            # All that a cache holds has been updated, so that whatever leaves is written back.
-            written[at] = held + entered - cache.held
+        hit, in_place, moved, outgoing = self._resolve_row_cache(slots, counts, ticket, oldest)
+        self.held = min(self.entries, self.held + int(moved))
+        written = np.diff(np.searchsorted(np.sort(outgoing), self._starts))
+        if updates:
+            self._row_cache.mark_dirty(self._last_entries)
         self._open[ticket] = slots, slots[in_place]
         rows = np.diff(edges)
         hit_rows, in_place_rows = _sums(hit, edges), _sums(in_place, edges)
-        staged = rows - hit_rows - in_place_rows
         return Resolved(
             _sums(np.where(hit, counts, 0), edges),
             hit_rows,
-            staged,
+            rows - hit_rows - in_place_rows,
             _sums(np.where(in_place, counts, 0), edges),
             in_place_rows,
             written,
@@ -177,7 +137,7 @@ class ArenaRowCache:
         self._open.pop(ticket, None)
 
     def _resolve_row_cache(
-        self, row_cache: RowCache, slots: Int, counts: Int, ticket: int, oldest: int
+        self, slots: Int, counts: Int, ticket: int, oldest: int
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int, Int]:
         rows = torch.from_numpy(slots.astype(self._kind))
         times = torch.from_numpy(counts.astype(np.int32))
@@ -188,8 +148,8 @@ class ArenaRowCache:
             for theirs in kept:
                 mask |= _among(slots, theirs)
             barred = torch.from_numpy(mask)
-        hit = (row_cache.find(rows) >= 0).numpy()
-        resolution = row_cache.resolve(rows, times, ticket, oldest, barred)
+        hit = (self._row_cache.find(rows) >= 0).numpy()
+        resolution = self._row_cache.resolve(rows, times, ticket, oldest, barred)
         self._last_entries = resolution.entries
         outgoing = resolution.moves.outgoing.numpy()
         in_place = (resolution.entries < 0).numpy()

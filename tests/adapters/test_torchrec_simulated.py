@@ -22,8 +22,7 @@ from torchrec.optim import RowWiseAdagrad
 
 from placer import Plan
 from placer.adapters.torchrec import from_sharding_plan
-from placer.simulator.caches import WAYS, cache_sets
-from placer.simulator.replay import ReplayOptions, Simulator, replay
+from placer.simulator.replay import ReplayOptions, replay
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -81,22 +80,12 @@ def imported(gpus: int) -> Plan:
 def test_every_gpu_reads_what_torchrec_put_there(gpus: int) -> None:
     plan = imported(gpus)
     chunk = random_chunk(plan, np.random.default_rng(gpus), most_samples=200)
-    found, totals = replay(plan, [chunk], ReplayOptions(cache_policy="fbgemm-lru"))
+    found, totals = replay(plan, [chunk], ReplayOptions())
     expected = simulator_reference.lookups_by_device(plan, chunk)
     seen: Counter[tuple[int, tuple[int, int], str]] = Counter()
     for at, part in enumerate(found.parts):
         seen[part.shard, part.cols, part.device] += int(totals.parts.lookups[at])
     assert seen == {key: sum(reads.values()) for key, reads in expected.items()}
-
-
-@pytest.mark.parametrize("policy", ["fbgemm-lru", "fbgemm-lfu"])
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_caches_have_torchrecs_size(gpus: int, policy: Any) -> None:
-    plan = imported(gpus)
-    simulator = Simulator(plan, ReplayOptions(cache_policy=policy))
-    rows = [SIZES["cached"][0], *(SIZES["cut"][0] // gpus for _ in range(gpus))]
-    sizes = [WAYS * cache_sets(count, LOAD_FACTOR) for count in rows]
-    assert sorted(simulator.cache_entries.tolist()) == sorted(sizes)
 
 
 @pytest.mark.parametrize("policy", ["lfu", "rank"])

@@ -719,11 +719,11 @@ _DRIFT = ("--data", "DAY", "--then", "NEXT")
 REPLAYS: dict[str, Replay] = {
     **{
         f"cached-{policy}": Replay("cached", (*_DAY, "--cache-policy", policy))
-        for policy in ("lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu")
+        for policy in ("lfu", "rank")
     },
     **{
         f"random-{policy}": Replay(f"random-{number}", (*_DAY, "--cache-policy", policy))
-        for number, policy in enumerate(("lfu", "rank", "lru", "fbgemm-lru", "fbgemm-lfu"))
+        for number, policy in enumerate(("lfu", "rank"))
     },
     "planned": Replay("planned", _DAY),
     "planned-alone": Replay("planned", (*_DAY, "--no-look-ahead")),
@@ -731,7 +731,7 @@ REPLAYS: dict[str, Replay] = {
     "drawn": Replay("planned", ("--batches", "12", "--seed", "4")),
     "drawn-random": Replay("random-5", ("--batches", "9", "--seed", "1", "--batch-size", "5")),
     "drift": Replay("planned", (*_DRIFT, "--windows", "3")),
-    "drift-lru": Replay("random-6", (*_DRIFT, "--windows", "2", "--cache-policy", "lru")),
+    "drift-rank": Replay("random-6", (*_DRIFT, "--windows", "2", "--cache-policy", "rank")),
     "against": Replay("planned", (*_DRIFT, "--against", "roomy", "--windows", "2")),
     "against-random": Replay(
         "random-7", (*_DRIFT, "--against", "cached", "--no-look-ahead", "--batches", "8")

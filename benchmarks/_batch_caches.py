@@ -1,19 +1,18 @@
 """Caches to compare with the executor's: LRU, and the set-associative cache of FBGEMM.
 
-Each is a `placer.simulator.policy.BatchCache` and takes a training step at a time, as embedding
+Each is a `BatchCache` and takes a training step at a time, as embedding
 caches work: a row hits if it was there before the step, however often the step reads it, and
 stays until the step is over. Every tie has a rule, so that a trace always gives the same hits.
 """
 
 from collections import deque
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import DataError, PlacerError, PlanError
-from placer.simulator.names import CACHE_POLICIES, CachePolicy
-from placer.simulator.policy import CacheFactory
+from placer.errors import DataError, PlanError
 
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -22,6 +21,30 @@ WAYS = 32
 """Rows of a set of FBGEMM's cache: the threads of a warp, which look at a set together."""
 
 _EMPTY = -1
+
+
+class BatchCache(Protocol):
+    """A cache of rows that takes a batch at a time.
+
+    Attributes
+    ----------
+    capacity, held : int
+        Rows that it has room for, and those that it holds.
+    """
+
+    capacity: int
+    held: int
+
+    def step(self, rows: Int, counts: Int) -> Bool:
+        """Return which rows were there before this batch's rows enter.
+
+        `rows` are distinct and ascending, from 0 on; `counts` are the lookups of each.
+        """
+        ...
+
+    def holds(self, rows: Int) -> Bool:
+        """Return which rows are there now."""
+        ...
 
 
 class LruBatchCache:
@@ -62,7 +85,7 @@ class LruBatchCache:
         self._logged = 0
 
     def step(self, rows: Int, counts: Int) -> Bool:
-        """See `placer.simulator.policy.BatchCache`; `counts` are ignored."""
+        """See `BatchCache`; `counts` are ignored."""
         _require_rows(rows, self._last_step.size)
         hit: Bool = self._last_step[rows] != _EMPTY
         self._last_step[rows[hit]] = self._step
@@ -80,7 +103,7 @@ class LruBatchCache:
         return hit
 
     def holds(self, rows: Int) -> Bool:
-        """See `placer.simulator.policy.BatchCache`."""
+        """See `BatchCache`."""
         held: Bool = self._last_step[rows] != _EMPTY
         return held
 
@@ -156,7 +179,7 @@ class SetAssociativeCache:
         self._step = 0
 
     def step(self, rows: Int, counts: Int) -> Bool:
-        """See `placer.simulator.policy.BatchCache`."""
+        """See `BatchCache`."""
         _require_rows(rows, self._all_rows)
         sets = set_of(rows, self._rows.shape[0])
         matches = self._rows[sets] == rows[:, None]
@@ -170,7 +193,7 @@ class SetAssociativeCache:
         return hit
 
     def holds(self, rows: Int) -> Bool:
-        """See `placer.simulator.policy.BatchCache`."""
+        """See `BatchCache`."""
         held: Bool = (self._rows[set_of(rows, self._rows.shape[0])] == rows[:, None]).any(axis=1)
         return held
 
@@ -218,7 +241,7 @@ def set_of(rows: Int, sets: int) -> Int:
     return (mixed % np.uint64(sets)).astype(np.int64)
 
 
-FACTORIES: dict[str, CacheFactory] = {
+FACTORIES: dict[str, Callable[[int, int], BatchCache]] = {
     "lru": LruBatchCache,
     "fbgemm-lru": lambda capacity, rows: SetAssociativeCache(-(-capacity // WAYS), rows, "lru"),
     "fbgemm-lfu": lambda capacity, rows: SetAssociativeCache(-(-capacity // WAYS), rows, "lfu"),
@@ -227,21 +250,6 @@ FACTORIES: dict[str, CacheFactory] = {
 
 FBGEMM's hold whole sets: up to `WAYS` − 1 rows more.
 """
-
-
-def cache_factory(policy: CachePolicy) -> CacheFactory | None:
-    """How the caches of a policy are made; None for those of the executor's row cache.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such policy.
-    """
-    if policy not in CACHE_POLICIES:
-        raise PlacerError(
-            f"no cache policy is called {policy!r}; choose from {', '.join(CACHE_POLICIES)}"
-        )
-    return FACTORIES.get(policy)
 
 
 def _require_room(capacity: int) -> None:

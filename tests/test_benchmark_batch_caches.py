@@ -2,22 +2,24 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_benchmark_slow_memory import imported
 
 from placer.errors import DataError, PlanError
-from placer.simulator.caches import (
-    FACTORIES,
-    WAYS,
-    LruBatchCache,
-    SetAssociativeCache,
-    cache_sets,
-    set_of,
+
+caches = imported("_batch_caches")
+FACTORIES, WAYS, cache_sets, set_of = (
+    caches.FACTORIES,
+    caches.WAYS,
+    caches.cache_sets,
+    caches.set_of,
 )
-from placer.simulator.policy import BatchCache
+LruBatchCache, SetAssociativeCache = caches.LruBatchCache, caches.SetAssociativeCache
 
 steps = st.lists(
     st.lists(
@@ -106,7 +108,7 @@ def murmur(row: int) -> int:
     return row ^ row >> 33
 
 
-def hits_of(cache: BatchCache, batches: list[list[tuple[int, int]]]) -> list[list[bool]]:
+def hits_of(cache: Any, batches: list[list[tuple[int, int]]]) -> list[list[bool]]:
     """The hits of each step."""
     hits = []
     for batch in batches:
