@@ -14,13 +14,14 @@ from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
+from placer.summary import Summarized
 from placer.topology.devices import Gpu
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 
 
-@dataclass(frozen=True)
-class Problem:
+@dataclass(frozen=True, repr=False)
+class Problem(Summarized):
     """Tables and their accesses, a machine, samples per GPU and step, and the user's constraints.
 
     Attributes
@@ -126,6 +127,18 @@ class Problem:
         return sum(
             p.table.lookups_per_sample * p.table.weight_bytes_per_row() for p in self.profile
         )
+
+    def summary(self) -> dict[str, str]:
+        """See `Summarized`."""
+        gpus = self.topology.gpus
+        return {
+            "tables": str(len(self.profile)),
+            "bytes": format_bytes(sum(one.table.total_bytes for one in self.profile)),
+            "GPUs": str(len(gpus)),
+            "HBM": format_bytes(sum(gpu.memory_bytes for gpu in gpus)),
+            "DRAM": format_bytes(sum(host.memory_bytes for host in self.topology.hosts)),
+            "batch per GPU": f"{self.batch_size:,}",
+        }
 
     def gpus_of(self, table: str) -> tuple[int, ...]:
         """Numbers of the GPUs that may serve a table: pins of its own and of its group obeyed."""

@@ -11,6 +11,8 @@ from placer.errors import ProblemError
 from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.problem import Problem
+from placer.summary import Summarized
+from placer.units import format_seconds
 
 Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
 Limit = Literal["time", "steps", "stop"]
@@ -139,13 +141,15 @@ class Termination:
         return f"{self.reason} ({'stopped' if self.limit == 'stop' else f'{self.limit} limit'})"
 
 
-@dataclass(frozen=True, slots=True)
-class SolveResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class SolveResult(Summarized):
     """A plan, why the search ended, and how far from the best possible the plan can be.
 
     >>> result = SolveResult(None, Termination("feasible"), step_time_s=1.25, bound_s=1.0)
     >>> result.gap
     0.25
+    >>> result
+    SolveResult(plan: none, ended: feasible, step: 1.25 s, bound: 1 s, gap: 25%)
 
     Attributes
     ----------
@@ -171,6 +175,18 @@ class SolveResult:
         if self.step_time_s is None or not self.bound_s:
             return None
         return max(0.0, self.step_time_s / self.bound_s - 1)
+
+    def summary(self) -> dict[str, str]:
+        """See `Summarized`."""
+        shards = "none" if self.plan is None else f"{len(self.plan.shards)} shards"
+        facts = {"plan": shards, "ended": self.termination.summary}
+        if self.step_time_s is not None:
+            facts["step"] = format_seconds(self.step_time_s)
+        if self.bound_s is not None:
+            facts["bound"] = format_seconds(self.bound_s)
+        if self.gap is not None:
+            facts["gap"] = f"{100 * self.gap:.3g}%"
+        return facts
 
 
 @runtime_checkable

@@ -13,11 +13,13 @@ from placer.data.files.stores import uri_of
 from placer.errors import PlanError
 from placer.plan.fields import PlanFields, RowOrder
 from placer.plan.shard import Shard
+from placer.summary import Summarized
 from placer.tables import Table
+from placer.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True)
-class Plan(PlanFields):
+@dataclass(frozen=True, repr=False)
+class Plan(Summarized, PlanFields):
     """A placement of all tables of a model on a machine.
 
     Attributes
@@ -69,6 +71,25 @@ class Plan(PlanFields):
     def order_of(self, table: str) -> RowOrder:
         """The row order of a table."""
         return self.row_order.get(table, RowOrder())
+
+    def summary(self) -> dict[str, str]:
+        """See `Summarized`."""
+        used = {"hbm": 0, "dram": 0}
+        for shard in self.shards:
+            row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width)
+            used[shard.memory] += shard.row_count * row_bytes * len(shard.devices)
+        facts = {
+            "tables": str(len(self.tables)),
+            "shards": str(len(self.shards)),
+            "GPUs": str(len(self.topology.gpus)),
+            "rows in HBM": format_bytes(used["hbm"]),
+            "rows in DRAM": format_bytes(used["dram"]),
+        }
+        if self.solver.name:
+            facts["solver"] = self.solver.name
+        if self.solver.step_time_s is not None:
+            facts["step"] = format_seconds(self.solver.step_time_s)
+        return facts
 
     def with_solver(self, **changes: Any) -> "Plan":
         """The same placement with other fields in the solver's record."""

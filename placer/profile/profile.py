@@ -12,11 +12,13 @@ from placer.data.files.stores import uri_of
 from placer.errors import ProfileError
 from placer.profile.merge import merge
 from placer.profile.table_profile import ProfileFields, TableProfile
+from placer.summary import Summarized
 from placer.tables import DType, OptimizerName
+from placer.units import format_bytes
 
 
-@dataclass(frozen=True, eq=False)
-class Profile(ProfileFields):
+@dataclass(frozen=True, eq=False, repr=False)
+class Profile(Summarized, ProfileFields):
     """Profiles of all the tables of a model, over one log or one published workload.
 
     Attributes
@@ -50,6 +52,15 @@ class Profile(ProfileFields):
         repeated = sorted(name for name, times in Counter(names).items() if times > 1)[:9]
         if repeated:
             raise ProfileError(f"tables named more than once in a profile: {repeated}")
+
+    def summary(self) -> dict[str, str]:
+        """See `Summarized`."""
+        return {
+            "tables": str(len(self)),
+            "rows": f"{sum(one.table.rows for one in self):,}",
+            "bytes": format_bytes(self.total_bytes),
+            "samples": f"{self.samples:,}",
+        }
 
     def __iter__(self) -> Iterator[TableProfile]:
         return iter(self.tables)

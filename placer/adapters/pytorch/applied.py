@@ -10,6 +10,7 @@ from torch import Tensor
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
+from placer.summary import Summarized
 
 LR = "lr"
 """Key of a table's learning rate in a state dict."""
@@ -32,8 +33,8 @@ class UpdateHandle:
             table.set_lr_share(1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AppliedPlan:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AppliedPlan(Summarized):
     """The placed tables of a model.
 
     With its `state_dict` and `load_state_dict` trainers save and resume what the model's own state
@@ -46,6 +47,12 @@ class AppliedPlan:
     """
 
     tables: Mapping[str, PlacedTable]
+
+    def summary(self) -> dict[str, str]:
+        """See `Summarized`."""
+        names = list(self.tables)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return {"tables": str(len(names)), "named": f"{', '.join(names[:3])}{more}"}
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate of all tables from the next update on.

@@ -1,0 +1,36 @@
+"""How values show themselves: one line in a shell and in logs, a small table in notebooks."""
+
+import html
+from abc import ABC, abstractmethod
+
+
+class Summarized(ABC):
+    """A value that is too large to print whole, so that it prints a few facts.
+
+    Examples
+    --------
+    >>> class Box(Summarized):
+    ...     def summary(self) -> dict[str, str]:
+    ...         return {"things": "3", "weight": "2 kg"}
+    >>> Box()
+    Box(things: 3, weight: 2 kg)
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def summary(self) -> dict[str, str]:
+        """Return the facts to show, in words for people, by their names."""
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self.summary().items())
+        return f"{type(self).__name__}({facts})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the facts; notebooks call this."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for name, value in self.summary().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
