@@ -28,6 +28,8 @@ SMALL = Topology("small", PAIR, (HOST,), PCIE)
         ({"links": (*PCIE, Link("gpu:0", "gpu:9", "nvlink", 1.0))}, "no device is called 'gpu:9'"),
         ({"links": (*PCIE, Link("gpu:0", "gpu:1", "nvlink", 1.0))}, "a GPU to its own host"),
         ({"links": (*PCIE, Link("gpu:0", "network", "network", 1.0))}, "a host to network"),
+        ({"links": (*PCIE, Link("gpu:0", "rack:0", "rack", 1.0))}, "a host to a rack such as"),
+        ({"links": (*PCIE, Link("host:0", "gpu:0", "rack", 1.0))}, "a host to a rack such as"),
         ({"links": (replace(PCIE[0], bytes_per_s=0.0), PCIE[1])}, "positive bandwidth, not 0"),
         ({"links": (*PCIE, PCIE[0])}, "gpu:0 has two pcie links"),
     ],

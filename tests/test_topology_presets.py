@@ -1,12 +1,15 @@
 """Presets: the grammar, sound constants, and what budgets do to them."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import PlacerError, TopologyError
-from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED, Rate
+from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED, NETWORK_LATENCY_S, Rate
 from placer.topology.presets import (
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
@@ -57,8 +60,36 @@ def test_a_rack_is_one_nvlink_domain() -> None:
     assert sum(host.memory_bytes for host in rack.hosts) == pytest.approx(17e12 * 0.9, rel=0.02)
     assert sum(gpu.hbm_bytes_per_s for gpu in rack.gpus) == pytest.approx(576e12 * 0.9)
     assert 2 * 72 * rack.peer_bytes_per_s("gpu:0") == pytest.approx(130e12 * 0.8, rel=0.01)
-    with pytest.raises(TopologyError, match="joins up to 72"):
+    with pytest.raises(TopologyError, match="joins up to 72; write 2xgb200-nvl72 for two racks"):
         Topology.parse("37x2xgb200")
+
+
+def test_racks_exchange_within_themselves_by_nvlink_and_between_them_by_the_network() -> None:
+    one, two = Topology.parse("gb200-nvl72"), Topology.parse("2xgb200-nvl72")
+    assert (len(two.hosts), len(two.gpus)) == (72, 144)
+    assert two.rack_bytes_per_s("gpu:0") == one.network_bytes_per_s("gpu:0") == 720e9
+    assert one.rack_bytes_per_s("gpu:0") == 0
+    assert two.network_bytes_per_s("gpu:0") == pytest.approx(45e9)
+    # Half of the bytes go to the other rack, at 45 GB/s for each GPU.
+    assert two.exchange_s("gpu:0", 1e9) == pytest.approx(0.5e9 / 45e9)
+    assert two.exchange_latency_s == NETWORK_LATENCY_S > one.exchange_latency_s
+    # A ring over all GPUs leaves a host at least once, half of them for the other rack at most.
+    assert two.allreduce_s(1e9) == pytest.approx(2 * 143 / 144 * 1e9 / 90e9)
+    assert len(set(two.kind_of_gpu)) == 1
+
+
+def test_a_rack_alone_costs_what_one_network_of_its_speed_does(tmp_path: Path) -> None:
+    network = Topology.parse("gb200-nvl72")
+    links = tuple(
+        replace(link, kind="rack", b="rack:0") if link.kind == "network" else link
+        for link in network.links
+    )
+    rack = replace(network, links=links)
+    assert rack.exchange_s("gpu:7", 3e9) == network.exchange_s("gpu:7", 3e9)
+    assert rack.allreduce_s(3e9) == network.allreduce_s(3e9)
+    assert rack.exchange_latency_s == network.exchange_latency_s
+    rack.save(tmp_path / "rack.yaml")
+    assert Topology.load(tmp_path / "rack.yaml") == rack
 
 
 def test_published_constants() -> None:

@@ -13,6 +13,7 @@ _DEVICE_COLUMNS = (
     Column("memory_bytes_per_s", "memory", form.rate),
     Column("host_link_bytes_per_s", "to host", form.rate),
     Column("peer_bytes_per_s", "to peers", form.rate),
+    Column("rack_bytes_per_s", "to rack", form.rate),
     Column("network_bytes_per_s", "to network", form.rate),
 )
 _SOURCE_COLUMNS = (Column("constant", "constant"), Column("source", "source", wraps=True))
@@ -54,6 +55,7 @@ def _device_rows(topology: Topology) -> tuple[Row, ...]:
             "memory_bytes_per_s": gpu.hbm_bytes_per_s,
             "host_link_bytes_per_s": topology.host_link_bytes_per_s(gpu.id),
             "peer_bytes_per_s": topology.peer_bytes_per_s(gpu.id),
+            "rack_bytes_per_s": topology.rack_bytes_per_s(gpu.id) or None,
             "network_bytes_per_s": topology.network_bytes_per_s(gpu.id) or None,
         }
         for gpu in topology.gpus
@@ -66,6 +68,7 @@ def _device_rows(topology: Topology) -> tuple[Row, ...]:
             "memory_bytes_per_s": host.dram_bytes_per_s,
             "host_link_bytes_per_s": None,
             "peer_bytes_per_s": None,
+            "rack_bytes_per_s": None,
             "network_bytes_per_s": None,
         }
         for host in topology.hosts

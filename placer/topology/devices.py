@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-LinkKind = Literal["pcie", "nvlink", "network", "socket"]
+LinkKind = Literal["pcie", "nvlink", "rack", "network", "socket"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,10 @@ class Link:
     """A full-duplex link between two ends: bytes per second each way.
 
     ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
-    end is the host, whose switch it stands for), ``network`` a host to the network that
-    joins all hosts (its other end is the literal ``network``). `a` is the GPU or host that
-    the link belongs to.
+    end is the host, whose switch it stands for), ``rack`` a host to the other hosts of its rack
+    (its other end is a name such as ``rack:0``), ``network`` a host to the network that joins
+    all hosts (its other end is the literal ``network``). `a` is the GPU or host that the link
+    belongs to.
     """
 
     a: str

@@ -202,13 +202,7 @@ GPU_KINDS: dict[str, GpuKind] = {
             "a100-80", 81920 * _MIB, _hbm(2039, "A100 80GB SXM"), _PCIE4, _nvswitch(300, "A100")
         ),
         GpuKind("h100", 81559 * _MIB, _hbm(3350, "H100 SXM"), _PCIE5, _nvswitch(450, "H100")),
-        GpuKind(
-            "h200",
-            143771 * _MIB,
-            _hbm(4800, "H200"),
-            _PCIE5,
-            _nvswitch(450, "H200"),
-        ),
+        GpuKind("h200", 143771 * _MIB, _hbm(4800, "H200"), _PCIE5, _nvswitch(450, "H200")),
         GpuKind("b200", 183359 * _MIB, _hbm(8000, "B200"), _PCIE5, _nvswitch(900, "B200")),
         GpuKind(
             "gb200",
@@ -283,6 +277,9 @@ def _rdma(ports: int, gbit_per_s: int, where: str) -> Rate:
         "congestion",
     )
 
+
+BETWEEN_RACKS = _rdma(8, 400, "DGX GB200: an InfiniBand port for each GPU")
+"""Of 8 GPUs, from one GB200 NVL72 to another."""
 
 _DGX1 = HostKind("DGX-1", 512 * _GIB, _dram(2, 6, 2666, "DDR4"), _rdma(4, 100, "DGX-1"))
 _HOPPER_DRAM = _dram(2, 8, 4800, "DDR5")

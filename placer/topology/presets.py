@@ -10,7 +10,16 @@ import re
 
 from placer.errors import TopologyError
 from placer.topology.devices import Gpu, Host, Link, TopologyFields
-from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED, NVLINK_LATENCY_S, GpuKind, HostKind
+from placer.topology.kinds import (
+    BETWEEN_RACKS,
+    GPU_KINDS,
+    HOST_KINDS,
+    NAMED,
+    NETWORK_LATENCY_S,
+    NVLINK_LATENCY_S,
+    GpuKind,
+    HostKind,
+)
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -26,8 +35,10 @@ RESERVED_DRAM_SHARE = 0.10
 _GPUS_PER_HOST = 8
 _MOST_HOSTS = 1024
 _GRAMMAR = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<count>\d+)x(?P<kind>[a-z][a-z0-9-]*)")
-_RACKS = {"gb200-nvl72": "36x2xgb200"}
-"""Machines that have a name of their own: a rack of 36 Grace with 2 GPUs each, all on NVLink."""
+_RACK = "gb200-nvl72"
+"""A rack of 36 Grace with 2 GPUs each, all on NVLink."""
+_RACK_HOSTS, _RACK_HOST = 36, "2xgb200"
+_SEVERAL_RACKS = re.compile(rf"(?P<racks>\d+)x{_RACK}")
 _SERVERS = re.compile(rf"(?:(?P<nodes>\d+)x)?(?P<name>{'|'.join(NAMED)})")
 
 
@@ -52,7 +63,7 @@ def preset_help() -> str:
     """What `preset` takes, in one line for error messages and ``--help``."""
     return (
         f"[NODESx]COUNTxKIND, such as 8xh100 or 16x8xh100, with KIND one of "
-        f"{', '.join(GPU_KINDS)}; or {', '.join([*_RACKS, *NAMED])} (also 4xbig-basin)"
+        f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin)"
     )
 
 
@@ -70,7 +81,7 @@ def preset(text: str) -> TopologyFields | None:
         message lists the kinds.
     """
     name = text.strip().lower()
-    spelled = _RACKS.get(name, name)
+    spelled, racks = _spelled(name)
     match = _SERVERS.fullmatch(spelled) or _GRAMMAR.fullmatch(spelled)
     if match is None:
         return None
@@ -83,13 +94,20 @@ def preset(text: str) -> TopologyFields | None:
             f"{text!r} puts {count} GPUs in a host, which holds 1 to {_GPUS_PER_HOST}; "
             f"for more write NODESxCOUNTxKIND, such as 2x8x{match['kind']}"
         )
-    return _build(name, int(match["nodes"] or 1), count, gpu, host)
+    return _build(name, int(match["nodes"] or 1), count, gpu, host, racks)
+
+
+def _spelled(name: str) -> tuple[str, int]:
+    """Return the name with a rack written as its hosts, and the number of racks."""
+    several = _SEVERAL_RACKS.fullmatch(name)
+    racks = int(several["racks"]) if several else 1
+    is_rack = several or name == _RACK
+    return (f"{racks * _RACK_HOSTS}x{_RACK_HOST}" if is_rack else name), racks
 
 
 def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:
     """The GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
-    name = text.strip().lower()
-    name = _RACKS.get(name, name)
+    name, _ = _spelled(text.strip().lower())
     servers = _SERVERS.fullmatch(name)
     if servers is not None:
         return *NAMED[servers["name"]], _GPUS_PER_HOST
@@ -103,12 +121,15 @@ def _whole_mib(size_bytes: float) -> int:
     return int(size_bytes // _MIB) * _MIB
 
 
-def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> TopologyFields:
+def _build(
+    name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind, racks: int
+) -> TopologyFields:
     if not 1 <= nodes <= _MOST_HOSTS:
         raise TopologyError(f"{name!r} has {nodes} hosts; there can be 1 to {_MOST_HOSTS}")
-    if host.most_gpus is not None and nodes * count > host.most_gpus:
+    if host.most_gpus is not None and nodes * count > racks * host.most_gpus:
         raise TopologyError(
-            f"{name!r} has {nodes * count} GPUs; a rack of {gpu.name} joins up to {host.most_gpus}"
+            f"{name!r} has {nodes * count} GPUs; a rack of {gpu.name} joins up to "
+            f"{host.most_gpus}; write 2x{_RACK} for two racks"
         )
     part = count / _GPUS_PER_HOST
     dram, network = host.dram.scaled(part), host.network.scaled(part)
@@ -137,10 +158,24 @@ def _build(name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind) -> T
             for one in gpus
         )
         sources["nvlink bandwidth"] = gpu.nvlink.describe()
+    if racks > 1:  # What joins the hosts of one rack then joins those of each.
+        links.extend(
+            Link(
+                one.id,
+                f"rack:{n // (nodes // racks)}",
+                "rack",
+                network.bytes_per_s,
+                host.network_latency_s,
+            )
+            for n, one in enumerate(hosts)
+        )
+        sources["rack bandwidth"] = network.describe()
+        network, latency_s = BETWEEN_RACKS.scaled(part), NETWORK_LATENCY_S
+    else:
+        latency_s = host.network_latency_s
     if nodes > 1:
         links.extend(
-            Link(one.id, "network", "network", network.bytes_per_s, host.network_latency_s)
-            for one in hosts
+            Link(one.id, "network", "network", network.bytes_per_s, latency_s) for one in hosts
         )
         sources["network bandwidth"] = network.describe()
     return TopologyFields(name, gpus, hosts, tuple(links), sources=sources)

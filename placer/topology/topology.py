@@ -64,7 +64,8 @@ class Topology(TopologyFields):
 
     def _check_links(self, known: Set[str]) -> None:
         for link in self.links:
-            for end in (link.a, link.b):
+            ends = (link.a,) if link.kind == "rack" else (link.a, link.b)
+            for end in ends:
                 if end not in known:
                     raise TopologyError(
                         f"link {link.a} – {link.b} ({link.kind}): no device is called {end!r}; "
@@ -82,12 +83,14 @@ class Topology(TopologyFields):
         for link in self.links:
             if link.kind == "socket":
                 continue
-            other_end = "network" if link.kind == "network" else homes.get(link.a)
-            if link.b != other_end or (link.kind == "network" and link.a in homes):
-                raise TopologyError(
-                    f"link {link.a} – {link.b}: a {link.kind} link joins "
-                    + ("a host to network" if link.kind == "network" else "a GPU to its own host")
-                )
+            if link.kind == "rack":
+                joins, is_right = "a host to a rack such as rack:0", link.b.startswith("rack:")
+            elif link.kind == "network":
+                joins, is_right = "a host to network", link.b == "network"
+            else:
+                joins, is_right = "a GPU to its own host", link.b == homes.get(link.a)
+            if not is_right or (link.kind in ("rack", "network") and link.a in homes):
+                raise TopologyError(f"link {link.a} – {link.b}: a {link.kind} link joins {joins}")
             if (link.a, link.kind) in joined:
                 raise TopologyError(
                     f"{link.a} has two {link.kind} links; add their bandwidths up in one"
@@ -169,6 +172,8 @@ class Topology(TopologyFields):
                 len(self.gpus_of(gpu.host)),
                 self.host_link_bytes_per_s(gpu.id),
                 self.peer_bytes_per_s(gpu.id),
+                self._gpus_in_rack(gpu.host),
+                self.rack_bytes_per_s(gpu.id),
                 self.network_bytes_per_s(gpu.id),
             )
             numbers.append(kinds.setdefault(speeds, len(kinds)))
@@ -189,10 +194,31 @@ class Topology(TopologyFields):
         assert link is not None, "checked when the topology was made"
         return link.bytes_per_s
 
+    @cached_property
+    def _rack_sizes(self) -> dict[str, int]:
+        """GPUs of each rack that a link names."""
+        sizes: Counter[str] = Counter()
+        for link in self.links:
+            if link.kind == "rack":
+                sizes[link.b] += len(self.gpus_of(link.a))
+        return sizes
+
+    def _gpus_in_rack(self, host: str) -> int:
+        """GPUs that are reached without the network: those of the host's rack, or of the host."""
+        link = self._link(host, "rack")
+        return len(self.gpus_of(host)) if link is None else self._rack_sizes[link.b]
+
+    def rack_bytes_per_s(self, gpu: str) -> float:
+        """A GPU's share of its host's way to other hosts of its rack; 0 without a rack."""
+        return self._host_share(gpu, "rack")
+
     def network_bytes_per_s(self, gpu: str) -> float:
         """A GPU's share of its host's way to other hosts, each way; 0 if there is none."""
+        return self._host_share(gpu, "network")
+
+    def _host_share(self, gpu: str, kind: LinkKind) -> float:
         host = self.gpus_by_id[gpu].host
-        link = self._link(host, "network")
+        link = self._link(host, kind)
         return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
 
     def allreduce_s(self, summed_bytes: float) -> float:
@@ -207,7 +233,10 @@ class Topology(TopologyFields):
         for host, gpus in self._gpus_by_host.items():
             if len(gpus) > 1:
                 slowest = max(slowest, *(1 / self.peer_bytes_per_s(gpu.id) for gpu in gpus))
-            if len(gpus) < total:
+            rack, in_rack = self._link(host, "rack"), self._gpus_in_rack(host)
+            if rack is not None and len(gpus) < in_rack:
+                slowest = max(slowest, 1 / rack.bytes_per_s)
+            if in_rack < total:
                 network = self._link(host, "network")
                 if network is None:
                     raise self._without_network(gpus[0].id)
@@ -217,31 +246,37 @@ class Topology(TopologyFields):
     def exchange_s(self, gpu: str, sent_bytes: float) -> float:
         """Time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
 
-        One direction of an all-to-all. What stays on the GPU is free; what goes to peers
-        and what goes to other hosts move at the same time.
+        One direction of an all-to-all. What stays on the GPU is free; what goes to peers, to other
+        hosts of the rack and to other racks moves at the same time.
         """
-        total = len(self.gpus)
-        peers = len(self.gpus_of(self.gpus_by_id[gpu].host)) - 1
-        near = sent_bytes * peers / total / self.peer_bytes_per_s(gpu) if peers else 0.0
-        remote = total - 1 - peers
+        total, host = len(self.gpus), self.gpus_by_id[gpu].host
+        peers, in_rack = len(self.gpus_of(host)) - 1, self._gpus_in_rack(host)
+        slowest_s = sent_bytes * peers / total / self.peer_bytes_per_s(gpu) if peers else 0.0
+        near = in_rack - 1 - peers
+        if near:
+            slowest_s = max(slowest_s, sent_bytes * near / total / self.rack_bytes_per_s(gpu))
+        remote = total - in_rack
         if not remote:
-            return near
+            return slowest_s
         bandwidth = self.network_bytes_per_s(gpu)
         if bandwidth == 0:
             raise self._without_network(gpu)
-        return max(near, sent_bytes * remote / total / bandwidth)
+        return max(slowest_s, sent_bytes * remote / total / bandwidth)
 
     @cached_property
     def exchange_latency_s(self) -> float:
         """Time of a collective over all GPUs that sends nothing; 0 where links state no latency."""
-        kinds = {"network"} if len({gpu.host for gpu in self.gpus}) > 1 else set()
+        reached = {host: self._gpus_in_rack(host) for host in self._gpus_by_host}
+        kinds = {"network"} if min(reached.values()) < len(self.gpus) else set()
+        if any(len(self.gpus_of(host)) < gpus for host, gpus in reached.items()):
+            kinds.add("rack")
         if any(len(gpus) > 1 for gpus in self._gpus_by_host.values()):
             kinds.add("nvlink" if any(one.kind == "nvlink" for one in self.links) else "pcie")
         return max((one.latency_s for one in self.links if one.kind in kinds), default=0.0)
 
     def _without_network(self, gpu: str) -> TopologyError:
         return TopologyError(
-            f"{gpu} is on another host than others of {self.name!r} "
+            f"{gpu} is on another host, or in another rack, than others of {self.name!r}, "
             "but its host has no network link"
         )
 
