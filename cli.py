@@ -256,6 +256,35 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
 
 
 @_command
+def estimate_memory(
+    source: str = argument(),
+    arguments: Texts = option((), "Argument of the class.", "--set", metavar="NAME=VALUE"),
+    output: Output = OUTPUT,
+) -> None:
+    """Show what tables take, for each dtype and optimizer.
+
+    SOURCE is a profile, a workload, or a model class as MODULE:CLASS, which is made on PyTorch's
+    meta device and so takes no memory.
+
+    \b
+    placer estimate-memory mlperf-dcnv2
+    placer estimate-memory torch.nn:EmbeddingBag --set num_embeddings=9999 --set embedding_dim=64
+    """
+    dense = 0
+    if ":" in source and not Path(source).exists():
+        from placer.adapters.pytorch.estimate import tables_of_class
+
+        tables, dense = tables_of_class(source, arguments)
+    else:
+        from placer.workloads import named_workload
+
+        stored = Path(source).exists()
+        found = placer.Profile.load(source) if stored else named_workload(source)
+        tables = [one.table for one in found]
+    report.print_report(report.estimate_report(source, tables, dense), output)
+
+
+@_command
 def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,

@@ -174,7 +174,7 @@ def add_command(
             called(function, {at: options[str(one.name)] for at, one in made.items()})
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
-    named, parameters = name or function.__name__, list(made.values())
+    named, parameters = name or function.__name__.replace("_", "-"), list(made.values())
     group.add_command(click.Command(named, callback=call, params=parameters, help=text))
     return function
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         this_command,
     )
     from placer.report.diff import diff_report
+    from placer.report.estimate import estimate_report
     from placer.report.failures import one_line_errors
     from placer.report.profile import profile_report, unknown_words, workloads_report
     from placer.report.reshard import reshard_report
@@ -38,6 +39,7 @@ __all__ = [
     "Update",
     "diff_report",
     "draw",
+    "estimate_report",
     "one_line_errors",
     "parity_lines",
     "print_report",
@@ -65,6 +67,7 @@ __getattr__ = lazy_exports(
         "print_training print_violations progress_bar set_quiet stoppable "
         "this_command",
         "placer.report.diff": "diff_report",
+        "placer.report.estimate": "estimate_report",
         "placer.report.failures": "one_line_errors",
         "placer.report.profile": "profile_report unknown_words workloads_report",
         "placer.report.reshard": "reshard_report",

@@ -178,7 +178,7 @@ class _TableCounter:
         features = dict(zip(names, self.features, strict=False))
         options = TableOptions(
             weight.shape[1],
-            _dtype(weight.dtype, self.name),
+            dtype_of(weight.dtype, self.name),
             optimizer,
             dict(zip(names, self.poolings, strict=False)),
         )
@@ -203,7 +203,7 @@ def _lookups(
     return Lookups(rows.ids, torch.arange(bags + 1, device=rows.ids.device) * length)
 
 
-def _dtype(dtype: torch.dtype, name: str) -> DType:
+def dtype_of(dtype: torch.dtype, name: str) -> DType:
     for known, candidate in TORCH_DTYPES.items():
         if candidate == dtype:
             return known  # type: ignore[return-value]  # its keys are just these
