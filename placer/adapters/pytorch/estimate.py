@@ -67,10 +67,11 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
     found = model_tables(model) if isinstance(model, nn.Module) else ()
     if not found:
         raise PlacerError(f"{name} makes no model with nn.Embedding or nn.EmbeddingBag in it")
-    tables = [
-        Table(one.path or "weight", *one.weight.shape, dtype=dtype_of(one.weight.dtype, one.path))
-        for one in found
-    ]
+    tables = []
+    for one in found:
+        rows, dim = one.weight.shape
+        path = one.path or "weight"
+        tables.append(Table(path, rows, dim, dtype_of(one.weight.dtype, path)))
     embedded = {id(one.weight) for one in found}
     dense = sum(one.numel() for one in model.parameters() if id(one) not in embedded)
     return tables, dense
