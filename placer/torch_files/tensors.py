@@ -105,6 +105,9 @@ class _Archive:
         self._archive = archive
         self._storages: dict[tuple[str, str], Tensor] = {}
         members = archive.infolist()
+        # zipfile passes over what stands before an archive, such as another one, and behind it.
+        if not members or min(one.header_offset for one in members) or archive.comment:
+            raise TensorFileError("something stands before its archive, or behind it")
         if sum(one.file_size for one in members) > size_bytes:
             raise TensorFileError("its members are larger than the file, or lie over each other")
         if len(members) > _MOST_MEMBERS or len({one.filename for one in members}) != len(members):

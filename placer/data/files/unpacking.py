@@ -60,7 +60,7 @@ class Unpacked(io.RawIOBase):
     b'1,2\\n3,4\\n'
     >>> unpacked(io.BytesIO(both + b"x"), ".bz2").readall()
     Traceback (most recent call last):
-    OSError: the file ends at byte 89, within the bz2 stream that begins at byte 88
+    OSError: from byte 84 on there is no sound bz2 stream (Invalid data stream, by byte 85)
     """
 
     def __init__(
