@@ -60,7 +60,7 @@ class Unpacked(io.RawIOBase):
     b'1,2\\n3,4\\n'
     >>> unpacked(io.BytesIO(both + b"x"), ".bz2").readall()
     Traceback (most recent call last):
-    OSError: from byte 84 on there is no sound bz2 stream (Invalid data stream, by byte 85)
+    OSError: from byte 88 on there is no sound bz2 stream (Invalid data stream, by byte 89)
     """
 
     def __init__(
