@@ -1,7 +1,7 @@
 """A log is read to its end, or refused: one log in many encodings, and each of them damaged.
 
-What placer reads is compared with the rows that were written, sample by sample. A damaged file gives
-the same, or a DataError.
+What placer reads is compared with the rows that were written, sample by sample. A damaged file
+gives the same, or a DataError.
 """
 
 import io
@@ -91,8 +91,7 @@ DAMAGES: tuple[Damage, ...] = (_cut, _flip, _flip_in_header, _append, _double)
 def _is_same_or_refused(paths: object, encoding: Encoding) -> bool:
     try:
         return read_content(paths, names=encoding.names) == WHOLE
-    except DataError as error:
-        assert "\n" not in str(error)
+    except DataError:
         return True
 
 
@@ -235,7 +234,7 @@ def test_pipes_stores_and_names_without_suffix(
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz"])
 def test_tensors_are_read_whole_or_refused(tmp_path: Path, suffix: str) -> None:
     content, lookups = tensors()
-    pack = {end: pack for end, pack in reversed(PACKINGS.values())}[suffix]
+    pack = dict(reversed(PACKINGS.values()))[suffix]
     written, file = pack(content), tmp_path / f"log.pt{suffix}"
     file.write_bytes(written.content)
     whole = read_lookups(file)
@@ -253,7 +252,7 @@ def test_tensors_are_read_whole_or_refused(tmp_path: Path, suffix: str) -> None:
                 continue
     # Two files in one: the first would be passed over.
     file.write_bytes(content * 2 if not suffix else pack(content * 2).content)
-    with pytest.raises(DataError, match="log.pt"):
+    with pytest.raises(DataError, match=r"log\.pt"):
         read_lookups(file)
 
 
@@ -288,7 +287,7 @@ def test_a_data_set_has_all_that_its_metadata_lists(tmp_path: Path, store: bool)
     assert _samples(named()) == 60
     assert _samples(files[0]) == 20, "a part by itself lacks nothing"
     files[1].unlink()
-    with pytest.raises(DataError, match=rf"{files[1].name} is missing .*_metadata lists it with 20"):
+    with pytest.raises(DataError, match=rf"{files[1].name} is missing .*_metadata lists it"):
         _samples(named())
     pq.write_table(pq.read_table(files[0], partitioning=None).slice(3), files[1])
     with pytest.raises(DataError, match=rf"{files[1].name} has 17 rows, and .*_metadata lists"):

@@ -238,11 +238,10 @@ def _footers(
 
 
 def _footer(file: str) -> pq.FileMetaData:
-    with reading(file, "Parquet"):
-        with open_file(file) as opened:
-            footer = pq.read_metadata(opened)
-            _check_chunks(opened, footer)
-            return footer
+    with reading(file, "Parquet"), open_file(file) as opened:
+        footer = pq.read_metadata(opened)
+        _check_chunks(opened, footer)
+        return footer
 
 
 def _check_chunks(opened: Any, footer: pq.FileMetaData) -> None:
