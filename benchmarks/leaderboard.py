@@ -111,9 +111,12 @@ def keep(planner: str, instance: dict[str, Any], outcome: Outcome) -> str:
 
 def add(options: argparse.Namespace) -> None:
     """Keep a submitted plan under a planner's name."""
-    submitted = load(options.add)
-    name = options.to or submitted.get("instance")
-    if name is None:
+    try:
+        submitted = load(options.add)
+    except ValueError as error:
+        sys.exit(f"cannot read the plan {options.add}: {error}")
+    name = options.to or (submitted.get("instance") if isinstance(submitted, dict) else None)
+    if not isinstance(name, str):
         sys.exit("the plan does not say for which instance it is; give --to INSTANCE")
     recipe = recipe_of(name)
     instance = document(name, recipe.problem(), catalogue()["constants"])

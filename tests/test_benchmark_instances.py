@@ -2,7 +2,9 @@
 
 import ast
 import copy
+import gzip
 import json
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -303,6 +305,103 @@ def test_the_command_checks_a_plan_file(tmp_path: Path, capsys: Any, monkeypatch
         check.main()
     assert ended.value.code == 0
     assert "sound: tiny takes" in capsys.readouterr().out
+
+
+WEIRD = (
+    None, True, False, 0, -1, 2.5, float("nan"), float("inf"), 1 << 53, 1 << 64, 10**400, 10**4200,
+    "", "gpu:0", "hbm", "\x1b[2J", "\ud800", "=1+1", "a" * 9999, [], [[]], [0, 0], {}, {"a": 1},
+    [None], ["hbm"], [10**40, 1, 1],
+)  # fmt: skip
+"""What a submission may hold anywhere, though no plan does."""
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container within a document, with every key in it."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    inner = [value[key] for key in keys if isinstance(value[key], dict | list)]
+    return [(value, key) for key in keys] + [place for one in inner for place in _places(one)]
+
+
+def _malformed(plan: dict[str, Any], choose: random.Random) -> Any:
+    """A plan with a few of its values changed, gone, renamed or doubled."""
+    wrong = copy.deepcopy(plan)
+    for _ in range(choose.choice([1, 1, 2, 4])):
+        places = _places(wrong)
+        if not places:
+            break
+        inside, key = choose.choice(places)
+        match choose.choice(["value", "value", "gone", "name", "twice", "wrapped"]):
+            case "value":
+                inside[key] = choose.choice(WEIRD)
+            case "gone":
+                del inside[key]
+            case "name" if isinstance(inside, dict):
+                inside[choose.choice(["", "\x00", "tables", "shards", "kind"])] = inside.pop(key)
+            case "twice" if isinstance(inside, list):
+                inside.append(copy.deepcopy(inside[key]))
+            case _:
+                inside[key] = choose.choice([[inside[key]], {"a": inside[key]}, str(inside[key])])
+    return wrong
+
+
+def test_every_malformed_plan_is_answered_with_a_reason() -> None:
+    choose = random.Random(3)
+    problem, plan = tiny()
+    instance = expand.document("tiny", problem, catalogue.CONSTANTS)
+    sound = as_json(plan)
+    short = {"instance": "tiny", "shards": sound["shards"], "step_time_s": 1.0}
+    for wrong in WEIRD:
+        assert check.check(instance, wrong).faults
+    sound_ones = 0
+    for number in range(fewer(20_000, 800)):
+        wrong = _malformed(sound if number % 2 else short, choose)
+        verdict = check.check(instance, wrong)
+        sound_ones += not verdict.faults
+        assert all(fault.message and len(fault.message) < 2000 for fault in verdict.faults)
+    # What the checker does not read may be changed.
+    assert sound_ones < fewer(20_000, 800) / 2
+
+
+def test_files_that_are_no_plan_are_answered_with_a_reason(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    problem, plan = tiny()
+    instance = tmp_path / "tiny.json"
+    instance.write_text(json.dumps(expand.document("tiny", problem, catalogue.CONSTANTS)))
+    plan.save(tmp_path / "plan.json")
+    sound = (tmp_path / "plan.json").read_bytes()
+    contents: dict[str, bytes] = {
+        "empty": b"",
+        "text": b"hello",
+        "no-utf8": b"\xff\xfe\x00{",
+        "deep": b"[" * 100_000,
+        "digits": b'{"shards": [' + b"9" * 9999 + b"]}",
+        "nan": b'{"shards": [], "step_time_s": NaN}',
+        "gzip-cut": gzip.compress(sound)[:-9],
+        "gzip-damaged": gzip.compress(sound)[:40] + b"\xff" * 40 + gzip.compress(sound)[80:],
+        "gzip-garbage": gzip.compress(sound) + b"x",
+        "names": b'{"shards": [{"table": "\\u001b[2J\\ud800\\n", "rows": 1}]}',
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    known = str(instance)
+    lines = [(known, str(tmp_path / name)) for name in (*contents, "folder", "fifo", "absent")]
+    lines += [(str(tmp_path / name), str(tmp_path / "plan.json")) for name in (*contents, "fifo")]
+    lines += [(name, known) for name in ("no-such-instance", "", "a" * 5000, "\x1b[2J")]
+    lines += [(known, "a" * 5000), (known, known), (known, "/dev/null"), (known, "/dev/zero")]
+    for one, other in lines:
+        for form in ("text", "json"):
+            monkeypatch.setattr(sys, "argv", ["check", one, other, "--format", form])
+            with pytest.raises(SystemExit) as ended:
+                check.main()
+            printed = capsys.readouterr().out
+            assert ended.value.code not in (0, None), (one, other)
+            assert (
+                isinstance(ended.value.code, str) or "refused" in printed or '"faults"' in printed
+            )
+            assert "\x1b" not in printed
 
 
 def outcome_of(plan: Plan, step_time_s: float | None, bound_s: float) -> Any:

@@ -196,7 +196,7 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     good = tmp_path / "good.parquet"
     pq.write_table(sample_table(), good)
-    with pytest.raises(DataError, match=r"cannot open .*none\.parquet: no such file"):
+    with pytest.raises(DataError, match=r"cannot open .*none\.parquet: No such file"):
         open_log(tmp_path / "none.parquet")
     with pytest.raises(DataError, match=r"good\.parquet has no column 'C3'; it has click, item"):
         open_log(good, sparse=["C3"])

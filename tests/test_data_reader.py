@@ -109,7 +109,7 @@ def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
     for name, message in [
         ("x.pt", "x.pt: no such file"),
         ("x.pt.gz", "x.pt.gz: no such file"),
-        ("x.parquet", "x.parquet: no such file"),
+        ("x.parquet", "x.parquet: No such file"),
         ("x.tsv.gz", "cannot open .*x.tsv.gz: No such file"),
     ]:
         with pytest.raises(DataError, match=message):

@@ -5,7 +5,8 @@
 INSTANCE is a name of the library (benchmarks/instances/instances.json), or the JSON that
 `expand.py` wrote for it; PLAN a plan file of placer's (docs/plan-format.md) or a short one
 (docs/instances.md), as it is or compressed by gzip. Prints the step time and the fullest device, or
-every reason for which the plan is refused; then the exit status is 1.
+every reason for which the plan is refused; then the exit status is 1. Whatever the two files hold,
+the answer is one of these.
 
 Written from docs/plan-format.md, docs/constraints.md and docs/cost-model.md alone. Plain NumPy: no
 solver and no cost model takes part.
@@ -15,7 +16,11 @@ import argparse
 import gzip
 import json
 import math
+import os
+import reprlib
+import stat
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +35,8 @@ SAME = 1e-9
 """Relative difference up to which a claimed step time is the plan's."""
 
 MOST_BYTES = 1 << 30
+MOST = 1 << 53
+"""Numbers of a plan are smaller: no table has so many rows, and no device so many bytes."""
 ENTRY_BYTES, ROW_MAP_BYTES = 52, 4
 LOOKUPS = {"device": "hbm", "staged": "dram", "uva": "dram", "cached": "dram", "host": "dram"}
 NEEDED = {"table", "rows", "cols", "devices", "memory", "lookup"}
@@ -60,11 +67,9 @@ def check(instance: dict[str, Any], plan: dict[str, Any]) -> Verdict:
     shards = plan.get("shards") if isinstance(plan, dict) else None
     if not isinstance(shards, list):
         return Verdict((Fault("format", "the plan has no list of shards"),))
-    for key, kind in PARTS.items():
-        if not isinstance(plan.get(key, kind()), kind):
-            return Verdict((Fault("format", f"{key} of the plan is no {kind.__name__}"),))
     # Each check relies on those before it.
     for found in (
+        _misshapen(plan),
         _other_problem(instance, plan),
         (fault for shard in shards for fault in _malformed(work, shard)),
         _uncovered(work, shards),
@@ -82,15 +87,51 @@ def check(instance: dict[str, Any], plan: dict[str, Any]) -> Verdict:
     step_time_s = work.seconds(shards)
     claimed = plan.get("step_time_s", plan.get("solver", {}).get("step_time_s"))
     if claimed is not None and not _is_same(claimed, step_time_s):
-        said = f"the plan says that a step takes {claimed!r} s; it takes {step_time_s!r} s"
+        said = f"the plan says that a step takes {shown(claimed)} s; it takes {step_time_s!r} s"
         faults += (Fault("claim", said),)
     return Verdict(faults, step_time_s, used)
 
 
 def _is_same(claimed: Any, step_time_s: float) -> bool:
     """Whether a claimed time is that of the plan; what is no number is not."""
-    known = isinstance(claimed, int | float)
+    known = type(claimed) is float or (type(claimed) is int and abs(claimed) < MOST)
     return known and abs(claimed - step_time_s) <= SAME * step_time_s
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short, however long or deep it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # A whole number of thousands of digits.
+        return "a number that is too long"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict, _SHORT.maxstring = 3, 8, 12, 100
+
+
+def _misshapen(plan: dict[str, Any]) -> Iterator[Fault]:
+    """Parts of a plan of another kind than the format has, where they are there."""
+    for key, kind in PARTS.items():
+        if not isinstance(plan.get(key, kind()), kind):
+            yield Fault("format", f"{key} of the plan is no {kind.__name__}: {shown(plan[key])}")
+            return
+    devices = plan.get("topology", {}).get("devices", [])
+    if not isinstance(devices, list):
+        yield Fault("format", f"devices of the plan is no list: {shown(devices)}")
+        return
+    for key, entries, needed in (
+        ("tables", plan.get("tables", []), ("name",)),
+        ("devices", devices, ("id", "memory_bytes")),
+    ):
+        for entry in entries:
+            if not isinstance(entry, dict) or not entry.keys() >= set(needed):
+                yield Fault("format", f"an entry of {key} has no {needed}: {shown(entry)}")
+            elif not isinstance(entry[needed[0]], str):
+                yield Fault("format", f"an entry of {key} is named {shown(entry[needed[0]])}")
+    for name, order in plan.get("row_order", {}).items():
+        if not isinstance(order, dict):
+            yield Fault("format", f"row_order of {shown(name)} is no dict: {shown(order)}")
 
 
 def _other_problem(instance: dict[str, Any], plan: dict[str, Any]) -> Iterator[Fault]:
@@ -98,11 +139,13 @@ def _other_problem(instance: dict[str, Any], plan: dict[str, Any]) -> Iterator[F
     for key, expected in (("instance", instance["name"]), ("instance_sha256", None)):
         expected = expected or instance.get("sha256")
         if key in plan and expected and plan[key] != expected:
-            yield Fault("problem", f"the plan is for {key} {plan[key]!r}, not {expected!r}")
+            yield Fault("problem", f"the plan is for {key} {shown(plan[key])}, not {expected!r}")
     for key, usual in (("batch_size", None), ("pipeline", "look-ahead")):
         said = plan.get(key, usual if "tables" in plan else instance[key])
         if said not in (None, instance[key]):
-            yield Fault("problem", f"the plan's {key} is {said}, the instance's {instance[key]}")
+            yield Fault(
+                "problem", f"the plan's {key} is {shown(said)}, the instance's {instance[key]}"
+            )
     if plan.get("dense") is not None:
         yield Fault("problem", "the plan counts dense layers, which the instance has not")
     if "tables" in plan:
@@ -113,7 +156,8 @@ def _other_problem(instance: dict[str, Any], plan: dict[str, Any]) -> Iterator[F
         )
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                yield Fault("problem", f"table {name!r} is not the instance's: {theirs.get(name)}")
+                told = shown(theirs.get(name))
+                yield Fault("problem", f"table {shown(name)} is not the instance's: {told}")
                 return
     if "topology" in plan:
         theirs = plan["topology"].get("devices", [])
@@ -126,21 +170,25 @@ def _other_problem(instance: dict[str, Any], plan: dict[str, Any]) -> Iterator[F
 def _malformed(work: StepTime, shard: Any) -> Iterator[Fault]:
     """What is wrong with a shard by itself."""
     if not isinstance(shard, dict) or not shard.keys() >= NEEDED:
-        yield Fault("shard", f"a shard needs {', '.join(sorted(NEEDED))}: {shard}")
+        yield Fault("shard", f"a shard needs {', '.join(sorted(NEEDED))}: {shown(shard)}")
         return
-    where = f"table {shard['table']!r}, rows {shard['rows']}, cols {shard['cols']}"
+    told = (f"{key} {shown(shard[key])}" for key in ("table", "rows", "cols"))
+    where = ", ".join(told)
     lists = [shard[key] for key in ("rows", "cols", "devices")]
-    if not all(isinstance(one, list) for one in lists) or not isinstance(shard["table"], str):
-        yield Fault("shard", f"{where}: rows, cols and devices must be lists, table a name")
+    names = [shard[key] for key in ("table", "memory", "lookup")]
+    if not all(isinstance(one, list) for one in lists) or not all(
+        isinstance(n, str) for n in names
+    ):
+        yield Fault("shard", f"{where}: rows, cols and devices are lists, the others names")
         return
     table = work.tables.get(shard["table"])
     if table is None:
-        yield Fault("shard", f"the instance has no table {shard['table']!r}")
+        yield Fault("shard", f"the instance has no table {shown(shard['table'])}")
         return
     numbers = [*shard["rows"], *shard["cols"], *(shard.get(key, 0) for key in COUNTS)]
     sizes = (len(shard["rows"]), len(shard["cols"]))
-    if sizes != (3, 2) or any(type(number) is not int or number < 0 for number in numbers):
-        yield Fault("shard", f"{where}: three and two whole numbers, and none below 0")
+    if sizes != (3, 2) or any(type(one) is not int or not 0 <= one < MOST for one in numbers):
+        yield Fault("shard", f"{where}: three and two whole numbers, none below 0 or above 2^53")
         return
     start, stop, step = shard["rows"]
     if not (start <= stop <= table.rows and step >= 1):
@@ -149,21 +197,21 @@ def _malformed(work: StepTime, shard: Any) -> Iterator[Fault]:
     if not shard["cols"][0] < shard["cols"][1] <= table.dim:
         yield Fault("shard", f"{where}: columns must lie within 0..{table.dim}")
     devices, gpus = shard["devices"], work.machine.gpus
-    named = [str(device) for device in devices]
-    if not devices or len(set(named)) < len(named) or named != devices:
+    are_names = all(isinstance(device, str) for device in devices)
+    if not devices or not are_names or len(set(devices)) < len(devices):
         yield Fault("shard", f"{where}: devices must be named, each once")
         return
     for device in devices:
         if device not in work.machine.memory:
-            yield Fault("device", f"{where}: the instance has no device {device!r}")
+            yield Fault("device", f"{where}: the instance has no device {shown(device)}")
         elif device not in gpus and shard["lookup"] != "host":
             yield Fault("lookup", f"{where}: {device} is a host; it serves lookup host alone")
     if LOOKUPS.get(shard["lookup"]) != shard["memory"]:
-        told = f"lookup {shard['lookup']!r} does not go with memory {shard['memory']!r}"
-        yield Fault("lookup", f"{where}: {told}")
+        both = f"lookup {shown(shard['lookup'])} does not go with memory {shown(shard['memory'])}"
+        yield Fault("lookup", f"{where}: {both}")
     cache, staging = shard.get("cache_rows", 0), shard.get("staging_rows", 0)
     if (shard["lookup"] == "cached") != (cache > 0) or cache > row_count(shard):
-        yield Fault("lookup", f"{where}: {cache} cache_rows with lookup {shard['lookup']!r}")
+        yield Fault("lookup", f"{where}: {cache} cache_rows with lookup {shown(shard['lookup'])}")
     if staging and shard["lookup"] not in ("staged", "cached"):
         yield Fault("lookup", f"{where}: staging_rows with lookup {shard['lookup']!r}")
 
@@ -347,14 +395,55 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
 
 
 def load(path: str | Path) -> Any:
-    """A JSON file, compressed by gzip or not."""
-    with Path(path).open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    with (gzip.open if packed else open)(path, "rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"{path} is larger than {MOST_BYTES} bytes")
-    return json.loads(content)
+    """A JSON file, compressed by gzip or not.
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read, for whatever reason.
+    """
+    try:
+        # A pipe that nobody writes would never be opened else.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is a device, a pipe or a folder, and no file")
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            with gzip.open(file) if packed else file as plain:
+                content = plain.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+        return json.loads(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("its values are nested too deeply") from error
+
+
+def instance_of(name: str) -> dict[str, Any]:
+    """The instance of a file, or of a name of the library.
+
+    Raises
+    ------
+    ValueError
+        If a file is no instance. An unknown name ends the program with what there is.
+    """
+    if not os.access(name, os.F_OK):
+        from expand import document_of  # Makes the instance from its recipe, with placer.
+
+        return document_of(name)
+    instance = load(name)
+    try:
+        check(instance, {"shards": []})
+        _ = [instance["name"], instance["batch_size"], instance["pipeline"]]
+    except Exception as error:
+        raise ValueError(f"it is no instance ({type(error).__name__}: {error})") from error
+    return instance
+
+
+def _print(text: str) -> None:
+    """Print a line; what a terminal would take for a command is written out."""
+    print("".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 def main() -> None:
@@ -366,28 +455,26 @@ def main() -> None:
     parser.add_argument("plan", help="a plan file")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     options = parser.parse_args()
-    if Path(options.instance).exists():
-        instance = load(options.instance)
-    else:
-        from expand import document_of  # Makes the instance from its recipe, with placer.
-
-        instance = document_of(options.instance)
+    try:
+        instance = instance_of(options.instance)
+    except ValueError as error:
+        sys.exit(f"cannot read the instance {shown(options.instance)}: {error}")
     try:
         plan = load(options.plan)
-    except (OSError, ValueError) as error:
-        sys.exit(f"cannot read the plan {options.plan}: {error}")
+    except ValueError as error:
+        sys.exit(f"cannot read the plan {shown(options.plan)}: {error}")
     verdict = check(instance, plan)
     if options.format == "json":
         faults = [{"kind": fault.kind, "message": fault.message} for fault in verdict.faults]
         print(json.dumps({"step_time_s": verdict.step_time_s, "faults": faults}))
     else:
         for fault in verdict.faults:
-            print(f"refused, {fault.kind}: {fault.message}")
+            _print(f"refused, {fault.kind}: {fault.message}")
         if not verdict.faults and verdict.used_bytes is not None:
             has = {d["id"]: d["memory_bytes"] for d in instance["gpus"] + instance["hosts"]}
             fullest = max(has, key=lambda device: verdict.used_bytes[device] / max(1, has[device]))
-            print(f"sound: {instance['name']} takes {verdict.step_time_s!r} s a step; {fullest} ")
-            print(f"is fullest, with {verdict.used_bytes[fullest]} of {has[fullest]} bytes")
+            _print(f"sound: {instance['name']} takes {verdict.step_time_s!r} s a step; {fullest} ")
+            _print(f"is fullest, with {verdict.used_bytes[fullest]} of {has[fullest]} bytes")
     sys.exit(1 if verdict.faults else 0)
 
 

@@ -165,12 +165,17 @@ def _opened(
     if is_in_memory(paths):
         held = batches_of(paths)
         return _Opened(ArrowSource(held, layout=layout, **columns), "memory", {})
-    files = find(paths)
+    metadata: list[str] = []
+    files = find(paths, metadata)
     before = states(files)
     files, notes = _without_empty(files, before)
     kind = format or _format_of(files, layout)
     _check_options(files[0], kind, columns)
     source = _source(files, kind, layout, **columns)
+    if kind == "parquet":
+        from placer.data.formats.parquet import check_parts
+
+        check_parts(metadata, source)
     return _Opened(source, kind, before, (*notes, *_notes(source)))
 
 

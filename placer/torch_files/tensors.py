@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_DIMENSIONS = 64
 _MOST_MEMBERS = 10_000
 _READ_BYTES = 1 << 24
+_END, _END_BYTES = b"PK\x05\x06", 22
+"""What a zip file without a comment ends with."""
 
 ELEMENT_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -87,7 +89,9 @@ def read_tensors(file: BinaryIO) -> Any:
     """
     try:
         with zipfile.ZipFile(file) as archive:
-            return _Archive(archive, file.seek(0, io.SEEK_END)).read()
+            end = file.seek(-_END_BYTES, io.SEEK_END)
+            ends = file.read(len(_END)) == _END
+            return _Archive(archive, end + _END_BYTES, ends).read()
     except NotAdmittedError as error:
         raise OtherContentError(str(error)) from error
     except (zipfile.BadZipFile, PickleError, OSError, EOFError, NotImplementedError) as error:
@@ -101,10 +105,13 @@ def read_tensors(file: BinaryIO) -> Any:
 class _Archive:
     """The zip file, and the storages that were read from it."""
 
-    def __init__(self, archive: zipfile.ZipFile, size_bytes: int) -> None:
+    def __init__(self, archive: zipfile.ZipFile, size_bytes: int, ends: bool) -> None:
         self._archive = archive
         self._storages: dict[tuple[str, str], Tensor] = {}
         members = archive.infolist()
+        # zipfile passes over what stands before an archive, such as another one, and behind it.
+        if not members or min(one.header_offset for one in members) or not ends:
+            raise TensorFileError("something stands before its archive, or behind it")
         if sum(one.file_size for one in members) > size_bytes:
             raise TensorFileError("its members are larger than the file, or lie over each other")
         if len(members) > _MOST_MEMBERS or len({one.filename for one in members}) != len(members):

@@ -23,16 +23,21 @@ _PARTITION = re.compile(r"^([^=]+)=(.*)$")
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """How Hive writes a partition of missing values."""
 
+METADATA = "_metadata"
+"""What Parquet calls a file that lists the others of a folder."""
+
 AnyPath = str | os.PathLike[str]
 
 
-def find(paths: AnyPath | Sequence[AnyPath]) -> list[str]:
+def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
     """The files that paths stand for, in order.
 
     A folder stands for the files in it and in its folders, ordered by name, numbers by value;
     names that begin with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``,
     ``**``) stands for what it matches, and ``-`` for standard input, which like every pipe is
     copied into a temporary file first: a log is read more than once.
+
+    Files called ``_metadata`` that folders hold are added to `metadata`.
 
     Raises
     ------
@@ -59,7 +64,12 @@ def find(paths: AnyPath | Sequence[AnyPath]) -> list[str]:
             files += _local(local_path(path))
         else:
             files += _remote(path)
-    return files
+    lists = [file for file in files if _is_metadata(file) and file not in named]
+    if len(lists) == len(files):
+        raise DataError(f"{shown(lists[0])} lists files, and none is there")
+    if metadata is not None:
+        metadata += lists
+    return [file for file in files if file not in lists]
 
 
 def partitions(file: str) -> dict[str, str | None]:
@@ -113,7 +123,14 @@ def _inside(folder: str) -> list[str]:
 
 
 def _is_hidden(relative: str) -> bool:
-    return any(part.startswith((".", "_")) for part in relative.split("/"))
+    parts = relative.split("/")
+    return any(part.startswith((".", "_")) for part in parts[:-1]) or (
+        parts[-1].startswith((".", "_")) and parts[-1] != METADATA
+    )
+
+
+def _is_metadata(file: str) -> bool:
+    return (urlsplit(file).path if is_uri(file) else file).rpartition("/")[2] == METADATA
 
 
 def _remote(uri: str) -> list[str]:

@@ -1,9 +1,5 @@
 """Opens the files of a log, wherever they are, and unpacks those that are compressed."""
 
-import bz2
-import gzip
-import lzma
-import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, TypeVar
@@ -12,18 +8,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
+from placer.data.files.unpacking import COMPRESSIONS, unpacked
 from placer.errors import DataError
 
 T = TypeVar("T")
 
-_OPENERS: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
 _MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
 """How compressed files begin."""
-COMPRESSIONS = (*_OPENERS, ".zst")
 
 
 def suffixes(file: str) -> tuple[str, str]:
@@ -65,24 +56,10 @@ def open_unpacked(file: str) -> IO[bytes]:
     DataError
         If it cannot be opened.
     """
-    packed = suffixes(file)[1]
-    try:
-        if not packed:  # Hadoop's parts are called part-00000, compressed or not.
-            stream = open_file(file)
-            packed = _packing(stream)
-            if not packed:
-                return stream  # type: ignore[no-any-return]
-            stream.close()
-        # What is opened by its name closes its file itself.
-        source: Any = local_path(file) if scheme_of(file) == "file" else open_file(file)
-        if packed in _OPENERS:
-            stream = _OPENERS[packed](source, "rb")
-        else:
-            stream = pa.CompressedInputStream(open_file(file), "zstd")
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise DataError(f"cannot open {shown(file)}: {reason}") from error
-    return stream  # type: ignore[no-any-return]
+    stream = open_file(file)
+    # Hadoop's parts are called part-00000, compressed or not.
+    packed = suffixes(file)[1] or _packing(stream)
+    return unpacked(stream, packed) if packed else stream  # type: ignore[return-value]
 
 
 def _packing(stream: Any) -> str:
@@ -96,7 +73,7 @@ def guarded(read: Callable[[], T], file: str) -> T:
     """What `read` gives; a DataError that names the file if it cannot be read."""
     try:
         return read()
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {shown(file)}: {first_line(error)}; "
             "is it cut short, or not what its suffix says?"

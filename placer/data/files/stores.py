@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from placer.errors import DataError
 
@@ -111,6 +111,19 @@ def store_of(file: str) -> tuple[Any, str]:
 def local_path(file: str) -> str:
     """The path of a file of this machine, which may be a ``file://`` URI."""
     return unquote(urlsplit(file).path) if is_uri(file) else file
+
+
+def beside(file: str, name: str) -> str:
+    """The file that a path leads to from the folder of another, as `finding` spells it.
+
+    >>> beside("s3://bucket/log/_metadata?region=eu", "day=1/a b.parquet")
+    's3://bucket/log/day=1/a%20b.parquet?region=eu'
+    """
+    if not is_uri(file):
+        return str(Path(file).parent / name)
+    parts = urlsplit(file)
+    path = f"{parts.path.rpartition('/')[0]}/{quote(name, safe='/=')}"
+    return parts._replace(path=path).geturl()
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from struct import unpack_from
 from typing import Any, Unpack
 
 import pyarrow as pa
@@ -23,6 +24,8 @@ from placer.errors import DataError
 
 _FILE = b"ARROW1"
 _FEATHER_1 = b"FEA1"
+_MARK_BYTES = 64
+"""Most bytes between the last record batch and the footer: a mark of 8 and what aligns it."""
 
 
 class IpcSource(ColumnSource):
@@ -68,7 +71,10 @@ class IpcSource(ColumnSource):
 
 def _schema(file: str) -> pa.Schema:
     with reading(file, "Arrow"), _opened(file) as source:
-        schema = _reader(source, None).schema
+        reader = _reader(source, None)
+        if isinstance(reader, pa.RecordBatchFileReader):
+            _check_blocks(source)
+        schema = reader.schema
         assert flat(schema).names is not None, "read here, where a name may turn out to be no text"
         return schema
 
@@ -77,14 +83,71 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
     """The record batches of a file, with the named columns or all."""
     with reading(file, "Arrow"), _opened(file) as source:
         reader = _reader(source, names)
-        if isinstance(reader, pa.RecordBatchFileReader):
+        is_file = isinstance(reader, pa.RecordBatchFileReader)
+        if is_file:
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
             batches = iter(reader)
+        end = source.tell()
         for batch in batches:
             # Arrow trusts lengths and offsets, and ends the process where they lie.
             batch.validate(full=True)
             yield batch
+            end = source.tell()
+        if not is_file:
+            _check_end(source, end)
+
+
+def _check_end(source: Any, end: int) -> None:
+    """Check that a stream whose batches end at a byte has a mark there, and that nothing follows.
+
+    Arrow reads on without a word where a stream was cut between two batches.
+    """
+    if source.tell() == end:
+        raise ValueError(f"it ends at byte {end} without the mark that ends a stream; is it cut?")
+    if source.tell() < source.size():
+        raise ValueError(
+            f"its stream ends before byte {source.tell()}, and {source.size()} are there; write "
+            "one stream a file"
+        )
+
+
+def _check_blocks(source: Any) -> None:
+    """Check that the footer of a file is behind its last record batch.
+
+    Files that were joined end with the footer of the last, which Arrow would look for in the first.
+    """
+    footer_end = source.size() - len(_FILE) - 4
+    source.seek(footer_end)
+    footer_at = footer_end - int.from_bytes(source.read(4), "little")
+    source.seek(footer_at)
+    ends = _block_ends(source.read(footer_end - footer_at))
+    source.seek(12)
+    schema_end = 16 + int.from_bytes(source.read(4), "little")
+    end = max(ends, default=schema_end)
+    if footer_at - end > _MARK_BYTES:
+        raise ValueError(
+            f"its footer, at byte {footer_at}, lists record batches up to byte {end} alone; is it "
+            "several files in one?"
+        )
+
+
+def _block_ends(footer: bytes) -> list[int]:
+    """Where the dictionaries and record batches end that a footer lists.
+
+    It is a table of FlatBuffers; its fields 2 and 3 list them, each in 24 bytes.
+    """
+    ends = []
+    (table,) = unpack_from("<I", footer)
+    places = table - unpack_from("<i", footer, table)[0]
+    for number in (2, 3):
+        known = 4 + 2 * number < unpack_from("<H", footer, places)[0]
+        place = table + unpack_from("<H", footer, places + 4 + 2 * number)[0] if known else table
+        if place > table:
+            blocks = place + unpack_from("<I", footer, place)[0]
+            for block in range(unpack_from("<I", footer, blocks)[0]):
+                ends.append(sum(unpack_from("<qi4xq", footer, blocks + 4 + 24 * block)))
+    return ends
 
 
 def _opened(file: str) -> Any:

@@ -2,13 +2,11 @@
 
 `lengths` has shape (tables, samples); bag b of table t holds
 ``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. Files are what
-``torch.save`` wrote, plain or gzipped. They hold pickles, of which only tensors are read
+``torch.save`` wrote, plain or compressed. They hold pickles, of which only tensors are read
 (`placer.torch_files`): a file that would run code is refused.
 """
 
-import gzip
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.layout import Layout
 from placer.data.source import RawBags, RawBatch
@@ -173,11 +172,11 @@ def _torch_load(file: str) -> Any:
     if not path.is_file():
         raise DataError(f"cannot open {file}: no such file")
     try:
-        if not file.endswith(".gz"):
+        if not suffixes(file)[1]:
             with path.open("rb") as plain:
                 return read_tensors(plain)
-        # A zip file is read from its end, which a gzip stream can do only from its start.
-        with gzip.open(file, "rb") as packed, tempfile.TemporaryFile() as unpacked:
+        # A zip file is read from its end, which a compressed one can do only from its start.
+        with open_unpacked(file) as packed, tempfile.TemporaryFile() as unpacked:
             _unpack(packed, unpacked, path.stat().st_size)
             return read_tensors(unpacked)
     except OtherContentError as error:
@@ -190,12 +189,12 @@ def _torch_load(file: str) -> Any:
             f"cannot read {file} as what torch.save writes since PyTorch 1.6: {error}; "
             "is it cut short?"
         ) from error
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"cannot read {file}: {reason}; is it cut short?") from error
 
 
-def _unpack(packed: gzip.GzipFile, unpacked: IO[bytes], packed_bytes: int) -> None:
+def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:
     """Copy what a compressed file holds, unless that is far more than ids can be packed into.
 
     Raises

@@ -3,13 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby, islice
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from placer.data.files.opening import open_file
-from placer.data.files.stores import local_path, scheme_of, shown
+from placer.data.files.stores import beside, local_path, scheme_of, shown
 from placer.data.formats.base import (
     BATCH_ROWS,
     SAMPLE_ROWS,
@@ -24,6 +24,9 @@ from placer.data.formats.nested import flat, outermost
 from placer.data.keys import is_list
 from placer.data.layout import Layout
 from placer.errors import DataError
+
+_JOINED = b"PAR1PAR1"
+"""How one file ends and the next begins, where files were joined."""
 
 
 class _RowGroup(NamedTuple):
@@ -44,22 +47,22 @@ class ParquetSource(ColumnSource):
         layout: Layout | None = None,
         **options: Unpack[ColumnOptions],
     ) -> None:
-        kept, self._footers, self.notes = _footers(files)
+        kept, self.footers, self.notes = _footers(files)
         super().__init__(kept, layout, **options)
-        self._schemas = [_schema(file, one) for file, one in zip(kept, self._footers, strict=True)]
+        self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
         full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
         self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
         # The newest file alone: columns come with a day, and stay.
         self.notes += tuple(self._further_columns(kept[-1], full[-1].names, full[0].names))
-        self.samples = sum(footer.num_rows for footer in self._footers)
-        self.row_groups = _row_groups(self._footers)
+        self.samples = sum(footer.num_rows for footer in self.footers)
+        self.row_groups = _row_groups(self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """The first samples of the log."""
         file = self.files[0]
-        with reading(file, "Parquet"), _parquet_file(file, self._footers[0]) as opened:
+        with reading(file, "Parquet"), _parquet_file(file, self.footers[0]) as opened:
             batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS), None)
         if batch is None:
             raise DataError(f"{shown(file)} has no samples, though it says so; is it damaged?")
@@ -81,7 +84,7 @@ class ParquetSource(ColumnSource):
         names = set().union(*(schema.names for schema in self._schemas))
         if not names.issuperset(integers):
             return None  # Folders hold some.
-        for footer, schema in zip(self._footers, self._schemas, strict=True):
+        for footer, schema in zip(self.footers, self._schemas, strict=True):
             # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.
             counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
@@ -109,12 +112,17 @@ class ParquetSource(ColumnSource):
             file = self.files[place]
             names = self._partitions.of_file(self.columns.names, self._schemas[place])
             names = outermost(names, self._schemas[place])
-            with reading(file, "Parquet"), _parquet_file(file, self._footers[place]) as opened:
+            with reading(file, "Parquet"), _parquet_file(file, self.footers[place]) as opened:
                 for group in groups:
                     row = group.first
                     for batch in opened.iter_batches(BATCH_ROWS, [group.number], names):
                         yield file, row, batch
                         row += batch.num_rows
+                    if row - group.first != group.rows:
+                        raise ValueError(
+                            f"row group {group.number} holds {row - group.first} rows and says "
+                            f"that it has {group.rows}"
+                        )
 
 
 class ParquetCursor(BatchCursor):
@@ -150,6 +158,30 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
     return groups
 
 
+def check_parts(metadata: Sequence[str], source: ParquetSource) -> None:
+    """Check that a log has all that the ``_metadata`` of its data sets lists.
+
+    Raises
+    ------
+    DataError
+        Names the first file that is missing, or has fewer rows.
+    """
+    have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
+    for file in metadata:
+        footer, listed = _footer(file), dict[str, int]()
+        for number in range(footer.num_row_groups):
+            group = footer.row_group(number)
+            part = beside(file, group.column(0).file_path)
+            listed[part] = listed.get(part, 0) + group.num_rows
+        for part, rows in listed.items():
+            if have.get(part, 0) < rows:
+                found = f"has {have[part]} rows" if part in have else "is missing or empty"
+                raise DataError(
+                    f"{shown(part)} {found}, and {shown(file)} lists it with {rows}; restore it, "
+                    f"or remove {shown(file)} if that is out of date"
+                )
+
+
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
     with reading(file, "Parquet"):
         schema = footer.schema.to_arrow_schema()
@@ -179,7 +211,13 @@ def _holds_no_integers(kind: pa.DataType) -> bool:
 def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
     # A buffered stream holds pages, not whole column chunks, of a row group.
     source = local_path(file) if scheme_of(file) == "file" else open_file(file)
-    return pq.ParquetFile(source, metadata=footer, buffer_size=1 << 20, pre_buffer=False)
+    return pq.ParquetFile(
+        source,
+        metadata=footer,
+        buffer_size=1 << 20,
+        pre_buffer=False,
+        page_checksum_verification=True,
+    )
 
 
 def _footers(
@@ -200,11 +238,30 @@ def _footers(
 
 
 def _footer(file: str) -> pq.FileMetaData:
-    with reading(file, "Parquet"):
-        try:
-            if scheme_of(file) == "file":
-                return pq.read_metadata(local_path(file))
-            with open_file(file) as opened:
-                return pq.read_metadata(opened)
-        except FileNotFoundError as error:
-            raise DataError(f"cannot open {shown(file)}: no such file") from error
+    with reading(file, "Parquet"), open_file(file) as opened:
+        footer = pq.read_metadata(opened)
+        _check_chunks(opened, footer)
+        return footer
+
+
+def _check_chunks(opened: Any, footer: pq.FileMetaData) -> None:
+    """Check that no other file's end lies between the last row group and the footer.
+
+    Files that were joined end with the footer of the last, which would be used on the first.
+    """
+    if not footer.num_row_groups or not footer.num_columns:
+        return
+    group = footer.row_group(footer.num_row_groups - 1)
+    end = 0
+    for number in range(footer.num_columns):
+        chunk = group.column(number)
+        first = chunk.dictionary_page_offset or chunk.data_page_offset
+        end = max(end, first + chunk.total_compressed_size)
+    footer_at = opened.seek(0, 2) - 8 - footer.serialized_size
+    opened.seek(min(end, footer_at))
+    between = opened.read(max(footer_at - end, 0))
+    if _JOINED in between:
+        raise ValueError(
+            f"another file ends at byte {end + between.index(_JOINED) + 4} of it; it is several "
+            "files in one"
+        )
