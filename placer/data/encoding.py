@@ -70,6 +70,8 @@ class Encoding:
         >>> Encoding({"C1": "C1"}, {"C1": Hash(10)}).ids_sha256["C1"][:8]
         '9e95a691'
         """
+        types = self.layout.types
+        texts = {t for name, t in self.feature_tables.items() if types.get(name) == "text"}
         return {
             name: sha256_json(
                 [
@@ -77,10 +79,18 @@ class Encoding:
                     mapping.rows,
                     self.missing,
                     mapping.sha256 if isinstance(mapping, Vocabulary) else "",
+                    *self._nulls(of_texts=name in texts),
                 ]
             )
             for name, mapping in self.mappings.items()
         }
+
+    def _nulls(self, *, of_texts: bool) -> list[str]:
+        """Which ids are missing ones, where it makes a difference to a table's ids."""
+        nulls = sorted(self.layout.nulls or ())
+        if of_texts:
+            return [] if self.layout.nulls is None else ["null", *nulls]
+        return [one for one in nulls if one.removeprefix("-").isdigit()]
 
     def to_json(self) -> dict[str, Any]:
         """All but the vocabularies, as JSON values."""

@@ -16,7 +16,9 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+(?:,[0-9]+)?")
+_NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
+"""Of a line of interactions."""
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
 _HEX = re.compile(r"^[0-9a-f]{8}$")
 _LABELS = ("label", "click", "clicked", "target")
 _KNOWN = frozenset(
@@ -50,7 +52,18 @@ def sniff(file: str, start: bytes) -> Format:
     criteo = len(DENSE) + len(CATEGORIES)
     if len(fields) in (criteo, criteo + 1) and not set(fields).issuperset(CATEGORIES):
         return "criteo"
+    if _are_interactions(start):
+        return "interactions"
     return "tsv" if "\t" in line else "csv"
+
+
+def _are_interactions(start: bytes) -> bool:
+    """Whether lines have nothing but whole numbers, and not equally many."""
+    lines = start[: start.rfind(b"\n") + 1].splitlines()[:_LINES]
+    if not lines or not all(map(_NUMBERS.fullmatch, lines)):
+        return False
+    often = Counter(len(re.findall(rb"[0-9]+", line)) for line in lines)
+    return max(often) > 2 and often.most_common(1)[0][1] <= 0.9 * len(lines)
 
 
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
@@ -176,7 +189,8 @@ def _separator(file: str, lines: list[str]) -> str:
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
-            "with --separator, or the format with --log-format"
+            "with --separator, or the format with --log-format (interactions: a user and any "
+            "number of items a line)"
         )
     return best
 
