@@ -138,6 +138,8 @@ def decide(
             continue
         kind = schema.field(name).type
         column = None if sample is None else _present(sample.column(name), nulls)
+        if column is not None and pa.types.is_dictionary(kind) and is_text(kind):
+            kind = column.type
         if role == "sparse":
             # Named by somebody, yet its texts may be lists.
             guess = _named(Decision(name, "sparse", why), kind, column, nulls)
@@ -154,9 +156,11 @@ def decide(
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
     """The values of a column that are not missing; a text may say that one is."""
+    if is_list(column.type) or not is_text(column.type):
+        return column.drop_null()
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_string())
     column = column.drop_null()
-    if not is_text(column.type) or is_list(column.type) or pa.types.is_dictionary(column.type):
-        return column
     missing = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(column.type)
     return column.filter(pc.invert(pc.is_in(column, missing)))
 

@@ -15,6 +15,8 @@ _SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
 _BRACKETS = r"^(?:\[([^\[\]]*)\]|\(([^()]*)\)|\{([^{}]*)\})$"
 _QUOTED_COMMA = r"['\"]\s*,\s*['\"]?|,\s*['\"]"
 """Between texts in quotes; a comma without a quote beside it is a part of one."""
+ELIDED = "..."
+"""What NumPy and pandas write for the elements of a long list that they leave out."""
 _WHOLE, _PADDED = r"^-?[0-9]+$", r"^0[0-9]"
 _NUMBER = r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
 _CODE = r"^[\w-]*[0-9][\w-]*$"
@@ -58,9 +60,7 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, elements)
 
 
-def find_lists(
-    texts: Sequence[str], nulls: Sequence[str]
-) -> tuple[str, IdType | None] | None:
+def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:
     """What separates ids in texts that are lists, and how these are read; None if they are none.
 
     Lists of numbers that are no ids are read as nothing.
@@ -93,7 +93,7 @@ def find_lists(
         ids = lists.flatten()
         if not bracketed and pc.max(pc.list_value_length(lists)).as_py() < 2:
             continue
-        ids = ids.filter(pc.invert(pc.is_in(ids, pa.array(["", *nulls], ids.type))))
+        ids = ids.filter(pc.invert(pc.is_in(ids, pa.array(["", ELIDED, *nulls], ids.type))))
         if are_whole(ids):
             return separator if holding else ",", "integer"
         if _share(ids, _NUMBER) == 1 and not pc.any(_matches(ids, _PADDED)).as_py():
@@ -121,13 +121,15 @@ def are_whole(ids: pa.Array) -> bool:
     return _share(ids, _WHOLE) == 1 and not pc.any(_matches(ids, _PADDED)).as_py()
 
 
-def may_be_list(text: str) -> bool:
-    """Whether a text that is no single id looks like several.
+def separator_in(text: str) -> str | None:
+    """What separates ids in a text that looks like several, if it does.
 
-    >>> may_be_list("1|2"), may_be_list("[7]"), may_be_list("abc")
-    (True, True, False)
+    >>> separator_in("1|2"), separator_in("[7]"), separator_in("abc")
+    ('|', ',', None)
     """
-    return _LIST.fullmatch(text) is not None
+    if _LIST.fullmatch(text) is None:
+        return None
+    return next((one for one in _SEPARATORS if one in text), ",")
 
 
 def _bare(texts: pa.Array) -> pa.Array:

@@ -30,7 +30,10 @@ def no_ids(texts: Sequence[str]) -> str | None:
     if not texts:
         return None
     if _are_amounts(texts):
-        return f"it holds amounts such as {texts[0]!r}; write them as numbers, such as 1234.5"
+        shown = next((text for text in texts if re.search(r"[^0-9]", text)), texts[0])
+        if _UNITS.search("".join(texts)):
+            return f"it holds amounts such as {shown!r}; write them as numbers, such as 1234.5"
+        return f"it holds amounts such as {shown!r}; if they are numbers, make it dense (--dense)"
     if all(map(_is_object, texts)):
         return "it holds objects of JSON; write these as JSON lines, whose fields are columns"
     return None

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
 from placer.data.formats.columns import ARROW_TYPES, Columns, Place, single
-from placer.data.formats.lists import may_be_list, split_lists
+from placer.data.formats.lists import ELIDED, separator_in, split_lists
 from placer.data.formats.prose import GROUPED
 from placer.data.keys import bags_from_arrow, is_list, is_text
 from placer.data.names import Decimal, IdType, Missing, null_texts
@@ -88,6 +88,13 @@ def _split(
     except pa.ArrowException as error:
         raise DataError(f"{place.of(0)} and on: {name} is no UTF-8 text") from error
     elements = present(split.values, nulls)
+    elided = pc.index(elements, pa.scalar(ELIDED, elements.type)).as_py()
+    if elided >= 0:
+        row = int(np.searchsorted(split.offsets.to_numpy(), elided, side="right")) - 1
+        raise DataError(
+            f"{place.of(row)}: {name} holds a list that was cut short ({ELIDED}) when it was "
+            f"written; write it whole, or leave it out (--ignore {name})"
+        )
     if kind != "text":
         samples = np.repeat(np.arange(len(split)), np.diff(split.offsets.to_numpy()))
         elements = _integers(elements, name, kind, place, samples)
@@ -111,16 +118,18 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
         known = present(values, nulls)
         return column if known is values else pa.LargeListArray.from_arrays(_offsets(column), known)
     if is_text(kind):
+        if pa.types.is_string_view(kind):
+            return present(column.cast(pa.large_string()), nulls)
         known = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(kind)
         lengths = pc.binary_length(column)
         if not pc.any(pc.is_in(lengths, pc.binary_length(known).cast(lengths.type))).as_py():
             return column  # Without a look at the texts.
     elif pa.types.is_integer(kind):
         least, most = np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max
-        whole = [int(one) for one in _numbers_among(tuple(nulls)) if one == int(one)]
+        whole = [int(one) for one in numbers_among(tuple(nulls)) if one == int(one)]
         known = pa.array([one for one in whole if least <= one <= most], kind)
     elif pa.types.is_floating(kind):
-        known = pa.array(_numbers_among(tuple(nulls)), pa.float64()).cast(kind)
+        known = pa.array(numbers_among(tuple(nulls)), pa.float64()).cast(kind)
     else:
         return column
     if not len(known):
@@ -132,7 +141,7 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
 
 
 @cache
-def _numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
+def numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
     """The numbers among the texts that stand for a missing value, such as -1."""
     return tuple(float(one) for one in nulls if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", one))
 
@@ -173,8 +182,9 @@ def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
     """What to say of an id of another type than its column's."""
     what = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     fix = 'if its ids are texts, say so in a schema: type = "text"'
-    if isinstance(what, str) and may_be_list(what):
-        fix = 'if it is a list of ids, say in a schema what is between them: separator = ","'
+    between = separator_in(what) if isinstance(what, str) else None
+    if between is not None:
+        fix = f"if it is a list, say in a schema what separates its ids: separator = {between!r}"
     elif isinstance(what, str) and len(what) < _MOST_NULL:
         fix += f"; if it stands for a missing value: --null {what}"
     return DataError(
