@@ -6,7 +6,7 @@ from typing import Any
 
 from placer.data.layout import Layout
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
-from placer.data.names import Missing
+from placer.data.names import NULLS, Missing
 from placer.data.text_keys import Keys
 from placer.errors import DataError
 from placer.files import sha256_json
@@ -86,11 +86,12 @@ class Encoding:
         }
 
     def _nulls(self, *, of_texts: bool) -> list[str]:
-        """Which ids are missing ones, where it makes a difference to a table's ids."""
-        nulls = sorted(self.layout.nulls or ())
-        if of_texts:
-            return [] if self.layout.nulls is None else ["null", *nulls]
-        return [one for one in nulls if one.removeprefix("-").isdigit()]
+        """What stands for missing ids, where it is not the usual and concerns a table's ids."""
+        nulls = self.layout.nulls
+        if nulls is None or set(nulls) == set(NULLS):
+            return []
+        whole = [one for one in nulls if one.removeprefix("-").isdigit()]
+        return ["null", *sorted(nulls)] if of_texts else sorted(whole)
 
     def to_json(self) -> dict[str, Any]:
         """All but the vocabularies, as JSON values."""

@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.data.files.stores import shown
 from placer.data.formats.foreign import binary_kind, text_kind, undivided_kind
 from placer.data.formats.text import record_ends
@@ -114,8 +117,13 @@ def _records(start: bytes, quotes: bool) -> list[str]:
     """The first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, quotes)[0]
-    if 2 * ends.size < plain.size:
-        ends = plain  # Quotes that enclose nothing join far too many lines.
+    texts = _texts(start, ends)
+    if 2 * ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
+        texts = _texts(start, plain)  # Quotes that enclose nothing join far too many lines.
+    return texts
+
+
+def _texts(start: bytes, ends: npt.NDArray[np.int64]) -> list[str]:
     parts = zip([0, *ends[:_LINES].tolist()], ends[:_LINES].tolist(), strict=False)
     texts = (start[first:last].decode("utf-8", "replace").strip("\r\n") for first, last in parts)
     return [text.removeprefix("\ufeff") for text in texts if text]
