@@ -126,7 +126,9 @@ def test_a_list_later_than_the_sample_names_its_remedy(
 def test_lists_that_were_cut_short_are_refused(tmp_path: Path) -> None:
     columns = with_labels(items=[f"[{i} 1 ... 998 999]" for i in range(SAMPLES)])
     path = written(tmp_path / "log.csv", columns)
-    with pytest.raises(DataError, match=r"line 2: items holds a list that was cut short \(\.\.\.\)"):
+    with pytest.raises(
+        DataError, match=r"line 2: items holds a list that was cut short \(\.\.\.\)"
+    ):
         open_log(path)
     assert list(open_log(path, ignore=["items"]).tables) == ["user"]
 
@@ -305,9 +307,10 @@ def test_an_inferred_schema_says_what_is_missing(tmp_path: Path) -> None:
     path = log_with("?", "csv", tmp_path)
     Schema(layout=Layout(nulls=("?",))).infer(path, tmp_path / "schema.toml")
     assert 'null = ["?"]' in (tmp_path / "schema.toml").read_text()
-    assert counted(Schema.load(tmp_path / "schema.toml").open(path))[:2] == counted(
-        open_log(pa.table(ROWS), headroom=0.1)
-    )[:2]
+    assert (
+        counted(Schema.load(tmp_path / "schema.toml").open(path))[:2]
+        == counted(open_log(pa.table(ROWS), headroom=0.1))[:2]
+    )
 
 
 def test_numbers_that_stand_for_missing_values(tmp_path: Path) -> None:
