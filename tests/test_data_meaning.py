@@ -1,6 +1,7 @@
 """What values of logs mean: lists of ids, numbers, missing values, lines of interactions."""
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def bags(log: EncodedLog, name: str) -> list[list[int]]:
     for chunk in log.chunks(17):
         ids, offsets = chunk.features[name].ids, chunk.features[name].offsets
         ends = np.arange(chunk.samples + 1) if offsets is None else offsets
-        found += [ids[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        found += [ids[a:b].tolist() for a, b in itertools.pairwise(ends)]
     return found
 
 
@@ -62,6 +63,8 @@ AS_NUMBERS: dict[str, Callable[[list[int]], str]] = {
     "tuple": lambda ids: str(tuple(ids)),
     "set": lambda ids: "{" + ", ".join(map(str, ids)) + "}",
     "NumPy": lambda ids: "[" + " ".join(f"{one:3d}" for one in ids) + "]",
+    "repr": lambda ids: f"array({ids}, dtype=int64)",
+    "NumPy's numbers": lambda ids: str([np.int64(one) for one in ids]),
     "NumPy on lines": lambda ids: str(np.array(ids * 3)[: len(ids)]).replace(" 1", "\n 1"),
 }
 AS_TEXTS: dict[str, Callable[[list[int]], str]] = {
@@ -107,6 +110,20 @@ def test_one_list_among_a_thousand_ids(tmp_path: Path) -> None:
     items[900] = "4,5"
     log = open_log(written(tmp_path / "log.csv", with_labels(items=items)))
     assert bags(log, "items")[899:902] == [[8], [4, 5], [1]]
+
+
+def test_a_few_lists_of_texts_whose_ids_stand_alone_elsewhere(tmp_path: Path) -> None:
+    items = [f"tag {i % 9}" for i in range(1000)]
+    items[900] = "tag 4, tag 5"
+    log = open_log(written(tmp_path / "log.csv", with_labels(items=items)))
+    assert bags(log, "items")[899:902] == [[9], [5, 6], [2]]
+
+
+@pytest.mark.parametrize("text", ["[[{i}, 2], [3]]", "[({i}, 2), (3, 4)]", "[]"])
+def test_lists_of_lists_are_left_out(tmp_path: Path, text: str) -> None:
+    items = ["[[1, 2]]", *(text.format(i=i) for i in range(SAMPLES))]
+    log = open_log(written(tmp_path / "log.csv", with_labels(items=items)))
+    assert "items (it holds objects of JSON, or lists of lists" in log.notes[0]
 
 
 def test_a_list_later_than_the_sample_names_its_remedy(
@@ -185,10 +202,11 @@ def test_a_separator_later_than_the_sample(tmp_path: Path, monkeypatch: pytest.M
     assert next(log.chunks(500)).dense[-3:, 0].tolist() == [12.5, np.float32(-1484.2), 3]
 
 
+@pytest.mark.parametrize("large", ["1.484,20", "1 484,20", "1\u202f484,20"])
 @pytest.mark.parametrize("separator", [",", ";"])
-def test_european_numbers(tmp_path: Path, separator: str) -> None:
+def test_european_numbers(tmp_path: Path, separator: str, large: str) -> None:
     price = [f"{i % 90},5" for i in range(300)]
-    price[250] = "1.484,20"
+    price[250] = large
     path = written(tmp_path / "log.csv", with_labels(price=price), separator)
     log = open_log(path)
     dense = next(log.chunks(500)).dense[:, 0]
@@ -202,7 +220,7 @@ def test_decimal_commas_later_than_the_sample_name_their_remedy(
 ) -> None:
     monkeypatch.setattr("placer.data.formats.text.HEAD_BYTES", 64)
     path = written(tmp_path / "log.csv", with_labels(price=[*["12.5"] * SAMPLES, "12,5"]))
-    with pytest.raises(DataError, match="price is '12,5'.* decimal = \",\""):
+    with pytest.raises(DataError, match=r"price is '12,5'.* decimal = \",\""):
         list(open_log(path).chunks(9))
 
 
@@ -376,7 +394,7 @@ def test_lines_of_interactions(tmp_path: Path, between: str, end: str) -> None:
 def test_interactions_of_texts_have_to_be_named(tmp_path: Path) -> None:
     path = tmp_path / "sessions.csv"
     path.write_text("".join(" ".join(f"u{one}" for one in line) + "\n" for line in LINES))
-    with pytest.raises(DataError, match="--log-format .interactions"):
+    with pytest.raises(DataError, match=r"--log-format \(interactions"):
         open_log(path)
     log = open_log(path, "interactions", ignore=["user"])
     assert [len(bag) for bag in bags(log, "items")] == [len(line) - 1 for line in LINES]

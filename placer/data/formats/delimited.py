@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -211,7 +211,6 @@ def _table(
     layout: Layout,
     types: Mapping[str, pa.DataType] | None,
     multiline: bool,
-    **convert: Any,
 ) -> pa.Table:
     """Lines as columns; those in `types` alone, or all, of types that Arrow infers."""
     separator = layout.separator or ","
@@ -237,7 +236,6 @@ def _table(
             include_columns=None if types is None else list(types),
             null_values=["", *null_texts(layout.nulls, of_texts=False)],
             decimal_point=layout.decimal or ".",
-            **convert,
         ),
     )
 
@@ -262,7 +260,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     first, multiline = int(bool(layout.header)), newlines is not None
     block = Block(file, None, memoryview(start), ends.size - first, 1 + first, None)
     try:
-        guessed = _table(start, names, layout, None, multiline, strings_can_be_null=True)
+        guessed = _table(start, names, layout, None, multiline)
         numbers = [field.name for field in guessed.schema if _is_number(field.type)]
         texts = guessed
         if numbers:

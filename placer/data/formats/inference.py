@@ -40,9 +40,13 @@ _MOST_SHOWN = 80
 """Characters of a type in a message."""
 _LEAST_SAMPLES = 1000
 """Samples from which on a column whose values all differ may name the samples."""
+_DOUBTFUL = ("NA", "None")
+"""What says that a value is missing, and may be an id: Namibia is NA."""
+_PAIR = re.compile("[0-9]+,[0-9]+")
 _MOST_LOOKED_AT = 2000
 """Texts of a column that are looked at to see whether they are lists."""
-_DIGITS = r"^[-+0-9.,eE]*$"
+_DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
+"""What numbers are made of, whatever is between their thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +147,26 @@ def decide(
         if role == "sparse":
             # Named by somebody, yet its texts may be lists.
             guess = _named(Decision(name, "sparse", why), kind, column, nulls)
-            found.append(replace(guess, has_two_values=_has_two_values(column)))
-            continue
-        guess = _guess(name, kind, column, 0 if sample is None else len(sample), nulls)
-        if (guess.role == "sparse" and sparse is not None) or (
-            guess.role == "dense" and dense is not None
-        ):
-            guess = Decision(name, "ignore", "it was not named", warns=True)
+        else:
+            guess = _guess(name, kind, column, 0 if sample is None else len(sample), nulls)
+            if (guess.role == "sparse" and sparse is not None) or (
+                guess.role == "dense" and dense is not None
+            ):
+                guess = Decision(name, "ignore", "it was not named", warns=True)
+        if guess.role == "sparse" and sample is not None and is_text(kind) and not is_list(kind):
+            for mark in _DOUBTFUL:
+                if mark in nulls and _holds(sample.column(name), mark):
+                    why = f"{guess.why}; {mark} is no id but a missing value (else give --null)"
+                    guess = replace(guess, why=why, warns=True)
         found.append(replace(guess, has_two_values=_has_two_values(column)))
     return tuple(found)
+
+
+def _holds(column: pa.ChunkedArray, text: str) -> bool:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_string())
+    found = pc.index(column.cast(pa.large_binary()), pa.scalar(text.encode(), pa.large_binary()))
+    return bool(found.as_py() >= 0)
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
@@ -280,7 +295,10 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
         return Decision(name, "ignore", other, warns=True)
     if lists is not None:
         why = f"texts of {lists[1]} ids between {lists[0]!r}"
-        return Decision(name, "sparse", why, separator=lists[0], element=lists[1])
+        warns = all(map(_PAIR.fullmatch, some))
+        if warns:
+            why += '; if they are numbers with decimal commas, say in a schema: decimal = ","'
+        return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
     why = f"texts, {distinct:,} distinct in {values:,}"
     return _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)
 

@@ -13,6 +13,8 @@ _PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
 """They separate ids and nothing else. The first three are Hive's, the outermost first."""
 _SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
 _BRACKETS = r"^(?:\[([^\[\]]*)\]|\(([^()]*)\)|\{([^{}]*)\})$"
+_WRAPPED = r"^[\w.]+\(([\[({].*[\])}])(?:,\s*dtype=[^()]*)?\)$|\bnp\.\w+\(([^()]*)\)"
+"""A list, or a number of one, as NumPy and PyTorch show it: ``array([1, 2])``, ``np.int64(1)``."""
 _QUOTED_COMMA = r"['\"]\s*,\s*['\"]?|,\s*['\"]"
 """Between texts in quotes; a comma without a quote beside it is a part of one."""
 ELIDED = "..."
@@ -23,6 +25,8 @@ _CODE = r"^[\w-]*[0-9][\w-]*$"
 """What a word between blanks has to be, such as N412 or B00004U9JP, so that it is an id."""
 _CODES, _SINGLE_WORDS = 0.99, 3
 """Share of such words among all; ids of one word each in a text that are no phrase."""
+_ALONE = 0.9
+"""Share of the ids of few lists that stand alone in other texts, from which on they are lists."""
 _LEAST_SHARE = 0.05
 """Share of a column's texts that hold a separator, from which on they are lists."""
 _MOST_SAMPLES = 2000
@@ -76,8 +80,9 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     if not texts or not any(one in together for one in (*_SEPARATORS, "[", "(", "{")):
         return None
     whole = pa.array(texts[:_MOST_SAMPLES], pa.large_string())
-    bracketed = _share(pc.ascii_trim_whitespace(whole), _BRACKETS) > 0.5
     bare = _bare(whole)
+    closed = _share(whole, r"^[\w.]*\(*[\[({]")
+    bracketed = closed > 0.5 and _share(bare, r"^[\[({]") < closed / 2
     bare = bare.filter(pc.not_equal(bare, ""))
     few = len(bare) * _LEAST_SHARE
     separators: tuple[str, ...] = (",", *_SEPARATORS) if bracketed else _SEPARATORS
@@ -100,6 +105,8 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
             return separator, None
         if bracketed:
             return separator if holding else ",", "text"
+        if not is_last and _share_alone(lists, bare) >= _ALONE:
+            return separator, "text"
         if holding < few:
             continue
         if separator in _PLAIN_SEPARATORS or (is_last and _share(ids, _CODE) >= _CODES):
@@ -114,6 +121,12 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
         ):
             return separator, "text"
     return None
+
+
+def _share_alone(lists: pa.Array, texts: pa.Array) -> float:
+    """Of the ids in lists of several, the share that are a text by themselves."""
+    ids = lists.filter(pc.greater(pc.list_value_length(lists), 1)).flatten()
+    return pc.mean(pc.cast(pc.is_in(ids, texts), pa.float64())).as_py() or 0.0
 
 
 def are_whole(ids: pa.Array) -> bool:
@@ -135,6 +148,8 @@ def separator_in(text: str) -> str | None:
 def _bare(texts: pa.Array) -> pa.Array:
     """Texts without blanks and brackets around them."""
     texts = pc.ascii_trim_whitespace(texts)
+    if pc.any(_matches(texts, r"[(][\[({]|\bnp\.")).as_py():
+        texts = pc.replace_substring_regex(texts, _WRAPPED, r"\1\2")
     if pc.any(_matches(texts, r"^[\[({]")).as_py():
         bare = pc.replace_substring_regex(texts, _BRACKETS, r"\1\2\3")
         texts = pc.ascii_trim_whitespace(bare)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from placer.data.names import Decimal
 
+THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
+"""What may stand between thousands, by what begins decimals."""
 GROUPED: dict[Decimal, str] = {
-    ".": r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?",
-    ",": r"[-+]?[0-9]{1,3}(?:\.[0-9]{3})+(?:,[0-9]*)?",
+    decimal: rf"[-+]?[0-9]{{1,3}}(?:{between}[0-9]{{3}})+(?:[{decimal}][0-9]*)?"
+    for decimal, between in THOUSANDS.items()
 }
-"""Numbers with separators between thousands, by what begins their decimals."""
+"""Numbers with separators between thousands."""
+_NESTED = re.compile(r"[\[({]\s*[\[({]")
 _NUMBERS = tuple(
     re.compile(rf"[-+]?([0-9]{{1,3}})((?:{thousands}[0-9]{{3}})*)(?:{decimals}[0-9]+)?")
     for thousands, decimals in ((",", r"\."), (r"\.", ","))
@@ -34,8 +37,12 @@ def no_ids(texts: Sequence[str]) -> str | None:
         if _UNITS.search("".join(texts)):
             return f"it holds amounts such as {shown!r}; write them as numbers, such as 1234.5"
         return f"it holds amounts such as {shown!r}; if they are numbers, make it dense (--dense)"
-    if all(map(_is_object, texts)):
-        return "it holds objects of JSON; write these as JSON lines, whose fields are columns"
+    nested = any(map(_NESTED.match, texts)) and all(text[0] in "[({" for text in texts)
+    if nested or all(map(_is_object, texts)):
+        return (
+            "it holds objects of JSON, or lists of lists; write these as JSON lines, whose fields "
+            "are columns"
+        )
     return None
 
 
@@ -85,11 +92,10 @@ def _are_amounts(texts: Sequence[str]) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    """Whether a text is an object of JSON, or a list of such."""
-    if not text.startswith(("{", "[{")):
+    """Whether a text is an object of JSON."""
+    if not text.startswith("{"):
         return False
     try:
-        value = json.loads(text)
+        return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) or bool(value)

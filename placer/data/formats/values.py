@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from placer.data.files.stores import shown
 from placer.data.formats.columns import ARROW_TYPES, Columns, Place, single
 from placer.data.formats.lists import ELIDED, separator_in, split_lists
-from placer.data.formats.prose import GROUPED
+from placer.data.formats.prose import GROUPED, THOUSANDS
 from placer.data.keys import bags_from_arrow, is_list, is_text
 from placer.data.names import Decimal, IdType, Missing, null_texts
 from placer.data.source import RawBags, RawBatch
@@ -241,6 +241,6 @@ def _ungrouped(texts: pa.Array, decimal: Decimal) -> pa.Array:
     """Numbers in texts without separators between thousands, and with a decimal point."""
     texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
     grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
-    bare = pc.replace_substring(texts, "," if decimal == "." else ".", "")
+    bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")
     texts = pc.if_else(grouped, bare, texts)
     return texts if decimal == "." else pc.replace_substring(texts, ",", ".")
