@@ -163,19 +163,27 @@ def decide(
 
 
 def _holds(column: pa.ChunkedArray, text: str) -> bool:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.large_string())
+    column = _decoded(column)
     found = pc.index(column.cast(pa.large_binary()), pa.scalar(text.encode(), pa.large_binary()))
     return bool(found.as_py() >= 0)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts without a dictionary, which Arrow decodes of some kinds of texts alone."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    texts = [
+        pa.DictionaryArray.from_arrays(one.indices, one.dictionary.cast(pa.large_string()))
+        for one in column.chunks
+    ]
+    return pa.chunked_array([one.dictionary_decode() for one in texts], pa.large_string())
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
     """The values of a column that are not missing; a text may say that one is."""
     if is_list(column.type) or not is_text(column.type):
         return column.drop_null()
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(pa.large_string())
-    column = column.drop_null()
+    column = _decoded(column).drop_null()
     missing = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(column.type)
     return column.filter(pc.invert(pc.is_in(column, missing)))
 
