@@ -64,5 +64,5 @@ class Layout:
         True
         """
         names, nulls = values.get("names", ()), values.get("nulls")
-        nulls = None if nulls is None else tuple(nulls)
+        nulls = None if nulls is None else tuple(map(str, nulls))
         return cls(**{**values, "names": tuple(names), "nulls": nulls})
