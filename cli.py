@@ -199,7 +199,7 @@ def profile(
 
         if samples is None or infer is not None or folder is None:
             raise click.UsageError("--log-format counts needs --samples, the log's, and -o")
-        dim = dims_of(dims, {}).get("*", 64)
+        dim, tables["pooling"] = dims_of(dims, {}).get("*", 64), options.schema().poolings
         result = profile_counts(logs, samples=samples, dim=dim, **tables)
     else:
         from placer.profile.count import profile_log
@@ -214,7 +214,7 @@ def profile(
             log = schema.open(logs, update)
         for note in log.notes:
             report.print_stderr(note)
-        tables["dim"] = dims_of(dims, schema.dims)
+        tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         with report.progress_bar("samples") as update:
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
     result.save(folder)

@@ -12,6 +12,7 @@ import click
 import cost_models
 import placer
 from placer.click_options import InputPath, Name, Seconds, Suggested
+from placer.data.options import POOLING, poolings_of
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
@@ -81,6 +82,7 @@ class ProblemOptions:
     dim: int | None = option(None, "Columns of every table.", least=1)
     dtype: Any = option(None, "Of the weights.", kind=DTYPES)
     optimizer: Any = option(None, "Of the embeddings.", kind=TABLE_OPTIMIZERS)
+    pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(None, "serial: rows of the next batch are not read ahead.")
     dense: str | None = option(
@@ -98,7 +100,12 @@ class ProblemOptions:
         loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
         if unknown := unknown_words(loaded):
             print_stderr(f"placer: {unknown}", "yellow")
-        return loaded.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
+        return loaded.with_tables(
+            dim=self.dim,
+            dtype=self.dtype,
+            optimizer=self.optimizer,
+            pooling=poolings_of(self.pooling, {}),
+        )
 
     def machines(self) -> list[str]:
         """The names between commas in `topology`, each once."""

@@ -72,6 +72,12 @@ def test_counts_may_come_as_profile_or_without_unread_rows() -> None:
     assert fits[0].cdf.share(100) == pytest.approx(profile.cdf.share(100), abs=0.05)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("counts", [[10**6, *[0] * 600_000], [1000, 1, *[0] * 1_000_000]])
+def test_few_rows_of_very_many_are_fitted_without_a_warning(counts: list[int]) -> None:
+    assert 3 < fit_zipf(counts).exponent < 4
+
+
 def test_what_cannot_be_fitted() -> None:
     with pytest.raises(ProfileError, match="no row was read"):
         fit_zipf(np.zeros(5))

@@ -6,7 +6,7 @@ from typing import Any
 
 from placer.data.files.stores import shown
 from placer.data.mapping import Hash, Identity, IdMapping
-from placer.data.names import ID_MAPPINGS, MappingKind
+from placer.data.names import ID_MAPPINGS, MappingKind, listed
 from placer.data.source import Progress, Source
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
@@ -54,14 +54,14 @@ def choose_mappings(
     notes: list[str] = []
     inferred: dict[str, int] = {}
     sized: list[str] = []
+    below = {feature_tables[one]: one for one in sorted(negative, reverse=True)}
     for name, most in _by_table(largest, feature_tables).items():
         is_auto = asked.get(name, "auto") == "auto"
-        below = sorted(one for one in negative if feature_tables[one] == name)
-        if is_auto and below:
+        if is_auto and name in below:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {below[0]} has negative ids, which are no row numbers, so rows are "
-                "given to the ids that there are"
+                f"table {name}: {below[name]} has negative ids, which are no row numbers, so rows "
+                "are given to the ids that there are"
             )
             continue
         if is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
@@ -110,7 +110,7 @@ def feature_tables_of(
     if unknown:
         raise DataError(
             f"{shown(source.files[0])} has no feature {unknown[0]!r}; "
-            f"it has {', '.join(source.text_features)}"
+            f"it has {listed(list(source.text_features))}"
         )
     return {feature: tables.get(feature, feature) for feature in kept}
 
@@ -137,10 +137,8 @@ def mapping_kinds(
     for name, count in row_counts.items():
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
-    kinds = {
-        name: _kind(asked.get(name, "auto"), _has_texts(source, feature_tables, name))
-        for name in names
-    }
+    texts = {table for name, table in feature_tables.items() if source.text_features[name]}
+    kinds = {name: _kind(asked.get(name, "auto"), name in texts) for name in names}
     unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
     if unsized:
         raise DataError(
@@ -156,16 +154,13 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
+    known = {*names, _OTHERS}
     for name in value:
-        if name not in (*names, _OTHERS):
+        if name not in known:
             are = "are" if what == "rows" else "is"
-            raise DataError(f"{what} {are} given for table {name!r}; tables are {', '.join(names)}")
+            raise DataError(f"{what} {are} given for table {name!r}; tables are {listed(names)}")
     given = {name: value.get(name, value.get(_OTHERS)) for name in names}
     return {name: one for name, one in given.items() if one is not None}
-
-
-def _has_texts(source: Source, feature_tables: Mapping[str, str], table: str) -> bool:
-    return any(source.text_features[name] for name, own in feature_tables.items() if own == table)
 
 
 def _kind(id_mapping: str, texts: bool) -> MappingKind:

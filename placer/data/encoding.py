@@ -6,7 +6,7 @@ from typing import Any
 
 from placer.data.layout import Layout
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
-from placer.data.names import Missing
+from placer.data.names import NULLS, Missing
 from placer.data.text_keys import Keys
 from placer.errors import DataError
 from placer.files import sha256_json
@@ -70,6 +70,8 @@ class Encoding:
         >>> Encoding({"C1": "C1"}, {"C1": Hash(10)}).ids_sha256["C1"][:8]
         '9e95a691'
         """
+        types = self.layout.types
+        texts = {t for name, t in self.feature_tables.items() if types.get(name) == "text"}
         return {
             name: sha256_json(
                 [
@@ -77,10 +79,19 @@ class Encoding:
                     mapping.rows,
                     self.missing,
                     mapping.sha256 if isinstance(mapping, Vocabulary) else "",
+                    *self._nulls(of_texts=name in texts),
                 ]
             )
             for name, mapping in self.mappings.items()
         }
+
+    def _nulls(self, *, of_texts: bool) -> list[str]:
+        """What stands for missing ids, where it is not the usual and concerns a table's ids."""
+        nulls = self.layout.nulls
+        if nulls is None or set(nulls) == set(NULLS):
+            return []
+        whole = [one for one in nulls if one.removeprefix("-").isdigit()]
+        return ["null", *sorted(nulls)] if of_texts else sorted(whole)
 
     def to_json(self) -> dict[str, Any]:
         """All but the vocabularies, as JSON values."""

@@ -32,6 +32,8 @@ class Layout:
         The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
     decimal : str, optional
         What begins the decimals of a number in text: a comma, or else a point.
+    nulls : tuple of str, optional
+        Texts that stand for a missing value; see `placer.data.names.null_texts`.
     """
 
     format: Format | None = None
@@ -42,6 +44,7 @@ class Layout:
     types: Mapping[str, IdType] = field(default_factory=dict)
     lists: Mapping[str, str] | None = None
     decimal: Decimal | None = None
+    nulls: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, without what is not known."""
@@ -49,7 +52,7 @@ class Layout:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in values.items()
-            if value is not None and value != ()
+            if value is not None and (value != () or name == "nulls")
         }
 
     @classmethod
@@ -60,4 +63,6 @@ class Layout:
         >>> Layout.from_json(layout.to_json()) == layout
         True
         """
-        return cls(**{**values, "names": tuple(values.get("names", ()))})
+        names, nulls = values.get("names", ()), values.get("nulls")
+        nulls = None if nulls is None else tuple(map(str, nulls))
+        return cls(**{**values, "names": tuple(names), "nulls": nulls})

@@ -1,8 +1,9 @@
 """Names that readers of logs take, in a file whose import needs no pyarrow."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
-Format = Literal["criteo", "csv", "tsv", "jsonl", "arrow", "parquet", "dlrm"]
+Format = Literal["criteo", "csv", "tsv", "interactions", "jsonl", "arrow", "parquet", "dlrm"]
 MappingKind = Literal["identity", "hash", "vocabulary"]
 IdType = Literal["integer", "unsigned", "text", "boolean"]
 """How the values of a column of ids are read where a file does not say."""
@@ -14,9 +15,35 @@ Missing = Literal["zero", "empty"]
 FORMATS: tuple[str, ...] = get_args(Format)
 ID_MAPPINGS: tuple[str, ...] = ("auto", *get_args(MappingKind))
 
-NULLS = ("", "NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
-"""What is written for a missing number."""
+NULLS = ("NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
+"""Texts that stand for a missing value, where nobody says which do; an empty one always does."""
 LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 """Columns of Criteo's logs."""
+
+
+def null_texts(nulls: Sequence[str] | None, *, of_texts: bool) -> Sequence[str]:
+    """What stands for a missing value, where ids are texts or numbers; an empty text always does.
+
+    Profiles that do not say (None) were counted when NULL, NA and so on were texts among texts.
+
+    >>> null_texts(None, of_texts=True), null_texts(["?"], of_texts=True)
+    (('\\\\N',), ['?'])
+    """
+    if nulls is None:
+        return ("\\N",) if of_texts else NULLS
+    return nulls
+
+
+_MOST_LISTED = 40
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, which is to be read: of very many, the first ones.
+
+    >>> listed(["a", "b"])
+    'a, b'
+    """
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from placer.errors import DataError
 from placer.knobs import option
+from placer.tables import Pooling
 
 if TYPE_CHECKING:
     from placer.data.layout import Layout
     from placer.data.schema import Schema
 
+POOLING = option(
+    (),
+    f"How a bag's rows become one: {', '.join(get_args(Pooling))}; by default sum.",
+    metavar="[FEATURE=]POOLING",
+)
 _HEADER, _QUOTES = "--header/--no-header", "--quotes/--no-quotes"
 
 
@@ -24,6 +30,9 @@ class TextOptions:
     header: bool | None = option(None, "Whether the first line names columns.", _HEADER)
     quotes: bool | None = option(None, "Whether quotes enclose fields.", _QUOTES)
     columns: str | None = option(None, "Names of a text's columns, with commas between.")
+    null: tuple[str, ...] = option(
+        (), "Texts of missing values, such as ?, NULL; '' for none. By default NULL, NA, …"
+    )
 
     def layout(self, known: Layout | None = None) -> Layout | None:
         """What is known of the files, with what was given; None for nothing."""
@@ -34,6 +43,7 @@ class TextOptions:
             "header": self.header,
             "quotes": self.quotes,
             "names": tuple(self.columns.split(",")) if self.columns else None,
+            "nulls": _names(self.null) if self.null else None,
         }
         given = {name: value for name, value in given.items() if value is not None}
         return replace(known or Layout(), **given) if given else known
@@ -64,6 +74,7 @@ class LogOptions(TextOptions):
     min_count: tuple[str, ...] = option(
         (), "A vocabulary leaves out ids that are read less often.", metavar="[TABLE=]N"
     )
+    pooling: tuple[str, ...] = POOLING
     headroom: float | None = option(
         None, "Share of rows for later ids, where ids are rows; by default 0.1.", least=0
     )
@@ -94,6 +105,7 @@ class LogOptions(TextOptions):
             rows={**known.rows, **_numbers("rows", self.rows)},
             min_counts={**known.min_counts, **_numbers("min-count", self.min_count)},
             id_mappings={**mappings, **_pairs("id-mapping", self.id_mapping, ALL)},
+            poolings=poolings_of(self.pooling, known.poolings),
             headroom=known.headroom if self.headroom is None else self.headroom,
         )
 
@@ -105,6 +117,19 @@ def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
     {'item': 32, '*': 64, 'user': 128}
     """
     return {**known, **_numbers("dim", dims)}
+
+
+def poolings_of(poolings: Sequence[str], known: Mapping[str, Pooling]) -> dict[str, Pooling]:
+    """How the lookups of features are pooled, by name; ``*`` is all others.
+
+    >>> poolings_of(["mean", "user=max"], {"item": "sum"})
+    {'item': 'sum', '*': 'mean', 'user': 'max'}
+    """
+    given = _pairs("pooling", poolings, "*")
+    for value in given.values():
+        if value not in get_args(Pooling):
+            raise DataError(f"--pooling {value!r} is none of {', '.join(get_args(Pooling))}")
+    return {**known, **given}  # type: ignore[dict-item]
 
 
 def _names(texts: Sequence[str]) -> tuple[str, ...]:

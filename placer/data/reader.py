@@ -1,7 +1,7 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from placer.data.choosing import choose_mappings, feature_tables_of
@@ -16,7 +16,7 @@ from placer.data.held import InMemory, batches_of, is_in_memory
 from placer.data.in_memory import ArrowSource
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
-from placer.data.names import FORMATS, LABEL, Format, Missing
+from placer.data.names import FORMATS, LABEL, NULLS, Format, Missing, listed
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 
@@ -34,7 +34,7 @@ _SUFFIXES: dict[str, Format] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-_DELIMITED = ("criteo", "csv", "tsv")
+_DELIMITED = ("criteo", "csv", "tsv", "interactions")
 _MOST_HINTS = 3
 
 
@@ -51,6 +51,7 @@ def open_log(
     ignore: Sequence[str] = (),
     feature_tables: Mapping[str, str] | None = None,
     missing: Missing = "zero",
+    null: Sequence[str] | None = None,
     headroom: float = 0.0,
     layout: Layout | None = None,
     encoding: Encoding | None = None,
@@ -82,6 +83,9 @@ def open_log(
         Tables of features that are not named like their table; several features may share one.
     missing
         Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
+    null : sequence of str, optional
+        Texts that stand for a missing value, as an empty one always does; by default those of the
+        layout, or else `placer.data.names.NULLS`: NULL, null, NA, N/A, NaN, nan, None and \\N.
     headroom : float
         Share of rows for ids that later logs may have, in tables sized by the largest id.
     layout : Layout, optional
@@ -103,6 +107,7 @@ def open_log(
             "dense": encoding.dense,
             "label": encoding.label,
             "missing": encoding.missing,
+            "recorded": True,
         }
         opened = _opened(paths, format, layout, **columns)
         _check_largest_ids(opened.source, encoding)
@@ -110,7 +115,7 @@ def open_log(
     opened = _opened(
         paths,
         format,
-        layout or Layout(),
+        _with_nulls(layout, null),
         sparse=sparse,
         dense=dense,
         label=label,
@@ -143,7 +148,14 @@ def open_source(
     **columns: Any,
 ) -> Source:
     """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
-    return _opened(paths, format, layout or Layout(), **columns).source
+    return _opened(paths, format, _with_nulls(layout), **columns).source
+
+
+def _with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
+    """A layout that says which texts stand for a missing value."""
+    layout = layout or Layout()
+    known = layout.nulls if nulls is None else tuple(nulls)
+    return replace(layout, nulls=NULLS if known is None else known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +227,7 @@ def _decisions(source: Source) -> list[str]:
         return []
     told = [one for one in columns.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
-    notes = [f"left out: {', '.join(left_out)}"] if left_out else []
+    notes = [f"left out: {listed(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
     if columns.label is None and columns.decisions:
         note = "no column is the label, which training needs; name it with --label"
@@ -255,6 +267,10 @@ def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -
             from placer.data.formats.delimited import DelimitedSource
 
             return DelimitedSource(files, format, layout, **columns)
+        case "interactions":
+            from placer.data.formats.interactions import InteractionsSource
+
+            return InteractionsSource(files, layout, **columns)
         case "dlrm":
             from placer.data.formats.dlrm import DlrmSource
 

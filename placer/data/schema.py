@@ -23,6 +23,7 @@ from placer.data.reader import open_log, open_source
 from placer.data.source import Progress
 from placer.errors import DataError
 from placer.files import write_text
+from placer.tables import Pooling
 
 Role = Literal["label", "sparse", "dense", "ignore"]
 ALL = "*"
@@ -34,6 +35,7 @@ class _ColumnModel(StrictModel):
     type: IdType | None = None
     table: str | None = None
     separator: str | None = Field(None, min_length=1)
+    pooling: Pooling | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -56,6 +58,7 @@ class _SchemaModel(StrictModel):
     decimal: Decimal | None = None
     names: tuple[str, ...] = ()
     missing: Literal["zero", "empty"] = "zero"
+    null: tuple[str, ...] | None = None
     headroom: float = Field(0.0, ge=0)
     columns: dict[str, _ColumnModel] = Field(default_factory=dict)
     tables: dict[str, _TableModel] = Field(default_factory=dict)
@@ -76,6 +79,7 @@ class Schema:
     feature_tables : mapping of column name to table name
     rows, dims, min_counts, id_mappings : mapping of table name to value
         ``"*"`` stands for every other table.
+    poolings : mapping of column name to pooling
     missing : {"zero", "empty"}
     headroom : float
     """
@@ -91,6 +95,7 @@ class Schema:
     dims: Mapping[str, int] = field(default_factory=dict)
     min_counts: Mapping[str, int] = field(default_factory=dict)
     id_mappings: Mapping[str, str] = field(default_factory=dict)
+    poolings: Mapping[str, Pooling] = field(default_factory=dict)
     missing: Literal["zero", "empty"] = "zero"
     headroom: float = 0.0
 
@@ -123,6 +128,7 @@ class Schema:
                 {name: one.type for name, one in columns if one.type is not None},
                 lists if columns else None,
                 model.decimal,
+                model.null,
             ),
             sparse=of["sparse"] if columns else None,
             dense=of["dense"] if columns else None,
@@ -135,6 +141,7 @@ class Schema:
             id_mappings={
                 name: one.id_mapping for name, one in tables if one.id_mapping is not None
             },
+            poolings={name: one.pooling for name, one in columns if one.pooling is not None},
             missing=model.missing,
             headroom=model.headroom,
         )
@@ -196,6 +203,7 @@ def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> s
             lines.append(f"{name} = {_toml(value)}")
     if layout.names:
         lines.append(f"names = {_toml(list(layout.names))}  # no line of the file names them")
+    lines.append(f"null = {_toml(list(layout.nulls or ()))}  # texts that say: a value is missing")
     lines.append(f'missing = "{missing}"  # or "empty": a missing value is no lookup')
     lines += [
         "headroom = 0.1  # share of rows for larger ids of later logs, in tables of row numbers",
@@ -216,7 +224,8 @@ def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> s
     lines += [f"{entry:<{width}}  # {' '.join(why.split())}" for entry, why in entries]
     lines += [
         "",
-        '# Features that read one table: {..., table = "item"}. Of tables, "*" is all others:',
+        '# Features that read one table: {..., table = "item"}; that are pooled otherwise than by',
+        '# sum: {..., pooling = "mean"}. Of tables, "*" is all others:',
         '# [tables."*"]',
         "# dim = 64",
         '# id_mapping = "auto"  # identity, hash or vocabulary',

@@ -173,7 +173,7 @@ class AccessCdf:
 
 def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     """The distinct positive `counts`, ascending, and how many rows have each."""
-    if counts.dtype.kind not in "iu":
+    if counts.dtype.kind not in "iu" or counts.size < _FEW:
         return np.unique(counts[counts > 0], return_counts=True)
     # Nearly all rows of a log are read a few times: those are counted in place, so that a
     # table of 40 million rows is neither copied nor sorted.

@@ -1,6 +1,6 @@
 """Counts how often a log reads each row: a dense array of counts per table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from placer.data.encoded import EncodedLog
 from placer.data.log import Bags, Chunk, Log
+from placer.data.names import listed
 from placer.data.source import Progress
 from placer.errors import DataError
 from placer.profile.counts import RowCounts
@@ -56,7 +57,24 @@ class TableOptions:
 
     def _pooling_of(self, feature: str) -> Pooling:
         pooling = self.pooling
-        return pooling if isinstance(pooling, str) else pooling.get(feature, "sum")
+        if isinstance(pooling, str):
+            return pooling
+        return pooling.get(feature, pooling.get("*", "sum"))
+
+    def check(self, features: Collection[str]) -> None:
+        """Check that poolings are of features that there are.
+
+        Raises
+        ------
+        DataError
+            Names the first that is not.
+        """
+        named = () if isinstance(self.pooling, str) else self.pooling
+        for name in named:
+            if name != "*" and name not in features:
+                raise DataError(
+                    f"pooling is given for feature {name!r}; there are {listed(list(features))}"
+                )
 
 
 class AccessCounter:
@@ -129,13 +147,13 @@ class AccessCounter:
         Counting can go on afterwards.
         """
         options = options or TableOptions()
+        options.check(self._features)
         tables = []
+        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self._counts}
+        for feature, counted in self._features.items():
+            by_table[self._feature_tables[feature]][feature] = counted
         for name, dense in self._counts.items():
-            features = {
-                feature: counts
-                for feature, counts in self._features.items()
-                if self._feature_tables[feature] == name
-            }
+            features = by_table[name]
             table = options.table(name, dense.rows, features, self.samples)
             counts = RowCounts.from_dense(dense.values)
             tables.append(TableProfile.counted(table, counts, features))
@@ -233,7 +251,7 @@ def profile_log(
         As `placer.data.open_log` returns it.
     dim, dtype, optimizer, pooling
         Of the tables, which the log does not have. `pooling` may differ by feature, `dim` by
-        table (``*``: all others, 64 by default).
+        table (``*``: all others; sum and 64 by default).
     sample : float, optional
         Keep each block of 256 consecutive samples with this probability, independently. The
         profile's `sampling` is the share that was read in fact.
@@ -251,6 +269,8 @@ def profile_log(
     """
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
+    options = TableOptions(dim, dtype, optimizer, pooling)
+    options.check(log.feature_tables)  # Before the work, not after it.
     counter = AccessCounter(log.tables, log.feature_tables)
     locality = LocalityCounter(log.tables, log.feature_tables)
     done = 0
@@ -271,7 +291,7 @@ def profile_log(
             else f"sample={sample} with seed={seed} kept none of {done} samples; raise it"
         )
     profile = counter.profile(
-        TableOptions(dim, dtype, optimizer, pooling),
+        options,
         sampling=counter.samples / done,
         source=getattr(log, "description", "") if source is None else source,
         encoding=log.encoding if isinstance(log, EncodedLog) else None,

@@ -2,9 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,8 +14,10 @@ from placer.errors import ProfileError
 from placer.profile.merge import merge
 from placer.profile.table_profile import ProfileFields, TableProfile
 from placer.summary import Summarized
-from placer.tables import DType, OptimizerName
+from placer.tables import DType, OptimizerName, Pooling
 from placer.units import format_bytes
+
+_AS_THEY_ARE: Mapping[str, Pooling] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,9 +99,22 @@ class Profile(Summarized, ProfileFields):
         dim: int | None = None,
         dtype: DType | None = None,
         optimizer: OptimizerName | None = None,
+        pooling: Mapping[str, Pooling] = _AS_THEY_ARE,
         names: Sequence[str] | None = None,
     ) -> "Profile":
-        """The same accesses to tables of another dim, dtype or optimizer, or to a few of them."""
+        """The same accesses to tables of another dim, dtype or optimizer, or to a few of them.
+
+        `pooling` is by feature, ``*`` being all others; what it does not name stays as it is.
+
+        Raises
+        ------
+        ProfileError
+            If there is no such table or feature.
+        """
+        features = {feature.name for one in self.tables for feature in one.table.features}
+        unknown = [name for name in pooling if name != "*" and name not in features]
+        if unknown:
+            raise ProfileError(f"pooling is given for feature {unknown[0]!r}, which no table has")
         kept = self.tables if names is None else tuple(self[name] for name in names)
         changed = tuple(
             replace(
@@ -108,6 +124,10 @@ class Profile(Summarized, ProfileFields):
                     dim=dim or profile.table.dim,
                     dtype=dtype or profile.table.dtype,
                     optimizer=optimizer or profile.table.optimizer,
+                    features=tuple(
+                        replace(one, pooling=pooling.get(one.name, pooling.get("*", one.pooling)))
+                        for one in profile.table.features
+                    ),
                 ),
             )
             for profile in kept

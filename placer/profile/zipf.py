@@ -241,7 +241,9 @@ class _BinnedCounts:
         single = weight @ np.exp(log_chance)
         # Rows whose rate exceeds each edge: the law solved for the rank.
         middle = (self._ranks[:-1] + self._ranks[1:]) / 2
-        level = np.interp(-np.log(self._edges), -np.log(rates), middle, left=0.0, right=self.rows)
+        # Of a steep law the coldest ranks have a share of 0 in floating-point numbers.
+        rarity = -np.log(np.maximum(rates, np.finfo(np.float64).tiny))
+        level = np.interp(-np.log(self._edges), rarity, middle, left=0.0, right=self.rows)
         wide = -np.diff(level)
         expected: _Float = np.maximum(np.concatenate((single, wide)), _FLOOR_ROWS)
         return expected

@@ -8,6 +8,8 @@ from placer.units import format_bytes
 from placer.workloads import named_workload, workload_infos
 
 MOST_TABLES = 60
+_MANY_TIMES, _MANY_ROWS = 10, 1000
+"""Rows for each one that is read, and rows, from which on a table is wasteful."""
 
 
 def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True) -> Report:
@@ -19,13 +21,17 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
     batch_size : int
         Samples of a step, for the number of distinct rows that it touches.
     fit : bool
-        Whether to fit Zipf's law to the counts of each table, which takes a while for
-        many tables. Published workloads state their exponent anyway.
+        Whether to fit Zipf's law to the counts of the tables that are shown. Published workloads
+        state their exponent anyway.
     """
-    rows = [_table_row(table, batch_size, fit) for table in profile]
-    shown = None if len(rows) <= MOST_TABLES else MOST_TABLES
+    tables = list(profile)
+    shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
     if shown:
-        rows.sort(key=lambda row: -row["size_bytes"])
+        tables.sort(key=lambda table: -table.table.total_bytes)
+    rows = [
+        _table_row(table, batch_size, fit and place < MOST_TABLES)
+        for place, table in enumerate(tables)
+    ]
     headline = [
         f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
         f"{sum(table.table.rows for table in profile):,} rows, "
@@ -38,6 +44,10 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
         headline.append(profile.source)
     if unknown := unknown_words(profile):
         headline.append(unknown)
+    if unread := unread_words(profile):
+        headline.append(unread)
+    if shown and any(row["zipf_fitted"] for row in rows):
+        headline.append(f"Zipf's law is fitted to the {shown} largest tables alone")
     return Report(
         title=f"Profile of {len(profile)} tables",
         sections=(
@@ -89,6 +99,26 @@ def unknown_words(profile: Profile) -> str:
     return (
         f"unknown to the vocabularies: {', '.join(named)}{others} of the lookups; all unknown ids "
         "of a table share row 0, which looks hot though no one of them is"
+    )
+
+
+def unread_words(profile: Profile) -> str:
+    """Which tables have many times the rows that were read, as their ids are rows, in words."""
+    kinds = {} if profile.encoding is None else profile.encoding.mappings
+    found = []
+    for table in profile:
+        read = 0 if table.counts is None else table.counts.ids.size
+        is_identity = table.name in kinds and kinds[table.name].kind == "identity"
+        if is_identity and read and table.table.rows > max(_MANY_ROWS, _MANY_TIMES * read):
+            found.append((table.table.rows, read, table.name))
+    if not found or profile.sampling < 1:
+        return ""
+    found.sort(reverse=True)
+    named = [f"{name} has {rows:,} rows for {read:,} ids" for rows, read, name in found[:3]]
+    more = f", and {len(found) - 3} more tables are so" if len(found) > 3 else ""
+    return (
+        f"rows that nothing reads: {', '.join(named)}{more}; --id-mapping {found[0][2]}=vocabulary "
+        f"makes one row for each id (hash with --rows {found[0][2]}=N makes N)"
     )
 
 

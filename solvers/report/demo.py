@@ -92,11 +92,12 @@ def profile_step(
     """Open a log, count its accesses and save the profile."""
     print_title("\n2. Profile: how often is each row of each table read?")
     with progress_bar("ids") as update:
-        log = options.schema(format, "vocabulary").open(logs, update)
+        schema = options.schema(format, "vocabulary")
+        log = schema.open(logs, update)
     for note in log.notes:
         print_stderr(note)
     with progress_bar("samples") as update:
-        profile = profile_log(log, dim=DIM, progress=update)
+        profile = profile_log(log, dim=DIM, pooling=schema.poolings, progress=update)
     profile.save(folder / "profile")
     print_report(profile_report(profile))
     return log, profile

@@ -1,5 +1,6 @@
 """A plan is checked against the model before anything of it is touched."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from apply_plan_cases import LR, TABLES, Clicks, batch, clicks, plan_for, table,
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from placer import apply_plan, remove_plan
+from placer import Feature, Table, apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CapacityError, PlanMismatchError
 from placer.topology.topology import Topology
@@ -85,6 +86,23 @@ def test_pooling_does_not_matter_for_one_id_a_sample() -> None:
     single = replace(item, features=(replace(item.features[0], pooling_factor=1.0),))
     refused(clicks(), [item, *TABLES[1:]], "by sum, the model by none")
     apply_plan(clicks(), plan_for(tables=[single, *TABLES[1:]]))
+
+
+@pytest.mark.parametrize("mode", ["mean", "max"])
+def test_a_plan_that_sums_one_id_a_sample_takes_the_models_pooling(mode: str) -> None:
+    ids = torch.tensor([[3], [7], [3]])
+    single = Table("0", 10, 4, optimizer="sgd", features=(Feature("0", 1.0),))
+    several = replace(single, features=(Feature("0", 1.5),))
+    model = nn.Sequential(nn.EmbeddingBag(10, 4, mode=mode), nn.Linear(4, 1))
+    refused(model, [several], f"profile or plan with --pooling 0={mode}, or say pooling = ")
+    expected = copy.deepcopy(model)
+    apply_plan(model, plan_for(tables=[single]), optimizer="sgd", lr=0.1)
+    for one in (model, expected):
+        one(ids).sum().backward()
+    torch.optim.SGD(expected.parameters(), lr=0.1).step()
+    assert torch.allclose(model[0](ids), expected[0](ids))
+    longer = torch.tensor([[3, 5]])  # The model's own way goes on where bags grow.
+    assert torch.allclose(model[0](longer), expected[0](longer))
 
 
 class Two(nn.Module):

@@ -165,11 +165,12 @@ def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
         )
     for feature in table.features:
         # A bag of one id is that id's row, however it is pooled.
-        is_single = feature.pooling_factor <= 1 and "none" in partner.poolings
-        if feature.pooling not in partner.poolings and not is_single:
+        if feature.pooling not in partner.poolings and feature.pooling_factor > 1:
+            own = partner.poolings[0]
             faults.append(
                 f"the plan pools feature {feature.name!r} by {feature.pooling}, the model by "
-                f"{' and '.join(partner.poolings)}"
+                f"{' and '.join(partner.poolings)}: profile or plan with --pooling "
+                f'{feature.name}={own}, or say pooling = "{own}" of its column in the schema'
             )
     for module in partner.modules:
         faults += _unsupported(module)

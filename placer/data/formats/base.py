@@ -13,11 +13,11 @@ from placer.data.formats.columns import (
     check_columns,
     infer_columns,
     once,
-    raw_batch,
     written_as_text,
 )
 from placer.data.formats.nested import unfolded, with_fields
 from placer.data.formats.partitions import Partitions
+from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout
 from placer.data.names import Missing
 from placer.data.source import RawBatch
@@ -43,6 +43,8 @@ class ColumnOptions(TypedDict, total=False):
     ignore : sequence of str
         Columns that the inference leaves out.
     missing : {"zero", "empty"}
+    recorded : bool
+        Whether a profile says all this, so that no sample of the log has to be looked at.
     """
 
     sparse: Sequence[str] | None
@@ -50,6 +52,7 @@ class ColumnOptions(TypedDict, total=False):
     label: str | None
     ignore: Sequence[str]
     missing: Missing
+    recorded: bool
 
 
 class ColumnSource:
@@ -94,7 +97,8 @@ class ColumnSource:
         return raw_batch(batch, place, self.columns, self.missing)
 
     def _is_inferred(self) -> bool:
-        return self._options.get("sparse") is None or self._options.get("dense") is None
+        """Whether samples are looked at: even of named columns, to see whether they hold lists."""
+        return not self._options.get("recorded", False)
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""
@@ -106,8 +110,7 @@ class ColumnSource:
             self._options.get("label"),
             ignore,
             sample=sample,
-            types=self._known.types,
-            lists=self._known.lists,
+            layout=self._known,
         )
         check_columns(
             self.files[0], written_as_text(schema) if as_text else schema, columns, ignore
@@ -125,8 +128,10 @@ class ColumnSource:
 
     def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
         """A note of a later file's columns that the first lacks, where nobody named columns."""
-        further = [name for name in names if name not in first]
-        if not further or not self._is_inferred():
+        known = set(first)
+        further = [name for name in names if name not in known]
+        named = self._options.get("sparse") is not None and self._options.get("dense") is not None
+        if not further or named:
             return []
         return [
             f"{shown(file)} has columns that {shown(self.files[0])} lacks, which are left out: "

@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.data.files.stores import shown
 from placer.data.formats.foreign import binary_kind, text_kind, undivided_kind
 from placer.data.formats.text import record_ends
@@ -16,7 +19,9 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+(?:,[0-9]+)?")
+_NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
+"""Of a line of interactions."""
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
 _HEX = re.compile(r"^[0-9a-f]{8}$")
 _LABELS = ("label", "click", "clicked", "target")
 _KNOWN = frozenset(
@@ -50,7 +55,18 @@ def sniff(file: str, start: bytes) -> Format:
     criteo = len(DENSE) + len(CATEGORIES)
     if len(fields) in (criteo, criteo + 1) and not set(fields).issuperset(CATEGORIES):
         return "criteo"
+    if _are_interactions(start):
+        return "interactions"
     return "tsv" if "\t" in line else "csv"
+
+
+def _are_interactions(start: bytes) -> bool:
+    """Whether lines have nothing but whole numbers, and not equally many."""
+    lines = start[: start.rfind(b"\n") + 1].splitlines()[:_LINES]
+    if not lines or not all(map(_NUMBERS.fullmatch, lines)):
+        return False
+    often = Counter(len(re.findall(rb"[0-9]+", line)) for line in lines)
+    return max(often) > 2 and often.most_common(1)[0][1] <= 0.9 * len(lines)
 
 
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
@@ -101,8 +117,13 @@ def _records(start: bytes, quotes: bool) -> list[str]:
     """The first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, quotes)[0]
-    if 2 * ends.size < plain.size:
-        ends = plain  # Quotes that enclose nothing join far too many lines.
+    texts = _texts(start, ends)
+    if 2 * ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
+        texts = _texts(start, plain)  # Quotes that enclose nothing join far too many lines.
+    return texts
+
+
+def _texts(start: bytes, ends: npt.NDArray[np.int64]) -> list[str]:
     parts = zip([0, *ends[:_LINES].tolist()], ends[:_LINES].tolist(), strict=False)
     texts = (start[first:last].decode("utf-8", "replace").strip("\r\n") for first, last in parts)
     return [text.removeprefix("\ufeff") for text in texts if text]
@@ -176,7 +197,8 @@ def _separator(file: str, lines: list[str]) -> str:
     if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
-            "with --separator, or the format with --log-format"
+            "with --separator, or the format with --log-format (interactions: a user and any "
+            "number of items a line)"
         )
     return best
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.formats.prose import no_ids
+from placer.data.formats.lists import find_lists
+from placer.data.formats.prose import decimal_of, no_ids, prose
 from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
-from placer.data.names import CATEGORIES, DENSE, NULLS, IdType
+from placer.data.names import CATEGORIES, DENSE, NULLS, Decimal, IdType
 
 Role = Literal["label", "sparse", "dense", "ignore"]
 
@@ -23,11 +25,6 @@ _LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked",
 _TIME_WORDS = ("time", "date", "stamp", "_at", "_ts", "created", "updated")
 _FIRST_YEAR, _LAST_YEAR = 2000, 2050
 _TIME_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
-_PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
-"""They separate ids and nothing else. The first three are Hive's, the outermost first."""
-_SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
-_CODE = re.compile(r"[A-Za-z_]{0,8}[0-9]+(?:[-_][0-9]+)?")
-"""What a word between blanks has to be, such as N412 or N412-0, so that it is an id."""
 _WRITTEN_TIME = re.compile(
     r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
     r"(?:[ T][0-9]{1,2}:[0-9]{2}(?::[0-9.]+)?(?: ?[AP]M)?)?"
@@ -43,8 +40,13 @@ _MOST_SHOWN = 80
 """Characters of a type in a message."""
 _LEAST_SAMPLES = 1000
 """Samples from which on a column whose values all differ may name the samples."""
-_LEAST_SHARE = 0.05
-"""Share of a column's texts that hold a separator, from which on they are lists."""
+_DOUBTFUL = ("NA", "None")
+"""What says that a value is missing, and may be an id: Namibia is NA."""
+_PAIR = re.compile("[0-9]+,[0-9]+")
+_MOST_LOOKED_AT = 2000
+"""Texts of a column that are looked at to see whether they are lists."""
+_DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
+"""What numbers are made of, whatever is between their thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Decision:
         Of the ids in a column of texts that are lists.
     element : str or None
         How these ids are read.
+    decimal : str or None
+        What begins the decimals of numbers in texts.
     has_two_values : bool
         Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
     """
@@ -72,6 +76,7 @@ class Decision:
     warns: bool = False
     separator: str | None = None
     element: IdType | None = None
+    decimal: Decimal | None = None
     has_two_values: bool = False
 
 
@@ -82,6 +87,7 @@ def decide(
     dense: Sequence[str] | None = None,
     label: str | None = None,
     ignore: Sequence[str] = (),
+    nulls: Sequence[str] = NULLS,
 ) -> tuple[Decision, ...]:
     """What each column is taken for, in the schema's order.
 
@@ -98,11 +104,15 @@ def decide(
         Some samples of the log.
     sparse, dense, label, ignore
         What somebody said: `sparse` and `dense` name all columns of their role.
+    nulls
+        Texts that stand for a missing value.
     """
-    names = list(dict.fromkeys(schema.names))
+    every, sparse_names, dense_names = schema.names, set(sparse or ()), set(dense or ())
+    times, ignored = Counter(every), set(ignore)
+    names = list(times)
     is_criteo = set(names).issuperset((*DENSE, *CATEGORIES))
     if label is None:
-        taken = {*ignore, *(sparse or ()), *(dense or ())}
+        taken = ignored | sparse_names | dense_names
         label = next((n for n in names if n.lower() in _LABEL_NAMES and n not in taken), None)
         why_label = f"it is called {label}"
     else:
@@ -112,39 +122,108 @@ def decide(
         role: Role | None = None
         if name == label:
             role, why = "label", why_label
-        elif name in ignore:
+        elif name in ignored:
             role, why = "ignore", "it was named"
-        elif sparse is not None and name in sparse:
+        elif name in sparse_names:
             role, why = "sparse", "it was named"
-        elif dense is not None and name in dense:
+        elif name in dense_names:
             role, why = "dense", "it was named"
         elif is_criteo:
             role = "sparse" if name in CATEGORIES else "dense" if name in DENSE else "ignore"
             why = "the log has Criteo's columns"
-        if role is not None and (role == "ignore" or name not in (sparse or ())):
-            found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignore))
+        if role is not None and (role == "ignore" or name not in sparse_names):
+            found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignored))
             continue
-        if schema.names.count(name) > 1:  # Refused as soon as its type is wanted.
+        if times[name] > 1:  # Refused as soon as its type is wanted.
             found.append(Decision(name, role or "sparse", "it is there more than once"))
             continue
         if role is None and (schema.field(name).metadata or {}).get(PARTITION):
             found.append(Decision(name, "ignore", "names of folders hold it", warns=True))
             continue
-        column = None if sample is None else sample.column(name).drop_null()
-        guess = _guess(name, schema.field(name).type, column, 0 if sample is None else len(sample))
+        kind = schema.field(name).type
+        column = None if sample is None else _present(sample.column(name), nulls)
+        if column is not None and pa.types.is_dictionary(kind) and is_text(kind):
+            kind = column.type
         if role == "sparse":
             # Named by somebody, yet its texts may be lists.
-            lists = {"separator": guess.separator, "element": guess.element}
-            guess = Decision(name, "sparse", why, **lists)  # type: ignore[arg-type]
-        elif (guess.role == "sparse" and sparse is not None) or (
-            guess.role == "dense" and dense is not None
-        ):
-            guess = Decision(name, "ignore", "it was not named", warns=True)
+            guess = _named(Decision(name, "sparse", why), kind, column, nulls)
+        else:
+            guess = _guess(name, kind, column, 0 if sample is None else len(sample), nulls)
+            if (guess.role == "sparse" and sparse is not None) or (
+                guess.role == "dense" and dense is not None
+            ):
+                guess = Decision(name, "ignore", "it was not named", warns=True)
+        if guess.role == "sparse" and sample is not None and is_text(kind) and not is_list(kind):
+            for mark in _DOUBTFUL:
+                if mark in nulls and _holds(sample.column(name), mark):
+                    why = f"{guess.why}; {mark} is no id but a missing value (else give --null)"
+                    guess = replace(guess, why=why, warns=True)
         found.append(replace(guess, has_two_values=_has_two_values(column)))
     return tuple(found)
 
 
-def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int) -> Decision:
+def _holds(column: pa.ChunkedArray, text: str) -> bool:
+    column = _decoded(column)
+    found = pc.index(column.cast(pa.large_binary()), pa.scalar(text.encode(), pa.large_binary()))
+    return bool(found.as_py() >= 0)
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts without a dictionary, which Arrow decodes of some kinds of texts alone."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    texts = [
+        pa.DictionaryArray.from_arrays(one.indices, one.dictionary.cast(pa.large_string()))
+        for one in column.chunks
+    ]
+    return pa.chunked_array([one.dictionary_decode() for one in texts], pa.large_string())
+
+
+def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
+    """The values of a column that are not missing; a text may say that one is."""
+    if is_list(column.type) or not is_text(column.type):
+        return column.drop_null()
+    column = _decoded(column).drop_null()
+    missing = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(column.type)
+    return column.filter(pc.invert(pc.is_in(column, missing)))
+
+
+def _named(
+    known: Decision, kind: pa.DataType, column: pa.ChunkedArray | None, nulls: Sequence[str]
+) -> Decision:
+    """A column that somebody says holds ids; several ones a sample, if its texts are lists."""
+    if column is None or not is_text(kind) or is_list(kind) or pa.types.is_dictionary(kind):
+        return known
+    texts = _texts(column.slice(0, _MOST_LOOKED_AT))
+    lists = find_lists(texts, nulls)
+    if lists is not None:
+        return replace(known, separator=lists[0], element=lists[1] or "text")
+    between = next(
+        (one for one in ",; " if sum(one in text for text in texts) * 2 > len(texts)), ""
+    )
+    if not between:
+        return known
+    why = (
+        f"its texts, such as {texts[0]!r}, are read as one id each; if they are lists of ids, say "
+        f"in a schema what is between them: separator = {between!r}"
+    )
+    return replace(known, why=why, warns=True)
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """The texts of a column that are not empty."""
+    texts = pc.cast(column, pa.binary())
+    texts = texts.filter(pc.greater(pc.binary_length(texts), 0))
+    return [text.decode("utf-8", "replace") for text in texts.to_pylist()]
+
+
+def _guess(
+    name: str,
+    kind: pa.DataType,
+    column: pa.ChunkedArray | None,
+    samples: int,
+    nulls: Sequence[str],
+) -> Decision:
     """What a column is taken for by its type and some values, without missing ones."""
     if pa.types.is_null(kind):
         why = f"it has no value in the first {samples:,} samples"
@@ -166,7 +245,7 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
     if pa.types.is_dictionary(kind) or column is None or not len(column):
         return Decision(name, "sparse", "it holds texts" if is_text(kind) else f"it holds {kind}")
     if is_text(kind):
-        return _guess_text(name, column)
+        return _guess_text(name, column, nulls)
     if pa.types.is_boolean(kind):
         return Decision(name, "sparse", "it holds true and false")
     times = _times(name, column)
@@ -175,7 +254,7 @@ def _guess(name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples
     distinct = len(column.unique())
     span = pc.min_max(column).as_py()
     why = f"integers from {span['min']} to {span['max']}, {distinct:,} distinct in {samples:,}"
-    return _unless_it_names_samples(Decision(name, "sparse", why), column, distinct)
+    return _unless_it_names_samples(Decision(name, "sparse", why), len(column), distinct)
 
 
 def _shown(kind: pa.DataType) -> str:
@@ -198,27 +277,43 @@ def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) 
     return Decision(name, "dense", "it holds numbers")
 
 
-def _guess_text(name: str, column: pa.ChunkedArray) -> Decision:
+def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Decision:
     column = pc.cast(column, pa.binary())
     column = column.filter(pc.greater(pc.binary_length(column), 0))
-    distinct = len(column.unique())
-    texts = [text.decode("utf-8", "replace") for text in column.slice(0, 200).to_pylist()]
+    values, distinct = len(column), len(column.unique())
+    some = _texts(column.slice(0, _MOST_LOOKED_AT))
+    texts = some[:200]
     if _are_written_times(name, texts):
         return Decision(name, "ignore", "it holds times", warns=True)
-    other = no_ids(texts, distinct / max(len(column), 1))
+    other = None
+    if pc.all(pc.match_substring_regex(column, _DIGITS)).as_py() and values:
+        every = _texts(column)  # One in many may have a separator between its thousands.
+        decimal = decimal_of(every)
+        if decimal is not None:
+            why = f"it holds numbers such as {max(every, key=len)!r}"
+            return Decision(name, "dense", why, decimal=decimal)
+        other = no_ids(every)
+    other = other or no_ids(texts)
+    lists = find_lists(some, nulls) if other is None else None
+    if lists is not None and lists[1] is None:
+        other = f"it holds lists of numbers, such as {texts[0]!r}, which are no ids"
+    elif lists is None and other is None:
+        other = prose(texts, distinct / max(values, 1))
     if other is not None:
         return Decision(name, "ignore", other, warns=True)
-    separator, element = _list_separator(column)
-    if separator is not None:
-        why = f"texts of {element} ids between {separator!r}"
-        return Decision(name, "sparse", why, separator=separator, element=element)
-    why = f"texts, {distinct:,} distinct in {len(column):,}"
-    return _unless_it_names_samples(Decision(name, "sparse", why), column, distinct)
+    if lists is not None:
+        why = f"texts of {lists[1]} ids between {lists[0]!r}"
+        warns = all(map(_PAIR.fullmatch, some))
+        if warns:
+            why += '; if they are numbers with decimal commas, say in a schema: decimal = ","'
+        return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
+    why = f"texts, {distinct:,} distinct in {values:,}"
+    return _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)
 
 
-def _unless_it_names_samples(guess: Decision, column: pa.ChunkedArray, distinct: int) -> Decision:
+def _unless_it_names_samples(guess: Decision, values: int, distinct: int) -> Decision:
     """A column in which no value comes twice is no feature to learn from."""
-    if len(column) < _LEAST_SAMPLES or distinct < len(column):
+    if values < _LEAST_SAMPLES or distinct < values:
         return guess
     why = f"no value comes twice in the first {distinct:,} samples"
     if guess.column.lower() in ("id", "sample_id", "row_id", "index", ""):
@@ -283,46 +378,3 @@ def _has_two_values(column: pa.ChunkedArray | None) -> bool:
         return False
     values = {float(value) for value in pc.unique(column).to_pylist()[:3]}
     return values in ({0.0, 1.0}, {-1.0, 1.0})
-
-
-def _unbraced(text: str) -> str:
-    """A list of PostgreSQL's without its braces."""
-    is_braced = text[:1] == "{" and text[-1:] == "}" and text.count("{") == text.count("}") == 1
-    return text[1:-1] if is_braced else text
-
-
-def _list_separator(column: pa.ChunkedArray) -> tuple[str | None, IdType | None]:
-    """What separates the ids of texts that are lists, and how these are read; else None."""
-    values = column.slice(0, 2000).to_pylist()
-    together = b"".join(values)
-    separators = [one for one in _SEPARATORS if one.encode() in together]
-    if not separators:
-        return None, None
-    try:
-        texts = [text.decode() for text in values]
-    except UnicodeDecodeError:
-        return None, None
-    if not texts:
-        return None, None
-    bracketed = sum(text[:1] == "[" and text[-1:] == "]" for text in texts) > len(texts) / 2
-    texts = [_unbraced(text).strip("[]() ") for text in texts]
-    for separator in separators:
-        holding = sum(separator in text for text in texts)
-        if holding < max(1, _LEAST_SHARE * len(texts)):
-            continue
-        ids = [one.strip(" '\"") for text in texts if text for one in text.split(separator)]
-        whole = all(
-            one.isascii() and one.removeprefix("-").isdigit() for one in ids if one not in NULLS
-        )
-        padded = any(len(one) > 1 and one[0] == "0" for one in ids)
-        if whole and not padded:
-            return separator, "integer"
-        # Words of a phrase are separated too: ids are many times fewer than what they make.
-        plain = separator in _PLAIN_SEPARATORS or bracketed
-        if separator == " ":
-            plain = all(_CODE.fullmatch(one) for one in ids if one)
-        elif not plain:
-            plain = len(set(ids)) < 0.5 * len(set(texts))
-        if plain:
-            return separator, "text"
-    return None, None

@@ -11,9 +11,10 @@ import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnOptions, ColumnSource
-from placer.data.formats.columns import ARROW_TYPES, wrong_id
+from placer.data.formats.columns import ARROW_TYPES
 from placer.data.formats.nested import flat, pruned
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
+from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
 from placer.data.layout import Layout
 from placer.data.names import IdType

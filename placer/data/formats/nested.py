@@ -50,9 +50,13 @@ def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     ['user.id', 'user.geo', 'day']
     """
     found: list[str] = []
+    own = set(columns)
+    inner: dict[str, list[str]] = {}
+    for column in columns:
+        for end in (place for place, letter in enumerate(column) if letter == "."):
+            inner.setdefault(column[:end], []).append(column)
     for name in names:
-        inner = [column for column in columns if column.startswith(f"{name}.")]
-        found += inner if inner and name not in columns else [name]
+        found += inner[name] if name in inner and name not in own else [name]
     return found
 
 
@@ -75,7 +79,8 @@ def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.RecordBatch | pa.Table:
     """A batch with those of the named columns that objects hold."""
-    missing = [name for name in names if name not in batch.schema.names]
+    own = set(batch.schema.names)
+    missing = [name for name in names if name not in own]
     paths = _paths(batch.schema) if missing else {}
     for name in missing:
         if name in paths:

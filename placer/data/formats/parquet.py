@@ -21,6 +21,7 @@ from placer.data.formats.base import (
 )
 from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
+from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
 from placer.data.layout import Layout
 from placer.errors import DataError
@@ -80,6 +81,8 @@ class ParquetSource(ColumnSource):
     def _id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """The smallest and the largest id of each integer feature, 0 included."""
         ranges: dict[str, tuple[int, int]] = {}
+        if numbers_among(self.columns.nulls or ()):
+            return None  # Statistics count them, though they stand for missing values.
         integers = [name for name, is_text in self.text_features.items() if not is_text]
         names = set().union(*(schema.names for schema in self._schemas))
         if not names.issuperset(integers):

@@ -31,8 +31,9 @@ class Partitions:
 
     def added_to(self, schema: pa.Schema) -> pa.Schema:
         """A file's schema with the partition columns that the file itself has not."""
+        own = set(schema.names)
         for name, kind in self._types.items():
-            if name not in schema.names:
+            if name not in own:
                 schema = schema.append(pa.field(name, kind, metadata={PARTITION: b"1"}))
         return schema
 
@@ -40,14 +41,21 @@ class Partitions:
         self, batch: pa.RecordBatch | pa.Table, file: str, names: Sequence[str]
     ) -> pa.RecordBatch | pa.Table:
         """A batch with those of the named columns that it lacks and the file's folders hold."""
-        for name in names:
-            if name in self._types and name not in batch.schema.names:
-                batch = batch.append_column(name, self._column(file, name, batch.num_rows))
+        if self._types:
+            own = set(batch.schema.names)
+            for name in names:
+                if name in self._types and name not in own:
+                    batch = batch.append_column(name, self._column(file, name, batch.num_rows))
         return batch
 
     def of_file(self, names: Sequence[str], schema: pa.Schema) -> list[str]:
         """Those of the named columns that are read from a file itself."""
-        return [name for name in names if name in schema.names or name not in self._types]
+        return self.of_columns(names, schema.names)
+
+    def of_columns(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
+        """The same of a file that has the given columns."""
+        held = set(self._types).difference(columns)
+        return [name for name in names if name not in held]
 
     def _column(self, file: str, name: str, samples: int) -> pa.Array:
         value = self._values[file].get(name)

@@ -4,6 +4,7 @@ Their fields are where their separators are, and short numbers and texts are rea
 Whatever is unusual, such as a quote, a carriage return or a missing field, is left to Arrow.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from placer.data.formats.columns import Columns
 from placer.data.formats.text import Block, pieces
 from placer.data.layout import Layout
-from placer.data.names import Missing
+from placer.data.names import Missing, null_texts
 from placer.data.source import RawBags, RawBatch
 from placer.data.text_keys import (
     MOST_TEXT_BYTES,
@@ -23,10 +24,12 @@ from placer.data.text_keys import (
     first_words,
     joined_digits,
     keys_in,
+    text_keys,
 )
 
-_UNUSUAL = b'"\r\\'
+_UNUSUAL = b'"\r'
 _NEWLINE = ord("\n")
+_DIGIT = re.compile(rb"[0-9]")
 _MOST_MISSES = 3
 """Blocks in turn that Arrow had to read, from which on all are left to it."""
 _BYTES = np.uint64(0x0101010101010101)
@@ -50,7 +53,14 @@ class PlainText:
         self._separator = (layout.separator or ",").encode()
         self._columns, self._missing = columns, missing
         kinds = {columns.types.get(name, "integer") for name in columns.names}
+        nulls = [one.encode() for one in null_texts(layout.nulls, of_texts=True)]
+        self._null_lengths = np.array([len(one) for one in nulls], dtype=np.int64)
+        starts = np.cumsum(self._null_lengths) - self._null_lengths
+        null_data = np.frombuffer(b"".join(nulls), dtype=np.uint8)
+        self._null_keys = text_keys(null_data, starts, self._null_lengths)
         can_be = len(self._separator) == 1 and not columns.lists and kinds <= {"integer", "text"}
+        # Numbers that stand for a missing value, and decimal commas, are Arrow's.
+        can_be &= layout.decimal != "," and not any(map(_DIGIT.search, nulls))
         self._tries = _MOST_MISSES if can_be else 0
         # Where fields end, in the same memory for every block.
         self._places = np.empty((2, 0), dtype=np.int64)
@@ -76,10 +86,11 @@ class PlainText:
             return None
         words, first = _words_of(block, data)
         place = block.place
+        numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
             """Starts and lengths of a column."""
-            number = names.index(name)
+            number = numbers[name]
             before = ends[number - 1] if number else np.concatenate(([-1], ends[-1, :-1]))
             starts = before + 1
             lengths = ends[number] - starts
@@ -93,6 +104,7 @@ class PlainText:
                 if int(lengths.max()) > MOST_TEXT_BYTES:
                     return None
                 keys = keys_in(words, starts, lengths)
+                lengths = self._without_nulls(keys, lengths)
             else:
                 ids = _ids(words, starts, lengths)
                 if ids is None:
@@ -111,6 +123,18 @@ class PlainText:
             if labels is None:
                 return None
         return RawBatch(place.file, place.first, place.unit, block.samples, features, dense, labels)
+
+    def _without_nulls(self, keys: Keys, lengths: Offsets) -> Offsets:
+        """Lengths of texts, of those that stand for a missing value 0, and their keys too."""
+        if not self._null_keys.size:
+            return lengths
+        short = np.flatnonzero(lengths <= self._null_lengths.max())
+        if short.size and lengths[short].any():
+            short = short[np.isin(keys[short], self._null_keys)]
+            if short.size:
+                lengths = lengths.copy()
+                lengths[short], keys[short] = 0, 0
+        return lengths
 
     def _field_ends(
         self, data: npt.NDArray[np.uint8], records: int, fields: int

@@ -20,9 +20,10 @@ from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
 from placer.data.held import BatchSource, InMemory, batches_of
 from placer.data.in_memory import ArrowSource
+from placer.data.layout import Layout
 from placer.data.log import Bags
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
-from placer.data.names import MappingKind, Missing
+from placer.data.names import NULLS, MappingKind, Missing
 from placer.data.source import samples_of
 from placer.data.vocabulary import Run, vocabulary_of
 from placer.errors import DataError
@@ -86,6 +87,7 @@ class PartitionCounter:
         ignore: Sequence[str] = (),
         feature_tables: Mapping[str, str] | None = None,
         missing: Missing = "zero",
+        null: Sequence[str] = NULLS,
         encoding: Encoding | None = None,
         position: str | None = None,
         memory_bytes: int = 512 << 20,
@@ -96,7 +98,8 @@ class PartitionCounter:
         ----------
         some
             What `placer.data.held.batches_of` takes. Only its columns are read.
-        id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables, missing, encoding
+        id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables
+        missing, null, encoding
             As of `placer.data.open_log`.
         position : str, optional
             A column of integers that order the samples, from 0 to less than 2⁶² over the number
@@ -128,7 +131,8 @@ class PartitionCounter:
             label=label,
             ignore=ignore,
             missing=missing,
-            layout=None if encoding is None else encoding.layout,
+            layout=Layout(nulls=tuple(null)) if encoding is None else encoding.layout,
+            recorded=encoding is not None,
         )
         common: dict[str, Any] = {
             "columns": log.columns,
@@ -286,12 +290,11 @@ class PartitionCounter:
         for name in self.kinds:
             mappings[name], counted[name] = self._table(name, sums)
         profiles = []
+        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
+        for feature, own in self.feature_tables.items():
+            by_table[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
         for name, counts in counted.items():
-            features = {
-                feature: FeatureCounts(sums.lookups[feature], sums.bags[feature])
-                for feature, table in self.feature_tables.items()
-                if table == name
-            }
+            features = by_table[name]
             table = tables.table(name, counts.rows, features, sums.samples)
             profile = TableProfile.counted(table, counts, features)
             unknown = self._unknown(name, mappings[name], profile, sums)
@@ -349,19 +352,17 @@ class PartitionCounter:
             raise DataError(
                 f"the counts are not of this log: they differ in {', '.join(sorted(strange)[:9])}"
             )
+        lookups = dict.fromkeys(self.kinds, 0)
+        for feature, table in self.feature_tables.items():
+            lookups[table] += sums.lookups[feature]
         for name in self.kinds:
             counts = sums.rows[name][1] if name in sums.rows else np.zeros(0, np.int64)
             if name in sums.keys:
                 counts = np.concatenate([counts, sums.keys[name].counts])
-            lookups = sum(
-                sums.lookups[feature]
-                for feature, table in self.feature_tables.items()
-                if table == name
-            )
-            if int(counts.sum()) != lookups:
+            if int(counts.sum()) != lookups[name]:
                 raise DataError(
-                    f"the features of table {name!r} have {lookups} lookups, but its counts sum to "
-                    f"{int(counts.sum())}; is a part missing, or there twice?"
+                    f"the features of table {name!r} have {lookups[name]} lookups, but its counts "
+                    f"sum to {int(counts.sum())}; is a part missing, or there twice?"
                 )
 
 

@@ -1,0 +1,100 @@
+"""Interactions: a line for each user, or session, with any number of items behind it.
+
+``user item item item …``, as recommenders of graphs and sessions (LightGCN, SR-GNN) have them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Unpack
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from placer.data.files.stores import shown
+from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.columns import Columns, check_columns, single
+from placer.data.formats.lists import are_whole, split_lists
+from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
+from placer.data.layout import Layout
+from placer.data.names import IdType
+from placer.data.source import RawBatch
+from placer.errors import DataError
+
+_NAMES = ("user", "items")
+
+
+class InteractionsSource(ColumnSource):
+    """Files of interactions, in order; see `ColumnSource`.
+
+    What is between a line's ids is a comma, or else blanks and tabs. A line of a user alone is an
+    empty bag of items.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        layout: Layout | None = None,
+        **options: Unpack[ColumnOptions],
+    ) -> None:
+        super().__init__(files, layout, **options)
+        file = self.files[0]
+        start = head_lines(file)
+        names = self._known.names or _NAMES
+        if len(names) != 2:
+            raise DataError(
+                f"{shown(file)}: interactions have two columns, users and items, "
+                f"not {', '.join(names)} (--columns)"
+            )
+        separator = self._known.separator or ("," if b"," in start else " ")
+        self._known = replace(self._known, format="interactions", separator=separator, names=names)
+        ends = record_ends(start, quotes=False)[0]
+        table = self._table(Block(file, None, memoryview(start), ends.size, 1, None))
+        named, ignore = self._options.get("sparse"), self._options.get("ignore", ())
+        columns = Columns(
+            tuple(name for name in (named or names) if name not in ignore),
+            tuple(self._options.get("dense") or ()),
+            self._options.get("label"),
+            self._types(table),
+            {names[1]: separator},
+            self._known.nulls,
+        )
+        check_columns(file, table.schema, columns, ignore)
+        self._choose(columns)
+        self.layout = replace(self._known, types=columns.types, lists=columns.lists)
+
+    def open(self) -> TextCursor:
+        """A cursor at the log's start."""
+        return TextCursor(self.files, self._parse)
+
+    def _types(self, table: pa.Table) -> dict[str, IdType]:
+        """The types of the columns: integers, unless somebody says so or some id is none."""
+        types = dict(self._known.types)
+        nulls = pa.array(["", *(self._known.nulls or ())], pa.large_string())
+        for name in table.column_names:
+            texts = single(table.column(name)).cast(pa.large_string())
+            ids = split_lists(texts, self._known.separator or " ").flatten()
+            whole = are_whole(ids.filter(pc.invert(pc.is_in(ids, nulls))))
+            types.setdefault(name, "integer" if whole else "text")
+        return types
+
+    def _parse(self, block: Block) -> RawBatch:
+        return self.raw(self._table(block), block.place)
+
+    def _table(self, block: Block) -> pa.Table:
+        """The lines of a block, cut in two behind the user."""
+        ends = record_ends(block.data, quotes=False)[0]
+        offsets = pa.py_buffer(np.concatenate([[0], ends]))
+        lines = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), ends.size, [None, offsets, pa.py_buffer(block.data)]
+        )
+        try:
+            texts = pc.ascii_trim_whitespace(lines.cast(pa.large_string()))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{block.place.of(0)} and on: no UTF-8 text") from error
+        between = "," if self._known.separator == "," else r"\s"
+        user = pc.replace_substring_regex(texts, rf"(?s)\s*{between}.*$", "")
+        items = pc.replace_substring_regex(texts, rf"(?s)^[^{between}]*(?:{between}\s*)?", "")
+        names = self._known.names
+        columns = (one.cast(pa.large_binary()) for one in (user, items))
+        return pa.table(dict(zip(names, columns, strict=True)))

@@ -1,0 +1,246 @@
+"""How the values of columns become keys and numbers."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from placer.data.files.stores import shown
+from placer.data.formats.columns import ARROW_TYPES, Columns, Place, single
+from placer.data.formats.lists import ELIDED, separator_in, split_lists
+from placer.data.formats.prose import GROUPED, THOUSANDS
+from placer.data.keys import bags_from_arrow, is_list, is_text
+from placer.data.names import Decimal, IdType, Missing, null_texts
+from placer.data.source import RawBags, RawBatch
+from placer.errors import DataError
+
+_MOST_NULL = 8
+"""Characters of a text that may stand for a missing value."""
+_WHOLE = 1 << 53
+"""Beyond it, floating-point numbers no longer tell neighbouring whole numbers apart."""
+
+
+def raw_batch(
+    batch: pa.RecordBatch | pa.Table, place: Place, columns: Columns, missing: Missing
+) -> RawBatch:
+    """The samples of a batch of Arrow's, from the columns that are read.
+
+    Raises
+    ------
+    DataError
+        If a value does not fit; the message names its place.
+    """
+    features = {}
+    for name in columns.sparse:
+        ids = _ids(batch, name, columns, place)
+        try:
+            keys, offsets = bags_from_arrow(ids, missing)
+        except DataError as error:
+            raise DataError(
+                f"{_where(ids, place)}: {name}: {error}; if it is no id, leave it out "
+                f"(--ignore {name})"
+            ) from error
+        features[name] = RawBags(keys, offsets)
+    dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
+    for position, name in enumerate(columns.dense):
+        dense[:, position] = _numbers(batch, name, columns, place)
+    labels = None
+    if columns.label is not None:
+        labels = _numbers(batch, columns.label, columns, place)
+    samples, at = batch.num_rows, place
+    return RawBatch(at.file, at.first, at.unit, samples, features, dense, labels, at.lines)
+
+
+def _where(ids: pa.Array, place: Place) -> str:
+    """The sample with the longest text, or the first."""
+    if not is_text(ids.type) or is_list(ids.type) or pa.types.is_dictionary(ids.type):
+        return f"{place.of(0)} and on"
+    lengths = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
+    return place.of(int(np.argmax(lengths)))
+
+
+def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place) -> pa.Array:
+    """A sparse column as integers, texts, or lists of these."""
+    kind = columns.types[name]
+    nulls = null_texts(columns.nulls, of_texts=kind == "text")
+    column = present(single(batch.column(name)), nulls)
+    if name in columns.lists and not is_list(column.type):
+        return _split(column, name, columns.lists[name], kind, place, nulls)
+    if kind != "text" and is_text(column.type) and not is_list(column.type):
+        return _integers(column, name, kind, place)
+    if pa.types.is_floating(column.type):
+        return _whole(column, name, place)
+    return column
+
+
+def _split(
+    column: pa.Array, name: str, separator: str, kind: IdType, place: Place, nulls: Sequence[str]
+) -> pa.Array:
+    """Lists that texts hold."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        split = split_lists(column.cast(pa.large_string()), separator)
+    except pa.ArrowException as error:
+        raise DataError(f"{place.of(0)} and on: {name} is no UTF-8 text") from error
+    elements = present(split.values, nulls)
+    elided = pc.index(elements, pa.scalar(ELIDED, elements.type)).as_py()
+    if elided >= 0:
+        row = int(np.searchsorted(split.offsets.to_numpy(), elided, side="right")) - 1
+        raise DataError(
+            f"{place.of(row)}: {name} holds a list that was cut short ({ELIDED}) when it was "
+            f"written; write it whole, or leave it out (--ignore {name})"
+        )
+    if kind != "text":
+        samples = np.repeat(np.arange(len(split)), np.diff(split.offsets.to_numpy()))
+        elements = _integers(elements, name, kind, place, samples)
+    return pa.LargeListArray.from_arrays(split.offsets, elements)
+
+
+def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
+    """A column in which the values that stand for a missing one are missing, in lists too.
+
+    >>> present(pa.array(["NA", "a"]), ["NA"]).to_pylist(), present(pa.array([-1, 2]), ["-1"])[0]
+    ([None, 'a'], <pyarrow.Int64Scalar: None>)
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        values = present(column.dictionary, nulls)
+        if values is column.dictionary:
+            return column
+        return pa.DictionaryArray.from_arrays(column.indices, values)
+    if is_list(kind):
+        values = column.flatten()
+        known = present(values, nulls)
+        return column if known is values else pa.LargeListArray.from_arrays(_offsets(column), known)
+    if is_text(kind):
+        if pa.types.is_string_view(kind):
+            return present(column.cast(pa.large_string()), nulls)
+        known = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(kind)
+        lengths = pc.binary_length(column)
+        if not pc.any(pc.is_in(lengths, pc.binary_length(known).cast(lengths.type))).as_py():
+            return column  # Without a look at the texts.
+    elif pa.types.is_integer(kind):
+        least, most = np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max
+        whole = [int(one) for one in numbers_among(tuple(nulls)) if one == int(one)]
+        known = pa.array([one for one in whole if least <= one <= most], kind)
+    elif pa.types.is_floating(kind):
+        known = pa.array(numbers_among(tuple(nulls)), pa.float64()).cast(kind)
+    else:
+        return column
+    if not len(known):
+        return column
+    found = pc.is_in(column, known)
+    if not pc.any(found).as_py():
+        return column
+    return pc.if_else(found, pa.scalar(None, kind), column)
+
+
+@cache
+def numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
+    """The numbers among the texts that stand for a missing value, such as -1."""
+    return tuple(float(one) for one in nulls if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", one))
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    """Offsets of lists' elements, that of a missing list empty."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+
+
+def _integers(
+    column: pa.Array,
+    name: str,
+    kind: IdType,
+    place: Place,
+    samples: npt.NDArray[np.int64] | None = None,
+) -> pa.Array:
+    """Texts as whole numbers; an empty one is missing."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        texts = column.cast(pa.large_string())
+        texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+        return texts.cast(ARROW_TYPES[kind])
+    except pa.ArrowException as error:
+        for row, value in enumerate(column.to_pylist()):
+            try:
+                pa.array([value.decode() if isinstance(value, bytes) else value or None]).cast(
+                    ARROW_TYPES[kind]
+                )
+            except (pa.ArrowException, UnicodeDecodeError):
+                row = row if samples is None else int(samples[row])
+                raise wrong_id(place.of(row), name, value, kind) from error
+        raise
+
+
+def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
+    """What to say of an id of another type than its column's."""
+    what = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    fix = 'if its ids are texts, say so in a schema: type = "text"'
+    between = separator_in(what) if isinstance(what, str) else None
+    if between is not None:
+        fix = f"if it is a list, say in a schema what separates its ids: separator = {between!r}"
+    elif isinstance(what, str) and len(what) < _MOST_NULL:
+        fix += f"; if it stands for a missing value: --null {what}"
+    return DataError(
+        f"{place}: {name} is {what!r}, and its column was taken for {_CALLED[kind]}; {fix}"
+    )
+
+
+_CALLED: Mapping[IdType, str] = {
+    "integer": "integers",
+    "unsigned": "integers",
+    "boolean": "true and false",
+    "text": "texts",
+}
+
+
+def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
+    """Ids that were written as floating-point numbers, as pandas does where some are missing."""
+    numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
+    missing = np.isnan(numbers)
+    with np.errstate(invalid="ignore"):
+        wrong = ~missing & ((numbers != np.floor(numbers)) | (np.abs(numbers) >= _WHOLE))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{place.of(row)}: {name} is {numbers[row]:.17g}, which is no id; "
+            "ids are whole numbers below 2^53 where they are written as floating-point numbers"
+        )
+    numbers[missing] = 0
+    return pa.array(numbers.astype(np.int64), mask=missing)
+
+
+def _numbers(
+    batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place
+) -> npt.NDArray[np.float32]:
+    """A numeric column, which may be written as text; NaN where a value is missing."""
+    nulls = null_texts(columns.nulls, of_texts=False)
+    column = present(single(batch.column(name)), nulls)
+    try:
+        if is_text(column.type):
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            column = _ungrouped(column.cast(pa.large_string()), columns.decimal or ".")
+        values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{shown(place.file)}, from {place.unit} {place.first} on: column {name!r} is not "
+            f"numeric: {reason}"
+        ) from error
+    return np.asarray(values, dtype=np.float32)
+
+
+def _ungrouped(texts: pa.Array, decimal: Decimal) -> pa.Array:
+    """Numbers in texts without separators between thousands, and with a decimal point."""
+    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
+    bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")
+    texts = pc.if_else(grouped, bare, texts)
+    return texts if decimal == "." else pc.replace_substring(texts, ",", ".")
