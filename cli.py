@@ -42,7 +42,7 @@ from placer.executor.names import BACKENDS
 from placer.knobs import argument, option, options_of
 from placer.simulator.names import CachePolicy
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import format_bytes, parse_bytes
+from placer.units import counted, format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
@@ -364,7 +364,7 @@ def compare(
                 how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
                 rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     report.draw(solver_reports.plot_compare, rows, plot)
-    title = f"{len(loaded)} tables on {', '.join(machines)}"
+    title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
@@ -397,7 +397,7 @@ def fleet(
         workers = asked.workers or machines.usable_workers(len(names))
         known = names, problem_on, *searched, limits, prices
         rows = machines.fleet(*known, workers=workers, on_solved=update)
-    answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
+    answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
     report.draw(solver_reports.plot_fleet, (rows, answer), plot)
     report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
 
@@ -799,14 +799,14 @@ def export(
         else:
             write_tables(loaded, opened, file, with_optimizer=with_optimizer)
         step = opened.position.step
-        click.echo(f"{len(loaded.tables)} tables of step {step} written to {file}")
+        click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for
     from placer.files import write_text
 
     document = document_for(target, loaded, module=module, staged_as=staged_as)
     write_text(file, json.dumps(document, indent=1) + "\n")
-    click.echo(f"{len(loaded.tables)} tables written to {file} for {target}")
+    click.echo(f"{counted(len(loaded.tables), 'table')} written to {file} for {target}")
 
 
 @partial(_command, name="reshard")

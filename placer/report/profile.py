@@ -4,7 +4,7 @@ from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
-from placer.units import format_bytes
+from placer.units import counted, format_bytes
 from placer.workloads import named_workload, workload_infos
 
 MOST_TABLES = 60
@@ -28,18 +28,18 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
         rows.sort(key=lambda row: -row["size_bytes"])
     headline = [
         f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
-        f"{sum(table.table.rows for table in profile):,} rows, "
+        f"{counted(sum(table.table.rows for table in profile), 'row')}, "
         f"{form.count(sum(table.table.lookups_per_sample for table in profile))} lookups per sample"
     ]
     if profile.samples:
         sampled = f", {form.share(profile.sampling)} of the log" if profile.sampling < 1 else ""
-        headline.append(f"from {profile.samples:,} samples{sampled}")
+        headline.append(f"from {counted(profile.samples, 'sample')}{sampled}")
     if profile.source:
         headline.append(profile.source)
     if unknown := unknown_words(profile):
         headline.append(unknown)
     return Report(
-        title=f"Profile of {len(profile)} tables",
+        title=f"Profile of {counted(len(profile), 'table')}",
         sections=(
             Section(
                 "tables",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from placer.plan.drift import SPREAD_EVENLY
 from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -15,8 +16,6 @@ from solvers.model.uniform_splits import common_shares
 
 _REFILLS = 20
 
-_LISTED_FOR_OPTIONS = 4096
-"""Hot ids listed for a table in several shards, none split: they spread its hottest rows evenly."""
 
 
 def build_plan(
@@ -57,7 +56,7 @@ def build_plan(
             list_ids(placed.shard.table, min(table.rows, first.rows[1]))
         elif option.row_slices > 1 and not option.blocked:
             list_ids(
-                placed.shard.table, min(table.rows, option.replicated_rows + _LISTED_FOR_OPTIONS)
+                placed.shard.table, min(table.rows, option.replicated_rows + SPREAD_EVENLY)
             )
     hot_ids = {
         profile.name: profile.counts.hottest(listed[profile.name])

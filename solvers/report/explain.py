@@ -5,7 +5,7 @@ from typing import Any
 
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.explanation import Explanation
 from solvers.report.plan import placement_kind, short_names
 
@@ -102,7 +102,7 @@ def _lacking(short_bytes: Mapping[str, int]) -> str:
         return ""
     worst = max(short_bytes, key=lambda device: short_bytes[device])
     others = len(short_bytes) - 1
-    more = f", {others} other{'s' if others > 1 else ''} at most as much" if others else ""
+    more = f", {counted(others, 'other')} at most as much" if others else ""
     return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
 
 

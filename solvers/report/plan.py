@@ -12,7 +12,7 @@ from placer.plan.shard import Shard
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
 from placer.tables import Table
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.result import Termination
 
 MOST_TABLES = 40
@@ -62,7 +62,7 @@ def plan_report(
     if end is not None:
         facts = {**facts, "limit": end.limit, "binding": end.detail}
     return Report(
-        title=f"{len(plan.tables)} tables on {plan.topology.name}",
+        title=f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts=facts,
         headline=_headline(plan, cost, facts, end),
         sections=tuple(sections),
@@ -160,7 +160,7 @@ def _headline(
     lines.append(
         f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
-        f"{plan.batch_size:,} samples per GPU and step"
+        f"{counted(plan.batch_size, 'sample')} per GPU and step"
     )
     if isinstance(plan.dense, DenseLayers):
         lines.append(

@@ -6,7 +6,7 @@ from cost_models import CostReport
 from placer.report import section as form
 from placer.report.plain import plain
 from placer.report.section import Row
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding, Resource
 
 NEAR = 0.05
@@ -127,7 +127,7 @@ def verdict(
         )
     over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
     if over:
-        devices = f"{len(over)} device{'s' if len(over) > 1 else ''}"
+        devices = counted(len(over), "device")
         advice.insert(0, f"{devices} would hold more than there is: plan anew.")
     if cost.relative_error is not None and cost.cost_model == "roofline":
         advice.append(
