@@ -420,9 +420,11 @@ def show(
     placer show plan.json --explain C10 --constraints rules.yaml
     placer show profile
     """
+    from placer.plan.drift import assumed_even
     from placer.plan.origin import profile_of
     from placer.plan.verify import check_shards
     from solvers.analysis.explain import explain
+    from solvers.bounds.binding import binding
 
     if path.is_dir() or path.name == "profile.json":
         if explained is not None:
@@ -451,8 +453,11 @@ def show(
         report.print_report(solver_reports.explain_report(explanation), output)
         return
     # Times are those of the rows that the plan has in HBM, hot or not any more.
-    evaluate = partial(costs.evaluate, problem.in_plan_order(loaded))
-    report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
+    ordered = problem.in_plan_order(loaded)
+    evaluate, binds = partial(costs.evaluate, ordered), partial(binding, ordered, loaded, costs)
+    even = assumed_even(loaded, known)
+    shown = solver_reports.plan_report(loaded, evaluate, top=top, binds=binds, even=even)
+    report.print_report(shown, output)
 
 
 @partial(_command, name="report")

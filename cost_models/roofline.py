@@ -88,10 +88,11 @@ class RooflineConstants:
         The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s
         each way on H100 (recsys-examples, managed memory, SGD and Adam alike).
     host_pool_share : float
-        Of the host memory's bandwidth, what its processors reach that pool and update rows, for
-        which the GPU waits; fitted to 16 steps on an H100 whose host pools the rows that are not in
+        Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to 16 steps on an H100 whose host pools the rows that are not in
         HBM (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
         measured ones in the geometric mean, 0.57 to 1.40 of single ones.
+    host_wait_share : float
+        Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     step_s : float
         What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
         fitted. Where Python launches each kernel it is more: up to 18 ms a step.
@@ -111,6 +112,7 @@ class RooflineConstants:
     in_place_share: float = 0.64
     in_place_update_share: float = 0.76
     host_pool_share: float = 0.58
+    host_wait_share: float = 1.0
     step_s: float = 0.36e-3
     exchange_step_s: float = 1.02e-3
     relative_error: float = 0.27
@@ -266,9 +268,9 @@ def _costs(
     )
     # Vectors come for the lookup, and their gradients go back after it.
     pooled = _by_processors(dram / constants.host_pool_share)
-    by_host = ReadCosts(
-        Rates(vector_byte_s=2 * hbm), pooled._replace(vector_byte_s=2 * link), pooled
-    )
+    waits = _by_processors(dram / constants.host_pool_share * constants.host_wait_share)
+    vectors = Rates(vector_byte_s=2 * link)
+    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), waits + vectors, pooled)
     probe = Rates(lookup_s=constants.probe_bytes * hbm)
     return UnitCosts(
         device=device,

@@ -5,6 +5,7 @@ plan that was made for other accesses, or that leaves rows where they are, rank 
 row the plan's row order names.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +19,10 @@ from placer.profile.table_profile import TableProfile
 
 SPREAD_EVENLY = 4096
 """So many of the hottest rows, listed first, spread the load of strided slices evenly."""
+
+
+_NAMED = 8
+"""Tables that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +92,15 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
         cdf=_CdfOverRanks(
             np.concatenate(([0], ranks)).astype(np.int64), np.concatenate(([0.0], shares))
         ),
+    )
+
+
+def even_words(tables: Sequence[str]) -> str:
+    """A sentence about tables of `assumed_even`."""
+    names = ", ".join(tables[:_NAMED]) + (", …" if len(tables) > _NAMED else "")
+    return (
+        f"load is assumed even over the slices of {names}: they are strided over ids, and no counts "
+        "of single ids are known here"
     )
 
 

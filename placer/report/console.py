@@ -149,7 +149,7 @@ def print_violations(
     elif broken:
         print("\n".join(plain(f"{violation.rule}: {violation.message}") for violation in broken))
     else:
-        from placer.plan.drift import assumed_even
+        from placer.plan.drift import assumed_even, even_words
 
         shards, tables = counted(len(plan.shards), "shard"), counted(len(plan.tables), "table")
         covers = "covers" if len(plan.shards) == 1 else "cover"

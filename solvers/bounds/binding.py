@@ -87,6 +87,11 @@ class Binding:
     words: str
     gains: Mapping[Resource, float]
 
+    @property
+    def gain(self) -> float:
+        """Of `resource`; the greatest of all where none binds."""
+        return self.gains.get(self.resource, max(self.gains.values()))
+
 
 def changes(machine: Topology) -> list[Change]:
     """The machine with a tenth more of each resource; of links, of those that it has.

@@ -1,11 +1,12 @@
 """`placer show`: what a plan puts where, and what that costs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cost_models import CostReport
 from placer.dense import DenseLayers
+from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -13,6 +14,7 @@ from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
 from placer.tables import Table
 from placer.units import counted, format_bytes, format_seconds
+from solvers.bounds.binding import Binding
 from solvers.result import Termination
 
 MOST_TABLES = 40
@@ -30,6 +32,8 @@ def plan_report(
     *,
     top: int = 20,
     end: Termination | None = None,
+    binds: Callable[[CostReport], Binding] | None = None,
+    even: Sequence[str] = (),
 ) -> Report:
     """Memory and time of every device, and the placement of every table.
 
@@ -44,6 +48,10 @@ def plan_report(
         greatest time (of the greatest size without `evaluate`); JSON has all.
     end : Termination, optional
         Of the search that has just made the plan: why it ended, and what binds.
+    binds : callable, optional
+        What binds a plan of this cost, where no search says it.
+    even : sequence of str
+        Tables whose load is assumed even.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -59,12 +67,20 @@ def plan_report(
     else:
         sections.append(_table_section(tables, timed=timed))
     facts = _facts(plan, cost, memory)
+    words = "" if end is None else end.detail
     if end is not None:
-        facts = {**facts, "limit": end.limit, "binding": end.detail}
+        facts = {**facts, "limit": end.limit, "binding": words}
+    elif binds is not None and cost is not None:
+        found = binds(cost)
+        words = found.words
+        gains = {name.replace(" ", "_"): gain for name, gain in found.gains.items()}
+        facts = {**facts, "binding": words, "binds": found.resource, "gains": gains}
+    if even:
+        facts = {**facts, "assumed_even": list(even)}
     return Report(
         title=f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts=facts,
-        headline=_headline(plan, cost, facts, end),
+        headline=(*_headline(plan, cost, facts, end, words), *([even_words(even)] if even else [])),
         sections=tuple(sections),
     )
 
@@ -152,14 +168,14 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
 
 
 def _headline(
-    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None
+    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None, binding: str
 ) -> tuple[str, ...]:
     lines = []
     if plan.topology.emulated:
         lines.append("The GPU is emulated: a part of host memory plays its memory.")
     lines.append(
         f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
-        f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
+        f"{format_bytes(facts['dram_used_bytes'])} in DRAM, with buffers; "
         f"{counted(plan.batch_size, 'sample')} per GPU and step"
     )
     if isinstance(plan.dense, DenseLayers):
@@ -180,14 +196,14 @@ def _headline(
         line += f" ({model})"
         if cost is not None:
             line += f", {_dense_words(cost)}"
-            waits = f", waits for {cost.bottleneck}" if end is None else ""
+            waits = "" if binding else f", waits for {cost.bottleneck}"
             line += (
                 f"{waits}; balance {cost.balance:.2f}; "
                 f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
             )
         lines.append(line)
-    if end is not None and end.detail:
-        lines.append(end.detail)
+    if binding:
+        lines.append(binding)
     return tuple(lines)
 
 
@@ -234,8 +250,9 @@ def _time_section(cost: CostReport) -> Section:
             **attributes(gpu, "device", "hbm_s", "link_s", "communication_s", "launch_s"),
             "dram_s": None,
             "total_s": gpu.total_s,
+            "of_slowest": busy_s,
         }
-        for gpu in cost.gpus
+        for gpu, busy_s in zip(cost.gpus, cost.gpu_s.tolist(), strict=True)
     ]
     rows += [
         {
@@ -243,13 +260,14 @@ def _time_section(cost: CostReport) -> Section:
             **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
             "dram_s": host.dram_s,
             "total_s": host.dram_s,
+            "of_slowest": host.dram_s,
         }
         for host in cost.hosts
     ]
-    slowest = max(row["total_s"] for row in rows)
-    rows = [{**row, "of_slowest": row["total_s"] / slowest if slowest else None} for row in rows]
+    slowest = max(row["of_slowest"] for row in rows)
+    rows = [{**r, "of_slowest": r["of_slowest"] / slowest if slowest else None} for r in rows]
     if len(rows) > MOST_DEVICES:
-        rows.sort(key=lambda row: -row["total_s"])
+        rows.sort(key=lambda row: -(row["of_slowest"] or 0.0))
     hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
     return Section(
         "time",
