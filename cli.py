@@ -55,6 +55,7 @@ from solvers.options import (
     TIME_LIMIT,
     Effort,
     FleetOptions,
+    FollowingOptions,
     ProblemOptions,
     names_of,
     prices_of,
@@ -535,8 +536,8 @@ def diff_command(
 @_command
 def replan(
     old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
-    options: ProblemOptions = BUNDLE,
-    hbm: Text = HBM,
+    options: FollowingOptions = BUNDLE,
+    hbm: Text = option(None, "Memory budget of each GPU, such as 8GiB; else the old plan's."),
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
     model: str = MODEL,

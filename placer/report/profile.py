@@ -107,8 +107,8 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
         "pooling_factor": lookups / covered if covered else None,
         "coverage": covered / len(table.features) if table.features else None,
         "rows_read": None if profile.counts is None else int(profile.counts.ids.size),
-        "top_1_percent_share": float(cdf.share(0.01 * table.rows)) if lookups else None,
-        "top_10_percent_share": float(cdf.share(0.1 * table.rows)) if lookups else None,
+        "top_1_percent_share": float(cdf.share(max(1.0, 0.01 * table.rows))) if lookups else None,
+        "top_10_percent_share": float(cdf.share(max(1.0, 0.1 * table.rows))) if lookups else None,
         "unique_rows": profile.expected_unique(batch_size),
         # Where windows of the log were counted, beside what independent draws would read.
         "unique_rows_of_draws": profile.cdf.unique(batch_size * lookups)

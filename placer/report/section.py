@@ -80,7 +80,7 @@ def rate(value: float) -> str:
 
 def times(value: float) -> str:
     """A ratio: ``1.25x``."""
-    return f"{value:.2f}x" if value < 100 else f"{value:,.0f}x"
+    return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def fraction(value: float) -> str:

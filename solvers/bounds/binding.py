@@ -8,7 +8,7 @@ much, about. Nothing here is a price of memory times an amount.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -85,12 +85,12 @@ class Binding:
 
     resource: Resource
     words: str
-    gains: Mapping[Resource, float]
+    gains: Mapping[Resource, float] = field(default_factory=dict)
 
     @property
     def gain(self) -> float:
         """Of `resource`; the greatest of all where none binds."""
-        return self.gains.get(self.resource, max(self.gains.values()))
+        return self.gains.get(self.resource, max(self.gains.values(), default=0.0))
 
 
 def changes(machine: Topology) -> list[Change]:
