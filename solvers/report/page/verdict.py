@@ -61,6 +61,9 @@ _ADVICE: dict[Resource, tuple[str, str]] = {
     ),
 }
 
+_ROUNDING = 1e-5
+"""Less is not worth a word."""
+
 _BUYABLE: dict[Resource, str] = {
     "hbm": "HBM",
     "dram": "host memory",
@@ -160,7 +163,8 @@ def verdict(
 
 def _gains(binding: Binding) -> str:
     """What a tenth more of each resource that can be bought gains, most first."""
-    known = [(gain, _BUYABLE[of]) for of, gain in binding.gains.items() if of in _BUYABLE]
+    gains = binding.gains.items()
+    known = [(gain, _BUYABLE[of]) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
     return ", ".join(
         f"{name} {form.share(gain)}" for gain, name in sorted(known, key=lambda one: -one[0])
     )
