@@ -12,9 +12,12 @@ from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
 
-from cost_models import Roofline
+from calibration_cases import calibration
+
+from cost_models import Calibrated, Roofline
 from placer import Constraints, Problem, Profile, Topology
 from placer.errors import PlacerError
+from placer.report import section as form
 from placer.workloads import named_workload
 from solvers import Limits, SolveResult, solve
 from solvers.analysis.whatif import Effect, WhatIf, front, whatif
@@ -89,7 +92,7 @@ def test_an_effect_within_the_gap_is_not_proven(
 
 
 def test_the_plan_as_it_is_gains_what_the_changed_machine_says(answer: WhatIf) -> None:
-    """Of bandwidths the plan's gain is exact; of memory it is a plan's, so no more than solving."""
+    """A plan's gain is one that exists, so that solving anew gains as much at least."""
     assert answer.binding is not None
     for one in answer.effects:
         assert one.gain is not None
@@ -98,31 +101,22 @@ def test_the_plan_as_it_is_gains_what_the_changed_machine_says(answer: WhatIf) -
             continue
         assert one.plan_gain is not None
         assert 0 <= one.plan_gain <= one.gain + 1e-3
-        assert one.plan_gain == pytest.approx(one.gain, abs=0.01)
     best = max(answer.effects[:-1], key=lambda one: one.plan_gain or 0.0)
     assert answer.binding.gain == best.plan_gain
     assert form.share(answer.binding.gain) in answer.binding.words
 
 
-@pytest.mark.parametrize(
-    ("workload", "machine", "hbm", "resource"),
-    [
-        ("nvidia-small", "1xh100", "8GiB", "hbm bandwidth"),
-        ("random-12@4", "4xa100-40", "512MiB", "launches"),
-        ("nvidia-small", "1xh100", "1GiB", "hbm bandwidth"),
-    ],
-)
-def test_what_binds_is_what_gains_most_when_solved_anew(
-    workload: str, machine: str, hbm: str, resource: str
-) -> None:
+@pytest.mark.slow
+def test_hbm_does_not_bind_where_more_of_it_gains_nothing() -> None:
     """Too little HBM was said to bind where a tenth more of it gains nothing."""
-    problem = Problem(named_workload(workload), Topology.parse(machine, hbm=hbm), 512)
+    problem = Problem(named_workload("nvidia-small"), Topology.parse("1xh100", hbm="8GiB"), 8192)
     answer = whatif(problem, MODEL, Limits(time_limit_s=30))
     assert answer.binding is not None
-    assert answer.binding.resource == resource
+    assert answer.binding.resource == "hbm bandwidth"
     gains = {one.change: one.gain or 0.0 for one in answer.effects if "batch" not in one.change}
-    assert max(gains.values()) == pytest.approx(answer.binding.gain, abs=2e-3)
-    assert gains["HBM +10%"] < 5e-3
+    assert gains["HBM bandwidth +10%"] == max(gains.values())
+    assert gains["HBM bandwidth +10%"] == pytest.approx(answer.binding.gain, abs=2e-3)
+    assert gains["HBM +10%"] < 1e-3
 
 
 def test_all_say_the_same_of_what_binds(answer: WhatIf, problem: Problem) -> None:
