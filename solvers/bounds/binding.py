@@ -36,8 +36,8 @@ MORE = 1.1
 _WORTH = 1e-3
 """A resource binds if a tenth more of it gains more than this share."""
 
-_MOST_FILLED = 8192
-"""Shards in DRAM whose GPUs' HBM is filled anew, which takes about a millisecond each."""
+_MOST_FILLED = 2048
+"""Shards of tables in DRAM whose GPUs' HBM is filled anew, at one to two milliseconds each."""
 
 _PARTS: dict[Resource, tuple[Part, ...]] = {
     "hbm bandwidth": ("hbm",),
@@ -152,7 +152,11 @@ def changes(machine: Topology) -> list[Change]:
 
 
 def binding(
-    problem: Problem, plan: Plan, cost_model: CostModel, report: CostReport | None = None
+    problem: Problem,
+    plan: Plan,
+    cost_model: CostModel,
+    report: CostReport | None = None,
+    like: Instance | None = None,
 ) -> Binding:
     """Find what limits a plan; every command says what this says.
 
@@ -164,6 +168,8 @@ def binding(
     cost_model : CostModel
     report : CostReport, optional
         Of the plan, where it is known.
+    like : Instance, optional
+        Of the same problem and cost model: its curves are not asked for again.
 
     Examples
     --------
@@ -177,7 +183,7 @@ def binding(
     """
     report = report or cost_model.evaluate(problem, plan)
     step_s = report.step_time_s
-    gains: dict[Resource, float] = _of_memory(problem, plan, cost_model, report)
+    gains: dict[Resource, float] = _of_memory(problem, plan, cost_model, report, like)
     machine = problem.topology
     before_s = _exchange_s(machine)
     for change in changes(machine):
@@ -191,14 +197,15 @@ def binding(
         gains["dense"] = _gain(step_s, report.step_time_if({}, dense=1 / MORE))
     resource, *others = sorted(gains, key=lambda one: -gains[one])
     waits = f"waits for {report.bottleneck}"
+    unknown = "" if "hbm" in gains else "; what more memory gains is not known"
     if gains[resource] <= _WORTH:
         words = f"no resource binds by itself: a tenth more of any gains at most {share(_WORTH)}"
-        return Binding("nothing", f"{waits}; {words}", gains)
+        return Binding("nothing", f"{waits}; {words}{unknown}", gains)
     binds, how = _WORDS[resource]
     second = gains[others[0]]
     rest = f", of any other resource {share(second) if second > 0 else 'nothing'}"
     words = f"{binds}: {how} {share(gains[resource])} more samples a second{rest}"
-    return Binding(resource, f"{waits}; {words}", gains)
+    return Binding(resource, f"{waits}; {words}{unknown}", gains)
 
 
 def _gain(before_s: float, after_s: float) -> float:
@@ -213,7 +220,11 @@ def _exchange_s(machine: Topology) -> Float:
 
 
 def _of_memory(
-    problem: Problem, plan: Plan, cost_model: CostModel, report: CostReport
+    problem: Problem,
+    plan: Plan,
+    cost_model: CostModel,
+    report: CostReport,
+    like: Instance | None,
 ) -> dict[Resource, float]:
     """Gains of more memory, with the plan's shards on its GPUs and HBM filled anew."""
     cold = {shard.table for shard in plan.shards if shard.memory == "dram" and shard.row_count}
@@ -222,7 +233,7 @@ def _of_memory(
     count = sum(len(plan.shards_by_table[table]) for table in cold)
     if cost_model.uniform_splits or count > _MOST_FILLED:
         return {}
-    instance = Instance(problem, cost_model)
+    instance = Instance(problem, cost_model, like=like)
     known = _placed(instance, plan, cold)
     if not known:
         return {}
