@@ -102,7 +102,7 @@ def _case(point: Point) -> Case:
 
 
 def _words(case: Case) -> str:
-    return " ".join(f"{axis}={significant(value, 6)}" for axis, value in case)
+    return " ".join(f"{axis}={significant(value, 6).replace(',', '')}" for axis, value in case)
 
 
 def _by_case(points: Sequence[Point]) -> dict[tuple[str, Case], list[Point]]:

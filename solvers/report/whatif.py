@@ -31,8 +31,8 @@ def whatif_report(
         "solver": solver,
         **attributes(base, "step_time_s", "bound_s", "gap"),
         "samples_per_s": problem.global_batch_size / step_time_s if step_time_s else None,
-        "binding": None if answer.binding is None else answer.binding.resource,
-        "binding_gain": None if answer.binding is None else answer.binding.gain,
+        "binding": "" if answer.binding is None else answer.binding.words,
+        "binds": None if answer.binding is None else answer.binding.resource,
     }
     lines = [
         f"step {format_seconds(step_time_s)} by {solver}"
