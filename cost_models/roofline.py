@@ -88,9 +88,10 @@ class RooflineConstants:
         The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s
         each way on H100 (recsys-examples, managed memory, SGD and Adam alike).
     host_pool_share : float
-        Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to 16 steps on an H100 whose host pools the rows that are not in
-        HBM (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
-        measured ones in the geometric mean, 0.57 to 1.40 of single ones.
+        Of the host memory's bandwidth, what its processors reach that pool and update rows;
+        fitted to 16 steps on an H100 whose host pools the rows that are not in HBM
+        (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
+        measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
     host_wait_share : float
         Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     step_s : float

@@ -15,6 +15,7 @@ _UNITS = {
 _MOST_BYTES = 1 << 63
 _LEAST_WITHOUT_UNIT = 1 << 20
 """Nobody means fewer bytes than that of a memory by a number alone."""
+_LEAST_PERCENT = 0.001
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -77,6 +78,22 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
     ('1 table', '1,200 tables', '2 batches')
     """
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def format_share(value: float) -> str:
+    """A share of 1 as a percentage.
+
+    Examples
+    --------
+    >>> format_share(0.1234), format_share(12.3), format_share(0.9999), format_share(6e-16)
+    ('12.3%', '1,230%', '>99.9%', '<0.001%')
+    """
+    percent = 100 * value
+    # What is less is rounding, or as good as nothing.
+    if 0 < abs(percent) < _LEAST_PERCENT:
+        return f"<{_LEAST_PERCENT}%" if percent > 0 else "0%"
+    # A share just below 1 must not read as all of it.
+    return ">99.9%" if 99.95 <= percent < 100 else f"{significant(percent)}%"
 
 
 def format_bytes(count: float) -> str:

@@ -146,9 +146,7 @@ class FollowingOptions(ProblemOptions):
         None, "8xh100, 2x8xa100-80, a YAML/TOML file; else the old plan's.", kind=_A_MACHINE
     )
     dram: str | None = option(None, "DRAM budget of each host; else the old plan's.")
-    batch_size: int | None = option(
-        None, "Samples per GPU and step; else the old plan's.", least=1
-    )
+    batch_size: int | None = option(None, "Samples per GPU and step; else the old plan's.", least=1)
 
     def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
         """The problem of a plan that follows an old one."""

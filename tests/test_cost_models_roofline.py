@@ -248,12 +248,12 @@ def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
     ]
     assert len(ratios) == 8
     assert 0.85 < np.exp(np.mean(np.log(ratios))) < 1.15
-    assert 0.5 < min(ratios)
+    assert min(ratios) > 0.5
     assert max(ratios) < 1.5
 
 
 def test_a_host_does_not_pool_while_hbm_is_empty() -> None:
-    """4M rows of 128 with Adam on one A10 of 4 GiB: a host was taken for 1%, with 92% of HBM free."""
+    """4M rows of 128 with Adam on an A10 of 4 GiB: a host was taken for 1%, 92% of HBM free."""
     table = Table("t", 4_000_000, 128, "float32", "adam", (Feature("f", 20.0),))
     profile = Profile((TableProfile(table, AccessCdf.zipf(4_000_000, 1.05)),))
     problem = Problem(profile, Topology.parse("1xa10", hbm="4GiB"), 8192)

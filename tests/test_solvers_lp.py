@@ -34,8 +34,7 @@ from solvers.bounds.linear_program import LpBound, _Program, lp_bound
 from solvers.bounds.linear_program_arrays import Space
 from solvers.bounds.linear_program_devices import DeviceGroups, Prices
 from solvers.bounds.linear_program_tables import BYTES, DRAM_BYTES, DRAM_S, GPU_S, within
-from solvers.model.assignment import Assignment
-from solvers.model.build_plan import build_plan, fitted_plan
+from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
 
 MODEL = Roofline()

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from calibration_cases import calibration
 from fast_and_full import examples, mostly_slow
 from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
-
-from calibration_cases import calibration
 
 from cost_models import Calibrated, Roofline
 from placer import Constraints, Problem, Profile, Topology

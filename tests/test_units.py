@@ -78,7 +78,13 @@ def test_significant_digits_are_kept(value: float, digits: int) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0%"), (6.66e-16, "<0.001%"), (-6.66e-16, "0%"), (0.9999999, ">99.9%"), (12.3, "1,230%")],
+    [
+        (0.0, "0%"),
+        (6.66e-16, "<0.001%"),
+        (-6.66e-16, "0%"),
+        (0.9999999, ">99.9%"),
+        (12.3, "1,230%"),
+    ],
 )
 def test_tiny_shares_say_that_they_are(value: float, text: str) -> None:
     assert form.share(value) == text

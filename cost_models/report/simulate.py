@@ -44,8 +44,8 @@ def simulate_report(simulated: "Simulated") -> Report:
         dense = f"{format_seconds(simulated.dense_s)} of each are dense layers"
     overlap = "beside the step before" if options.look_ahead else "within the step"
     headline = (
-        f"{counted(steps, 'step')}, {counted(totals.samples, 'sample')}; HBM served {form.share(share)} of "
-        f"{form.count(served.lookups)} lookups",
+        f"{counted(steps, 'step')}, {counted(totals.samples, 'sample')}; HBM served "
+        f"{form.share(share)} of {form.count(served.lookups)} lookups",
         f"a step: mean {format_seconds(times.mean_s)}, median {format_seconds(times.p50_s)}, "
         f"p99 {format_seconds(times.p99_s)}, copies {overlap}; without any overlap "
         f"{format_seconds(sums.mean_s)}; {dense}",

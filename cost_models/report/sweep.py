@@ -65,7 +65,9 @@ def sweep_tables(sweep: Sweep) -> Report:
             Column("detail", "why not", wraps=True),
         )
         sections.append(Section("impossible", "Not possible", reasons, tuple(impossible)))
-    base = ", ".join(f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items())
+    base = ", ".join(
+        f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items()
+    )
     return Report(
         "Sweep over placements",
         tuple(sections),

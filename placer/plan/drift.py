@@ -16,7 +16,6 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 
-
 SPREAD_EVENLY = 4096
 """So many of the hottest rows, listed first, spread the load of strided slices evenly."""
 
@@ -38,8 +37,9 @@ def in_plan_order(profile: Profile, plan: Plan) -> Profile:
 
     Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
     if the hottest came first: caches hold the hottest. Rows of strided slices stay where they are:
-    which slice a hot row falls in decides which GPU reads it. Tables whose ranks the plan has in the profile's order are left as they are, and so are
-    those of caches alone, which find what is hot whatever its rank.
+    which slice a hot row falls in decides which GPU reads it. Tables whose ranks the plan has in
+    the profile's order are left as they are, and so are those of caches alone, which find what is
+    hot whatever its rank.
     """
     tables = tuple(_in_order(table, plan) for table in profile)
     if all(one is other for one, other in zip(tables, profile, strict=True)):
@@ -99,8 +99,8 @@ def even_words(tables: Sequence[str]) -> str:
     """A sentence about tables of `assumed_even`."""
     names = ", ".join(tables[:_NAMED]) + (", …" if len(tables) > _NAMED else "")
     return (
-        f"load is assumed even over the slices of {names}: they are strided over ids, and no counts "
-        "of single ids are known here"
+        f"load is assumed even over the slices of {names}: they are strided over ids, and no "
+        "counts of single ids are known here"
     )
 
 

@@ -26,15 +26,11 @@ from rich.text import Text
 
 from placer.errors import PlacerError
 from placer.report.plain import plain
-from placer.units import format_bytes, format_seconds, significant
+from placer.units import format_bytes, format_seconds, format_share, significant
 
 Row = Mapping[str, Any]
 
 _GAP = 2
-
-
-_LEAST_PERCENT = 0.001
-"""What is less is rounding, or as good as nothing."""
 
 
 def text(value: Any) -> str:
@@ -53,14 +49,8 @@ def seconds(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share of 1 as a percentage: ``12.3%``, ``0.04%``, ``100%``, ``1,230%``, ``<0.001%``."""
-    percent = 100 * value
-    if 0 < abs(percent) < _LEAST_PERCENT:
-        return f"<{_LEAST_PERCENT}%" if percent > 0 else "0%"
-    # A share just below 1 must not read as all of it.
-    if 99.95 <= percent < 100:
-        return ">99.9%"
-    return f"{significant(percent)}%"
+    """A share of 1 as a percentage; see `format_share`."""
+    return format_share(value)
 
 
 def count(value: float) -> str:

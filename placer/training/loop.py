@@ -221,9 +221,7 @@ def _train(
         hit_rates=hit_rates,
         trace=summary,
         planned_step_s=_planned_step_s(plan, config, ranks.world),
-        planned_on=None
-        if config.device != "cpu" or plan.topology.emulated
-        else plan.topology.name,
+        planned_on=None if config.device != "cpu" or plan.topology.emulated else plan.topology.name,
     )
 
 

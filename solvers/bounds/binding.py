@@ -17,9 +17,9 @@ from cost_models import CostModel, CostReport, TableShard
 from cost_models.cost_report import Part
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.report.section import share
 from placer.topology.devices import Gpu, Host, LinkKind
 from placer.topology.topology import Topology
+from placer.units import format_share
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, Float, costs_of
@@ -199,12 +199,14 @@ def binding(
     waits = f"waits for {report.bottleneck}"
     unknown = "" if "hbm" in gains else "; what more memory gains is not known"
     if gains[resource] <= _WORTH:
-        words = f"no resource binds by itself: a tenth more of any gains at most {share(_WORTH)}"
+        words = (
+            f"no resource binds by itself: a tenth more of any gains at most {format_share(_WORTH)}"
+        )
         return Binding("nothing", f"{waits}; {words}{unknown}", gains)
     binds, how = _WORDS[resource]
     second = gains[others[0]]
-    rest = f", of any other resource {share(second) if second > 0 else 'nothing'}"
-    words = f"{binds}: {how} {share(gains[resource])} more samples a second{rest}"
+    rest = f", of any other resource {format_share(second) if second > 0 else 'nothing'}"
+    words = f"{binds}: {how} {format_share(gains[resource])} more samples a second{rest}"
     return Binding(resource, f"{waits}; {words}{unknown}", gains)
 
 

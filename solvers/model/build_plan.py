@@ -17,7 +17,6 @@ from solvers.model.uniform_splits import common_shares
 _REFILLS = 20
 
 
-
 def build_plan(
     instance: Instance, placements: Sequence[Placement], replicas: Sequence[TableShard] = ()
 ) -> Plan:
@@ -55,9 +54,7 @@ def build_plan(
         if len(parts) > 1:
             list_ids(placed.shard.table, min(table.rows, first.rows[1]))
         elif option.row_slices > 1 and not option.blocked:
-            list_ids(
-                placed.shard.table, min(table.rows, option.replicated_rows + SPREAD_EVENLY)
-            )
+            list_ids(placed.shard.table, min(table.rows, option.replicated_rows + SPREAD_EVENLY))
     hot_ids = {
         profile.name: profile.counts.hottest(listed[profile.name])
         for profile in problem.profile

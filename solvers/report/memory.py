@@ -23,7 +23,8 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
     worst = min(peaks, key=lambda peak: peak.free_bytes)
     batch = largest_batch(plan, profile, capacity_bytes=cards)
     return Report(
-        title=f"Memory of a training step: {counted(len(plan.tables), 'table')} on {plan.topology.name}",
+        title="Memory of a training step: "
+        f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts={
             "fits": worst.free_bytes >= 0,
             "fullest_device": worst.device,

@@ -47,7 +47,9 @@ def _headline(replanned: Replanned) -> list[str]:
             f"in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
         )
     else:
-        lines.append(f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}; nothing moves")
+        lines.append(
+            f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}; nothing moves"
+        )
     unlike = [] if replanned.moves is None else [
         f"{table.table} ({table.status})" for table in replanned.moves.tables
         if table.status in ("added", "removed", "reshaped")

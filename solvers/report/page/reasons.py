@@ -9,6 +9,7 @@ from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.instance import Instance
 from solvers.model.read_plan import placements_of
 
+
 def reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str, str]:
     """A sentence for each table that is placed in a way that solvers search.
 
