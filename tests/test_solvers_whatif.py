@@ -57,7 +57,7 @@ def test_effects_are_those_of_solving_anew(problem: Problem, answer: WhatIf) -> 
     assert answer.base.step_time_s == base.step_time_s
     assert found.step_time_s == double.step_time_s
     assert found.gain == pytest.approx(2 * base.step_time_s / double.step_time_s - 1)
-    roomy = problem.topology.with_memory(hbm=round(1.1 * HBM))
+    roomy = problem.topology.with_memory(hbm=int(1.1 * HBM))
     more = solve(replace(problem, topology=roomy), "greedy-cost")
     assert effect(answer, "HBM +10%").step_time_s == more.step_time_s
 

@@ -7,9 +7,9 @@ much, about. Nothing here is a price of memory times an amount.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from cost_models import CostModel, CostReport, TableShard
 from cost_models.cost_report import Part
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.topology.devices import Gpu, Host, LinkKind
+from placer.topology.devices import LinkKind
 from placer.topology.topology import Topology
 from placer.units import format_share
 from solvers.model.assignment import Assignment
@@ -102,52 +102,33 @@ def changes(machine: Topology) -> list[Change]:
     ['HBM +10%', 'DRAM +10%']
     """
 
-    def with_gpus(change: Callable[[Gpu], Gpu]) -> Topology:
-        return replace(machine, gpus=tuple(map(change, machine.gpus)))
+    def more(devices: str, of: str, scale: float = MORE) -> Topology:
+        each: Any = getattr(machine, devices)
+        kind = type(getattr(each[0], of))  # Bytes stay whole.
+        grown = tuple(replace(one, **{of: kind(scale * getattr(one, of))}) for one in each)
+        changed: dict[str, Any] = {devices: grown}
+        return replace(machine, **changed)
 
-    def with_hosts(change: Callable[[Host], Host]) -> Topology:
-        return replace(machine, hosts=tuple(map(change, machine.hosts)))
-
-    def with_links(kind: LinkKind) -> Topology:
-        faster = (
+    def faster(kind: LinkKind) -> Topology:
+        links = (
             replace(one, bytes_per_s=one.bytes_per_s * MORE) if one.kind == kind else one
             for one in machine.links
         )
-        return replace(machine, links=tuple(faster))
+        return replace(machine, links=tuple(links))
 
     found = [
-        Change(
-            "hbm",
-            "HBM +10%",
-            with_gpus(lambda gpu: replace(gpu, memory_bytes=round(gpu.memory_bytes * MORE))),
-        ),
-        Change(
-            "dram",
-            "DRAM +10%",
-            with_hosts(lambda host: replace(host, memory_bytes=round(host.memory_bytes * MORE))),
-        ),
-        Change(
-            "hbm bandwidth",
-            "HBM bandwidth +10%",
-            with_gpus(lambda gpu: replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * MORE)),
-        ),
-        Change("link", "host link bandwidth +10%", with_links("pcie")),
-        Change(
-            "dram bandwidth",
-            "DRAM bandwidth +10%",
-            with_hosts(lambda host: replace(host, dram_bytes_per_s=host.dram_bytes_per_s * MORE)),
-        ),
-        Change(
-            "launches",
-            "kernel launches +10% a second",
-            with_gpus(lambda gpu: replace(gpu, launch_s=gpu.launch_s / MORE)),
-        ),
+        Change("hbm", "HBM +10%", more("gpus", "memory_bytes")),
+        Change("dram", "DRAM +10%", more("hosts", "memory_bytes")),
+        Change("hbm bandwidth", "HBM bandwidth +10%", more("gpus", "hbm_bytes_per_s")),
+        Change("link", "host link bandwidth +10%", faster("pcie")),
+        Change("dram bandwidth", "DRAM bandwidth +10%", more("hosts", "dram_bytes_per_s")),
+        Change("launches", "kernel launches +10% a second", more("gpus", "launch_s", 1 / MORE)),
     ]
     kinds = {link.kind for link in machine.links}
     if "nvlink" in kinds:
-        found.append(Change("peers", "peer bandwidth +10%", with_links("nvlink")))
+        found.append(Change("peers", "peer bandwidth +10%", faster("nvlink")))
     if "network" in kinds and len(machine.hosts) > 1:
-        found.append(Change("network", "network bandwidth +10%", with_links("network")))
+        found.append(Change("network", "network bandwidth +10%", faster("network")))
     return found
 
 

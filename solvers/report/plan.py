@@ -39,19 +39,15 @@ def plan_report(
 
     Parameters
     ----------
-    plan : Plan
     evaluate : callable, optional
-        The cost of a plan by a cost model; it is called for the whole plan and
-        for each table by itself. Without one the report has memory alone.
+        The cost of a plan, or of one table; without it the report has memory alone.
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
         greatest time (of the greatest size without `evaluate`); JSON has all.
     end : Termination, optional
-        Of the search that has just made the plan: why it ended, and what binds.
+        Of the search that made the plan: why it ended, and what binds.
     binds : callable, optional
-        What binds a plan of this cost, where no search says it.
-    even : sequence of str
-        Tables whose load is assumed even.
+        What binds a plan of this cost, where no search says it; `even` are tables of `even_words`.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -67,20 +63,14 @@ def plan_report(
     else:
         sections.append(_table_section(tables, timed=timed))
     facts = _facts(plan, cost, memory)
-    words = "" if end is None else end.detail
     if end is not None:
-        facts = {**facts, "limit": end.limit, "binding": words}
-    elif binds is not None and cost is not None:
-        found = binds(cost)
-        words = found.words
-        gains = {name.replace(" ", "_"): gain for name, gain in found.gains.items()}
-        facts = {**facts, "binding": words, "binds": found.resource, "gains": gains}
-    if even:
-        facts = {**facts, "assumed_even": list(even)}
+        facts = {**facts, "limit": end.limit, "binding": end.detail}
+    elif cost is not None and (found := binds and binds(cost)):
+        facts = {**facts, "binding": found.words, "binds": found.resource, "gain": found.gain}
     return Report(
         title=f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts=facts,
-        headline=(*_headline(plan, cost, facts, end, words), *([even_words(even)] if even else [])),
+        headline=_headline(plan, cost, facts, end, even),
         sections=tuple(sections),
     )
 
@@ -168,7 +158,7 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
 
 
 def _headline(
-    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None, binding: str
+    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None, even: Sequence[str]
 ) -> tuple[str, ...]:
     lines = []
     if plan.topology.emulated:
@@ -195,22 +185,18 @@ def _headline(
             model += ", no measurement of your machine: placer calibrate"
         line += f" ({model})"
         if cost is not None:
-            line += f", {_dense_words(cost)}"
-            waits = "" if binding else f", waits for {cost.bottleneck}"
+            dense = "embeddings alone"
+            if cost.dense_s is not None:
+                dense = f"{format_seconds(cost.dense_s)} of it dense layers"
+            waits = "" if "binding" in facts else f", waits for {cost.bottleneck}"
             line += (
-                f"{waits}; balance {cost.balance:.2f}; "
+                f", {dense}{waits}; balance {cost.balance:.2f}; "
                 f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
             )
         lines.append(line)
-    if binding:
-        lines.append(binding)
+    last = facts.get("binding"), even_words(even) if even else ""
+    lines += [words for words in last if words]
     return tuple(lines)
-
-
-def _dense_words(cost: CostReport) -> str:
-    if cost.dense_s is None:
-        return "embeddings alone"
-    return f"{format_seconds(cost.dense_s)} of it dense layers"
 
 
 def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
@@ -256,11 +242,9 @@ def _time_section(cost: CostReport) -> Section:
     ]
     rows += [
         {
-            "device": host.device,
             **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
-            "dram_s": host.dram_s,
-            "total_s": host.dram_s,
-            "of_slowest": host.dram_s,
+            **dict.fromkeys(("dram_s", "total_s", "of_slowest"), host.dram_s),
+            "device": host.device,
         }
         for host in cost.hosts
     ]
