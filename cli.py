@@ -41,7 +41,7 @@ from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import BACKENDS, Policy
 from placer.knobs import argument, option, options_of
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from placer.units import format_bytes, parse_bytes
+from placer.units import counted, format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
     DRAM,
@@ -54,6 +54,7 @@ from solvers.options import (
     TIME_LIMIT,
     Effort,
     FleetOptions,
+    FollowingOptions,
     ProblemOptions,
     names_of,
     prices_of,
@@ -392,7 +393,7 @@ def compare(
                 how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
                 rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     report.draw(solver_reports.plot_compare, rows, plot)
-    title = f"{len(loaded)} tables on {', '.join(machines)}"
+    title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)
     if all(row.step_time_s is None for row in rows):
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
@@ -425,7 +426,7 @@ def fleet(
         workers = asked.workers or machines.usable_workers(len(names))
         known = names, problem_on, *searched, limits, prices
         rows = machines.fleet(*known, workers=workers, on_solved=update)
-    answer, title = machines.cheapest(rows, asked.within), f"{len(loaded)} tables"
+    answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
     report.draw(solver_reports.plot_fleet, (rows, answer), plot)
     report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
 
@@ -448,9 +449,11 @@ def show(
     placer show plan.json --explain C10 --constraints rules.yaml
     placer show profile
     """
+    from placer.plan.drift import assumed_even
     from placer.plan.origin import profile_of
     from placer.plan.verify import check_shards
     from solvers.analysis.explain import explain
+    from solvers.bounds.binding import binding
 
     if path.is_dir() or path.name == "profile.json":
         if explained is not None:
@@ -479,8 +482,11 @@ def show(
         report.print_report(solver_reports.explain_report(explanation), output)
         return
     # Times are those of the rows that the plan has in HBM, hot or not any more.
-    evaluate = partial(costs.evaluate, problem.in_plan_order(loaded))
-    report.print_report(solver_reports.plan_report(loaded, evaluate, top=top), output)
+    ordered = problem.in_plan_order(loaded)
+    evaluate, binds = partial(costs.evaluate, ordered), partial(binding, ordered, loaded, costs)
+    even = assumed_even(loaded, known)
+    shown = solver_reports.plan_report(loaded, evaluate, top=top, binds=binds, even=even)
+    report.print_report(shown, output)
 
 
 @partial(_command, name="report")
@@ -558,8 +564,8 @@ def diff_command(
 @_command
 def replan(
     old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
-    options: ProblemOptions = BUNDLE,
-    hbm: Text = HBM,
+    options: FollowingOptions = BUNDLE,
+    hbm: Text = option(None, "Memory budget of each GPU, such as 8GiB; else the old plan's."),
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
     model: str = MODEL,
@@ -827,14 +833,14 @@ def export(
         else:
             write_tables(loaded, opened, file, with_optimizer=with_optimizer)
         step = opened.position.step
-        click.echo(f"{len(loaded.tables)} tables of step {step} written to {file}")
+        click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for
     from placer.files import write_text
 
     document = document_for(target, loaded, module=module, staged_as=staged_as)
     write_text(file, json.dumps(document, indent=1) + "\n")
-    click.echo(f"{len(loaded.tables)} tables written to {file} for {target}")
+    click.echo(f"{counted(len(loaded.tables), 'table')} written to {file} for {target}")
 
 
 @partial(_command, name="reshard")

@@ -28,7 +28,7 @@ def print_predictions(report: Mapping[str, Any], machine: str) -> None:
         f"{'predicted ms':>13}{'ratio':>7}"
     )
     ratios = defaultdict(list)
-    for record, predicted_s in _predictions(report, machine):
+    for record, predicted_s in predictions(report, machine):
         ratio = predicted_s / record["step_s"]
         ratios[record["batch_size"], record["contender"]].append(ratio)
         print(
@@ -45,9 +45,10 @@ def print_predictions(report: Mapping[str, Any], machine: str) -> None:
         )
 
 
-def _predictions(
+def predictions(
     report: Mapping[str, Any], machine: str
 ) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Each record of a placed model, and the seconds that are predicted for its step."""
     kinds = {kind.name: kind for kind in KINDS}
     host_bytes = report["machine"]["host_memory_bytes"]
     topology = Topology.parse(machine).with_memory(dram=host_bytes)

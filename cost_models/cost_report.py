@@ -1,6 +1,8 @@
 """What a cost model answers of a plan: times by device and phase, and memory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -8,6 +10,14 @@ from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
 
 _ROUNDING = 1e-12
+
+_ALIKE = 1e-9
+"""GPUs whose times differ by less than this share are equally slow: the first of them is named."""
+
+Part = Literal["hbm", "link", "pooling", "communication", "launches"]
+"""What a GPU's seconds are spent on. While its host pools rows, a GPU waits."""
+
+PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +29,7 @@ class GpuCost:
     hbm_s : float
         Reads and writes of its own memory.
     link_s : float
-        Copies between its host's memory and its own.
+        Copies between its host's memory and its own, and waits for rows that the host pools.
     communication_s : float
         Exchanges of ids, pooled rows and gradients with other GPUs.
     launch_s : float
@@ -78,6 +88,8 @@ class CostReport:
         Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
     dense_s : float or None
         What dense layers take of the first chain; None where the step is embeddings alone.
+    parts_s : float64, shape (parts, phases, GPUs), optional
+        `phase_s` by `PARTS`; None if the step is one phase.
 
     Examples
     --------
@@ -97,12 +109,44 @@ class CostReport:
     schedule: Schedule = ONE_PHASE
     phase_s: tuple[tuple[float, ...], ...] = ()
     dense_s: float | None = None
+    parts_s: Float | None = field(default=None, compare=False, repr=False)
 
     @property
     def step_time_s(self) -> float:
         """Time of the longest chain of phases, or of the busiest host's memory if longer."""
         busiest = max((host.dram_s for host in self.hosts), default=0.0)
         return max(self.schedule.step_time_s(self.phase_times_s), busiest)
+
+    def step_time_if(
+        self, scale: Mapping[Part, float | Float], *, dram: float = 1.0, dense: float = 1.0
+    ) -> float:
+        """Time of a step of the same plan if parts of it took `scale` times as long.
+
+        Parameters
+        ----------
+        scale : mapping of part to float, or float64 of shape (GPUs,)
+            Of what GPUs spend their time on.
+        dram, dense : float
+            The same of hosts' memory, and of dense layers.
+
+        Examples
+        --------
+        >>> gpu = GpuCost("gpu:0", hbm_s=0.5, link_s=0.25, communication_s=0.0, launch_s=0.25)
+        >>> report = CostReport("roofline", (gpu,), (), {}, hbm_lookup_share=0.9)
+        >>> report.step_time_if({"hbm": 0.5})
+        0.75
+        """
+        parts_s = self.parts_s
+        if parts_s is None:
+            one = [(g.hbm_s, g.link_s, 0.0, g.communication_s, g.launch_s) for g in self.gpus]
+            parts_s = np.array(one).T[:, None]
+        times = sum(scale.get(part, 1.0) * of for part, of in zip(PARTS, parts_s, strict=True))
+        fixed_s = self.schedule.fixed_s
+        if self.dense_s and fixed_s:
+            fixed_s = (fixed_s[0] - (1 - dense) * self.dense_s, *fixed_s[1:])
+        busiest = max((host.dram_s for host in self.hosts), default=0.0)
+        schedule = replace(self.schedule, fixed_s=fixed_s)
+        return max(schedule.step_time_s(np.asarray(times)), dram * busiest)
 
     @property
     def phase_times_s(self) -> Float:
@@ -114,6 +158,12 @@ class CostReport:
         """Seconds of each GPU in the phases of the longest chain, shape (GPUs,)."""
         seconds: Float = self.longest_chain[1].sum(axis=0)
         return seconds
+
+    @property
+    def slowest_gpu(self) -> int:
+        """The number of the GPU that is busy longest in the phases of the longest chain."""
+        seconds = self.gpu_s
+        return int(np.argmax(seconds >= (1 - _ALIKE) * seconds.max()))
 
     @property
     def longest_chain(self) -> tuple[tuple[str, ...], Float]:
@@ -153,16 +203,20 @@ class CostReport:
 
     @property
     def bottleneck(self) -> str:
-        """The device that the step waits for most, and what that device does then."""
+        """What keeps a step from ending: the slowest GPU and its longest phase, or what is longer.
+
+        That is a host's memory, or the dense layers.
+        """
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
         if busiest is not None and busiest.dram_s >= self.step_time_s > 0:
             return f"{busiest.device} dram"
         if self.phase_s:
-            longest = max(self.phases, key=lambda phase: phase.slowest_s)
-            if self.has_dense_phase and (self.dense_s or 0.0) > longest.slowest_s:
+            names, times = self.longest_chain
+            of_slowest = times[:, self.slowest_gpu]
+            if self.has_dense_phase and (self.dense_s or 0.0) > of_slowest.max():
                 return "dense layers"
-            return f"{longest.slowest} {longest.name}"
-        slowest = max(self.gpus, key=lambda gpu: gpu.total_s)
+            return f"{self.gpus[self.slowest_gpu].device} {names[int(of_slowest.argmax())]}"
+        slowest = self.gpus[self.slowest_gpu]
         parts = {
             "hbm": slowest.hbm_s,
             "link": slowest.link_s,

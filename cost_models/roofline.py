@@ -10,7 +10,7 @@ and s bytes of optimizer state, and V output vectors:
   memory, and in HBM the copies land and leave besides the work of rows in HBM;
 * rows read in place (uva): what the lookup reads, and U·(w + s), over the link and in host memory;
 * rows pooled by the host: V·w over the link each way, and in host memory what rows in HBM
-  cost there;
+  cost there, at `RooflineConstants.host_pool_share` of its bandwidth; the GPU waits for it;
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
   gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
   gradients of the touched rows; see `cost_models.step_equation.exchanged_bytes`;
@@ -87,6 +87,13 @@ class RooflineConstants:
     in_place_update_share : float
         The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s
         each way on H100 (recsys-examples, managed memory, SGD and Adam alike).
+    host_pool_share : float
+        Of the host memory's bandwidth, what its processors reach that pool and update rows;
+        fitted to 16 steps on an H100 whose host pools the rows that are not in HBM
+        (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
+        measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
+    host_wait_share : float
+        Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     step_s : float
         What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
         fitted. Where Python launches each kernel it is more: up to 18 ms a step.
@@ -105,6 +112,8 @@ class RooflineConstants:
     copy_share: float = 0.75
     in_place_share: float = 0.64
     in_place_update_share: float = 0.76
+    host_pool_share: float = 0.58
+    host_wait_share: float = 1.0
     step_s: float = 0.36e-3
     exchange_step_s: float = 1.02e-3
     relative_error: float = 0.27
@@ -192,7 +201,8 @@ class Roofline(StepEquation):
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
-        return _in_host_memory(1 / problem.topology.hosts_by_id[host].dram_bytes_per_s)
+        dram_s = 1 / problem.topology.hosts_by_id[host].dram_bytes_per_s
+        return _by_processors(dram_s / self.constants.host_pool_share)
 
     def least_shard_s(self, problem: Problem) -> float | None:
         """0, or None where no GPU is fastest in everything. See `StepEquation.least_shard_s`."""
@@ -220,8 +230,8 @@ def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> R
     )
 
 
-def _in_host_memory(byte_s: float) -> Rates:
-    """The same in a host's memory, which its presets' share is for."""
+def _by_processors(byte_s: float) -> Rates:
+    """The same in a host's memory, by its processors."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -258,8 +268,10 @@ def _costs(
         Rates(lookup_byte_s=repeat * dram, row_byte_s=(once + 2) * dram),
     )
     # Vectors come for the lookup, and their gradients go back after it.
+    pooled = _by_processors(dram / constants.host_pool_share)
+    waits = _by_processors(dram / constants.host_pool_share * constants.host_wait_share)
     vectors = Rates(vector_byte_s=2 * link)
-    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), vectors, _in_host_memory(dram))
+    by_host = ReadCosts(Rates(vector_byte_s=2 * hbm), waits + vectors, pooled)
     probe = Rates(lookup_s=constants.probe_bytes * hbm)
     return UnitCosts(
         device=device,
@@ -289,6 +301,8 @@ def _lookup_shares(constants: RooflineConstants) -> Float:
         if kind == "uva":
             shares[number, 1, 3] = in_place / (in_place + 1 / constants.in_place_update_share)
             continue
+        if kind == "host":
+            shares[number, 1, :4] = shares[number, 2, :4]
         shares[number, 0, 1] = reads / (reads + 1 / constants.update_share)
         # Copies land before the lookup, and leave after the update.
         staged = kind in ("staged", "miss")

@@ -27,6 +27,9 @@ _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)(?P<path>[^)#\s]+)")
 _FENCE = re.compile(
     r"^```(?P<language>\w+) (?P<title>title=\"[^\"]+\")? *no-run: (?P<why>.+)$", re.M
 )
+_NEEDS = re.compile(r"(?:needs|takes|measures|trains|installs|searches|a part of) [^,\"]+")
+"""Of why tests do not run a block, what a reader wants to know before running it."""
+
 _SET_UP = re.compile(r"^<!-- set-up: \w+\n.*?^-->\n", re.M | re.S)
 _PICTURES = (".png", ".svg")
 _PACKAGES = {"placer": placer, "solvers": solvers, "cost_models": cost_models}
@@ -58,7 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to where the site has their files, and say why a block is not run in tests."""
+    """Lead links to where the site has their files, and say what a block needs of a reader."""
     source = _repository_path(page.file.src_uri)
     if source is not None:
         markdown = _LINK.sub(lambda link: _led(link["path"], source, page.file.src_uri), markdown)
@@ -66,8 +69,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _titled(fence: re.Match[str]) -> str:
-    title = fence["title"] or 'title="{}"'.format(fence["why"].replace('"', "'"))
-    return f"```{fence['language']} {title}"
+    needs = _NEEDS.match(fence["why"])
+    title = fence["title"] or ("" if needs is None else f'title="{needs[0]}"')
+    return f"```{fence['language']} {title}".rstrip()
 
 
 def _commands() -> str:

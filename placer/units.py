@@ -1,5 +1,6 @@
-"""Bytes, seconds and prices as people write them: ``8GiB``, ``24 GB``, ``5min``."""
+"""Numbers, bytes, seconds and prices as people write them: ``8GiB``, ``24 GB``, ``5min``."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ _UNITS = {
 _MOST_BYTES = 1 << 63
 _LEAST_WITHOUT_UNIT = 1 << 20
 """Nobody means fewer bytes than that of a memory by a number alone."""
+_LEAST_PERCENT = 0.001
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -51,6 +53,49 @@ def parse_bytes(text: str | int | float) -> int:
     return round(size)
 
 
+def significant(value: float, digits: int = 3) -> str:
+    """A number of so many significant digits, without an exponent; what is before the point whole.
+
+    Examples
+    --------
+    >>> significant(0.000123456), significant(1234.5), significant(999.96)
+    ('0.000123', '1,234', '1,000')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    # Of the number as it is rounded: 0.9996 has the digits of 1.
+    exponent = int(f"{value:.{digits - 1}e}".rpartition("e")[2])
+    text = f"{value:,.{max(0, digits - 1 - exponent)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """A count and what it is of, one or several.
+
+    Examples
+    --------
+    >>> counted(1, "table"), counted(1200, "table"), counted(2, "batch", "batches")
+    ('1 table', '1,200 tables', '2 batches')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def format_share(value: float) -> str:
+    """A share of 1 as a percentage.
+
+    Examples
+    --------
+    >>> format_share(0.1234), format_share(12.3), format_share(0.9999), format_share(6e-16)
+    ('12.3%', '1,230%', '>99.9%', '<0.001%')
+    """
+    percent = 100 * value
+    # What is less is rounding, or as good as nothing.
+    if 0 < abs(percent) < _LEAST_PERCENT:
+        return f"<{_LEAST_PERCENT}%" if percent > 0 else "0%"
+    # A share just below 1 must not read as all of it.
+    return ">99.9%" if 99.95 <= percent < 100 else f"{significant(percent)}%"
+
+
 def format_bytes(count: float) -> str:
     """A size for people, in binary units.
 
@@ -62,10 +107,14 @@ def format_bytes(count: float) -> str:
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1023.5:  # What rounds to 1024 is one of the next unit.
-            digits = 4 if abs(size) >= 1000 else 3
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{digits}g} {unit}"
+            # Up to 1023 of a unit: no thousands to separate.
+            return f"{size:.0f} {unit}" if unit == "B" else f"{_plain(size)} {unit}"
         size /= 1024
-    return f"{size:,.4g} TiB"
+    return f"{significant(size, 4)} TiB"
+
+
+def _plain(value: float) -> str:
+    return significant(value).replace(",", "")
 
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*(us|ms|s|sec|min|h|)\s*", re.IGNORECASE)
@@ -105,8 +154,8 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= 0.9995 * scale:  # What rounds to 1000 is one of this unit.
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+            return f"{_plain(seconds / scale)} {unit}"
+    return f"{significant(seconds / 1e-9)} ns"
 
 
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:

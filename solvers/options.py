@@ -127,9 +127,11 @@ class ProblemOptions:
         """
         from placer.workloads.dense import dense_part
 
-        machine, path = None if old is None else old.topology, self.constraints_path
-        if machine is None or (self.topology, hbm, self.dram) != (None, None, None):
+        path = self.constraints_path
+        if old is None or self.topology is not None:
             machine = placer.Topology.parse(self.topology or "auto", hbm=hbm, dram=self.dram)
+        else:
+            machine = old.topology.with_memory(hbm=hbm, dram=self.dram)
         dense = None if old is None else old.dense
         if self.dense is not None:
             dense = dense_part(self.dense, self.workload, self.dim)
@@ -141,6 +143,17 @@ class ProblemOptions:
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingOptions(ProblemOptions):
+    """The same of a plan that follows an old one, which says what is not given."""
+
+    topology: str | None = option(
+        None, "8xh100, 2x8xa100-80, a YAML/TOML file; else the old plan's.", kind=_A_MACHINE
+    )
+    dram: str | None = option(None, "DRAM budget of each host; else the old plan's.")
+    batch_size: int | None = option(None, "Samples per GPU and step; else the old plan's.", least=1)
 
     def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
         """The problem of a plan that follows an old one."""

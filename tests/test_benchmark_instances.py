@@ -67,7 +67,7 @@ def test_the_checker_and_the_cost_model_agree_on_random_plans() -> None:
         instance = expand.document("drawn", problem, catalogue.CONSTANTS)
         verdict = check.check(instance, as_json(plan))
         assert not verdict.faults
-        expected = Roofline().evaluate(problem, plan).step_time_s
+        expected = imported("ours").cost_model().evaluate(problem, plan).step_time_s
         assert verdict.step_time_s == pytest.approx(expected, rel=1e-9, abs=0)
         memory = device_memory(plan)
         assert verdict.used_bytes == {name: use.total_bytes for name, use in memory.items()}

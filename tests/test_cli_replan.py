@@ -76,6 +76,20 @@ def test_drift(workbench: Workbench, tmp_path: Path) -> None:
     assert shown["step_time_s"] == pytest.approx(later["step_time_s"])
 
 
+def test_a_budget_alone_is_of_the_old_plans_machine(workbench: Workbench, tmp_path: Path) -> None:
+    """--help said that the machine is as the old plan has it, and --hbm took this machine."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    succeed("plan", *workbench.problem(), "--solver", "greedy-size", "-o", old)
+    again = ("--profile", workbench.profile, "--hbm", "110KiB", "--steps", "2", "-o", new)
+    succeed("replan", "--from", old, *again)
+    before, after = (placer.Plan.load(path).topology for path in (old, new))
+    assert [gpu.id for gpu in after.gpus] == [gpu.id for gpu in before.gpus]
+    assert {gpu.memory_bytes for gpu in after.gpus} == {110 << 10}
+    words = " ".join(succeed("replan", "--help").stdout.split())
+    assert "this machine" not in words
+    assert "8192 by default" not in words
+
+
 def test_what_goes_wrong(workbench: Workbench, tmp_path: Path) -> None:
     new = tmp_path / "new.json"
     before = ("replan", "--from", workbench.plan)

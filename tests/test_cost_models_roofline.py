@@ -1,7 +1,10 @@
 """The roofline model by hand."""
 
+import json
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +25,18 @@ from problem_cases import (
 from cost_models import CostReport, Roofline, ShardingOption, TableShard, shards_of
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP, UPDATE_KERNELS, RooflineConstants
 from cost_models.step_equation.exchanged_bytes import ID_BYTES, LENGTH_BYTES
-from placer import AccessCdf, Problem, Shard
+from placer import (
+    AccessCdf,
+    Constraints,
+    Feature,
+    Problem,
+    Profile,
+    Shard,
+    Table,
+    TableProfile,
+    Topology,
+)
+from placer.constraints.rules import TableRule
 from placer.dense import DenseLayers
 from placer.plan.buffers import (
     STEPS_IN_FLIGHT,
@@ -30,11 +44,12 @@ from placer.plan.buffers import (
     staged_rows,
     with_buffers,
 )
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
+from solvers import solve
 
-PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
+PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
 """The model whose kernels reach all of every bandwidth and move nothing besides rows."""
 
 # The roofline by hand: 8 samples on one GPU of 1e12 B/s, a link of 1e10, host memory of 1e11.
@@ -200,14 +215,57 @@ def test_rows_read_in_place_by_hand() -> None:
 def test_rows_pooled_by_the_host_by_hand() -> None:
     by_gpu = roofline(uniform(), whole(uniform(), "host"))
     (gpu,), (host,) = by_gpu.gpus, by_gpu.hosts
-    assert gpu.link_s == pytest.approx(2 * OUTPUT / 1e10)  # Vectors, and their gradients.
+    # Vectors and their gradients, and until the host's processors are done.
+    assert gpu.link_s == pytest.approx(2 * OUTPUT / 1e10 + HBM_ROWS / 1e11)
     assert host.dram_s == pytest.approx(HBM_ROWS / 1e11)
     # A host that serves by itself sends to each of its GPUs what that GPU's samples need.
     pair = uniform(2)
     by_host = roofline(pair, whole(pair, "host", "host:0"))
-    assert [g.link_s for g in by_host.gpus] == pytest.approx([OUTPUT / 1e10] * 2)
+    each_s = OUTPUT / 1e10 + HBM_ROWS / 2 / 1e11
+    assert [g.link_s for g in by_host.gpus] == pytest.approx([each_s] * 2)
     assert by_host.hosts[0].dram_s == pytest.approx(HBM_ROWS / 1e11)
     assert [g.launch_s for g in by_host.gpus] == [0, 0]
+    # Processors that reach half of the memory's bandwidth take twice as long.
+    slow = Roofline(replace(PLAIN.constants, host_pool_share=0.5))
+    halved = slow.evaluate(uniform(), plan_for(uniform(), whole(uniform(), "host")))
+    assert halved.gpus[0].link_s == pytest.approx(2 * OUTPUT / 1e10 + 2 * HBM_ROWS / 1e11)
+    assert halved.hosts[0].dram_s == pytest.approx(2 * HBM_ROWS / 1e11)
+
+
+def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
+    """The steps of a host that pools: predictions are as often too long as too short."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    sys.path.insert(0, str(folder))
+    try:
+        predictions = __import__("_gpu_predictions").predictions
+    finally:
+        sys.path.remove(str(folder))
+    measured = json.loads((folder / "results" / "gpu-nvidia-h100-80gb-hbm3.json").read_text())
+    few = [r for r in measured["records"] if r["contender"] == "host" and r["skew"] != "criteo"]
+    ratios = [
+        predicted_s / record["step_s"]
+        for record, predicted_s in predictions({**measured, "records": few}, "1xh100")
+    ]
+    assert len(ratios) == 8
+    assert 0.85 < np.exp(np.mean(np.log(ratios))) < 1.15
+    assert min(ratios) > 0.5
+    assert max(ratios) < 1.5
+
+
+def test_a_host_does_not_pool_while_hbm_is_empty() -> None:
+    """4M rows of 128 with Adam on an A10 of 4 GiB: a host was taken for 1%, 92% of HBM free."""
+    table = Table("t", 4_000_000, 128, "float32", "adam", (Feature("f", 20.0),))
+    profile = Profile((TableProfile(table, AccessCdf.zipf(4_000_000, 1.05)),))
+    problem = Problem(profile, Topology.parse("1xa10", hbm="4GiB"), 8192)
+    plan = solve(problem, "greedy-cost").plan
+    rule = TableRule(forbid=frozenset({"staged", "uva", "cached"}))
+    only_host = Constraints(tables=(("t", rule),))
+    by_host = solve(replace(problem, constraints=only_host), "greedy-cost")
+    assert plan is not None
+    assert {shard.lookup for shard in plan.shards} == {"device", "staged"}
+    assert device_memory(plan)["gpu:0"].total_bytes > 0.9 * 4 * 2**30
+    assert by_host.step_time_s is not None
+    assert by_host.step_time_s > Roofline().evaluate(problem, plan).step_time_s
 
 
 def test_a_cache_by_hand() -> None:
@@ -458,7 +516,7 @@ def test_a_host_that_pools_sends_a_bag_however_few_rows_it_has() -> None:
         roofline(problem, whole(problem, lookup)).gpus[0].total_s for lookup in ("host", "device")
     )
     assert curve.gpu_s[[0, -1]] + LAUNCHED == pytest.approx([by_host, resident])
-    sent = 2 * OUTPUT / 1e10 + 2 * OUTPUT / 1e12
+    sent = 2 * OUTPUT / 1e10 + 2 * OUTPUT / 1e12 + HBM_ROWS / 4 / 1e11
     assert curve.gpu_s[3] + LAUNCHED == pytest.approx(resident - HBM_ROWS / 4 / 1e12 + sent)
     assert curve.dram_s == pytest.approx(HBM_ROWS * np.linspace(1, 0, 5) / 1e11)
 

@@ -19,10 +19,11 @@ from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, 
 from placer.profile.cdf import AccessCdf
 from placer.report.palette import HATCHES, MARKERS, SERIES
 from placer.workloads import named_workload
+from solvers import solve
 from solvers.bounds.binding import Binding
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
-from solvers.report.page.figures import PATTERNS, label
+from solvers.report.page.figures import PATTERNS, label, memory_charts, time_chart
 from solvers.report.page.render import charts_of, script_json
 from solvers.report.page.table_map import table_map
 from solvers.report.page.verdict import verdict
@@ -149,6 +150,36 @@ def test_a_verdict_says_how_near_the_best_and_what_to_do(
     assert ("--solver auto" in " ".join(said.advice)) == (gap > 0.05)
     unbound = verdict(facts, answers.cost, Binding("hbm", "w"), bound_holds=False, memory=())
     assert "no bound" in unbound.summary
+
+
+def test_a_plan_of_one_gpu_has_a_chart_of_its_memory() -> None:
+    table = Table("t", 1000, 8, features=(Feature("t"),))
+    plan = Plan(
+        (table,),
+        Topology.parse("1xh100"),
+        (Shard("t", (0, 1000, 1), (0, 8), ("gpu:0",), "hbm", "device"),),
+    )
+    memory = plan_report(plan).sections[0]
+    (chart,) = memory_charts(memory, plan.topology)
+    bars = [trace for trace in chart.traces if trace["type"] == "bar"]
+    assert {trace["name"] for trace in bars} == {"weights", "optimizer state"}
+    assert all(trace["x"] == ["gpu:0"] and trace["width"] < 1 for trace in bars)
+
+
+def test_all_parts_of_a_page_name_the_same_slowest_gpu() -> None:
+    """The verdict, the chart of the time and the table of the work named three."""
+    profile, machine = named_workload("random-12@4"), Topology.parse("4xa100-40", hbm="512MiB")
+    problem = Problem(profile, machine, 512)
+    for solver in ("greedy-size", "greedy-lookup", "greedy-cost"):
+        plan = solve(problem, solver).plan
+        assert plan is not None
+        answers = answers_of(problem, plan)
+        slowest = machine.gpus[answers.cost.slowest_gpu].id
+        assert answers.cost.bottleneck.startswith(f"{slowest} ")
+        assert f"{slowest} is busy longest" in time_chart(answers.cost, machine, None).words
+        work = next(one for one in answers.shown.sections if one.name == "time")
+        assert max(work.rows, key=lambda row: row["of_slowest"])["device"] == slowest
+        assert max(row["of_slowest"] for row in work.rows) == 1
 
 
 def thousands() -> tuple[Problem, Plan]:
@@ -313,6 +344,18 @@ def test_a_page_is_whole_at_every_width_by_day_and_night(
     assert len(tab.screenshot(tmp_path / "page.png")) > 10_000
     assert tab.complaints == []
     assert tab.requests == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_placement_is_seen_on_a_narrow_screen(page: Path, tab: Browser) -> None:
+    tab.open(page, 400)
+    left, right, words = tab.evaluate(
+        "(cell => [cell.getBoundingClientRect().left, cell.getBoundingClientRect().right, "
+        "cell.textContent])(document.querySelector('#map td[data-key=placement]'))"
+    )
+    assert 0 < left < right <= 400
+    assert words
 
 
 @pytest.mark.slow

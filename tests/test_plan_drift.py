@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of
 from problem_cases import counted_table, problem_of, zipf_table
 
-from cost_models import Roofline
-from placer import Plan, Shard, Table
+from cost_models import Roofline, drawn_stream, simulate
+from placer import Plan, Profile, Shard, Table
 from placer.errors import TopologyError
+from placer.plan.buffers import slice_lookup_share
 from placer.plan.diff import diff
-from placer.plan.fields import RowOrder
+from placer.plan.drift import assumed_even
+from placer.plan.fields import Provenance, RowOrder
 from placer.plan.migration import migration
 from placer.plan.order import Ranks, distinct
 from placer.topology.topology import Topology
+from solvers.report import plan_report
 
 ROWS = 30
 
@@ -67,12 +70,15 @@ def test_accesses_are_those_of_the_ids_at_a_plans_ranks(
     if all(shard.lookup == "cached" for shard in shards if shard.row_count):
         assert found is profile.cdf
         return
-    # Between two edges of shards, the hottest row is first.
+    # Between two edges of shards, the hottest row is first; strided rows stay where they are.
+    listed_first = [] if listed is None else listed
+    hottest = profile.counts.hottest().tolist() if profile.counts is not None else []
+    strided = any(shard.rows[2] > 1 for shard in shards) and listed_first[: len(hottest)] != hottest
     edges = sorted({0, ROWS, *(end for shard in shards for end in shard.rows[:2])})
     heat = [counts[one] for one in ids_by_rank(plan, "t")]
     expected: list[int] = []
     for low, high in pairwise(edges):
-        expected += sorted(heat[low:high], reverse=True)
+        expected += heat[low:high] if strided else sorted(heat[low:high], reverse=True)
     per_rank = np.diff(np.interp(np.arange(ROWS + 1), found.ranks, found.shares))
     assert per_rank == pytest.approx(np.array(expected) / max(1, sum(counts)), abs=1e-12)
 
@@ -89,6 +95,44 @@ def test_a_published_table_has_ids_for_ranks() -> None:
     assert share == pytest.approx(1 - float(profile.cdf.share(20)))
     times = [Roofline().evaluate(one, plan).step_time_s for one in (problem, stale)]
     assert times[0] < times[1]
+
+
+def test_strided_slices_of_ids_get_the_lookups_of_their_ids() -> None:
+    """All lookups on one GPU of two were predicted as half on each."""
+    profile = counted_table("t", [1000, 0] * 500, 16, lookups=4.0)
+    problem = problem_of(profile, topology=machine(2, launch_s=0.0), batch_size=512)
+    slices = (in_hbm("t", (n, 1000, 2), (0, 16), f"gpu:{n}") for n in range(2))
+    plan = plan_of(profile.table, *slices, topology=problem.topology)
+    model = Roofline()
+    known = problem.in_plan_order(plan)
+    assert [slice_lookup_share(known.profile["t"], (n, 1000, 2)) for n in range(2)] == [
+        pytest.approx(1.0),
+        pytest.approx(0.0),
+    ]
+    even, uneven = (model.evaluate(one, plan) for one in (problem, known))
+    assert even.balance > 0.99
+    assert uneven.gpus[0].hbm_s > 1.8 * even.gpus[0].hbm_s
+    assert uneven.step_time_s > 1.3 * even.step_time_s
+    simulated = simulate(plan, [drawn_stream(problem.profile, 1024, 4)], model, problem.profile)
+    assert simulated.gpu_s[0] > 3 * simulated.gpu_s[1]
+    # Listed in the profile's order, rows are spread evenly.
+    spread = ordered(plan, profile.counts.hottest().tolist() if profile.counts else [])
+    assert problem.in_plan_order(spread) is problem
+
+
+def test_where_counts_are_not_known_load_is_said_to_be_assumed_even() -> None:
+    counted, drawn = counted_table("t", [5, 1, 1, 1]), zipf_table("t", 4)
+    slices = [in_hbm("t", (n, 4, 2), (0, 16), f"gpu:{n}") for n in range(2)]
+    plan = plan_of(drawn.table, *slices, topology=machine(2))
+    assert assumed_even(plan) == ("t",)
+    assert assumed_even(plan, Profile((drawn,))) == ("t",)
+    assert assumed_even(plan, Profile((counted,))) == ()
+    shown = plan_report(plan, even=assumed_even(plan))
+    assert "load is assumed even over the slices of t" in shown.headline[-1]
+    published = replace(plan, provenance=Provenance("", "", "", "workload random-1@1: drawn"))
+    assert assumed_even(published) == ()
+    whole = plan_of(drawn.table, in_hbm("t", (0, 4, 1), (0, 16)))
+    assert assumed_even(whole) == ()
 
 
 def test_the_profiles_own_order_changes_nothing() -> None:

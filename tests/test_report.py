@@ -12,6 +12,7 @@ import pytest
 from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
+from problem_cases import counted_table
 from rich.console import Console
 
 from cost_models import Roofline
@@ -364,6 +365,13 @@ def test_workloads_report_lists_all() -> None:
     assert [row["name"] for row in report.to_json()["workloads"]] == list(workload_names())
     text = shown(report)
     assert all(name in text for name in workload_names())
+
+
+def test_the_top_of_a_tiny_table_is_a_row_at_least() -> None:
+    """Of 7 rows, the top 1% had 2.8% of the lookups where one row has 40%."""
+    tiny = counted_table("t", [40, 20, 15, 10, 8, 6, 1])
+    (row,) = profile_report(Profile((tiny,))).to_json()["tables"]
+    assert row["top_1_percent_share"] == row["top_10_percent_share"] == pytest.approx(0.4)
 
 
 def test_topology_report() -> None:

@@ -77,3 +77,15 @@ def test_marks_for_the_tests_are_not_shown_as_they_stand(site: Path) -> None:
         assert "no-run:" not in text, page
         assert "set-up:" not in text, page
     assert "installs for minutes</span>" in _page(site, "start.html")
+
+
+def test_titles_of_blocks_are_for_readers(site: Path) -> None:
+    """What tests run in a block's place is nothing that a reader of the page looks for."""
+    titles = re.compile(r'<span class="filename">([^<]*)</span>')
+    of_tests = {
+        (page.name, title)
+        for page in site.rglob("*.html")
+        for title in titles.findall(page.read_text(encoding="utf-8"))
+        if ("tests/" in title or "benchmarks/" in title) and "files" not in page.parts
+    }
+    assert not of_tests

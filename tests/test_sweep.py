@@ -140,7 +140,11 @@ def test_a_step_on_gpus_is_the_longest_of_its_parts(name: str, nvlink: bool) -> 
 def test_hosts_that_pool_send_vectors_and_nothing_is_exchanged() -> None:
     point = points_of(two_gpus(), SMALL, "host-pooled")["host-pooled"]
     # 4 features × 64 samples × 16 columns of float32 to each GPU, gradients back, and its inputs.
-    assert point.parts_s["host link"] == pytest.approx((2 * 4 * 64 * 64 + 64 * 36) / 1e7)
+    # Each GPU waits for its half of what the host's processors pool and update.
+    waits_s = point.parts_s["host memory"] / 2
+    assert waits_s > 0
+    sent_s = (2 * 4 * 64 * 64 + 64 * 36) / 1e7
+    assert point.parts_s["host link"] == pytest.approx(sent_s + waits_s)
     dense = points_of(two_gpus(), replace(SMALL, rows=1), "host-pooled")["host-pooled"]
     assert point.parts_s["gpu"] == pytest.approx(dense.parts_s["gpu"])  # Only dense layers.
 
@@ -388,7 +392,7 @@ def test_a_model_too_large_for_the_gpus_is_slower_there_than_on_cpus() -> None:
     remote = points["remote"].samples_per_s
     assert remote is not None
     assert points["remote"].waits_for == "network"
-    assert remote < 0.7 * rate(platform("16xcpu"), setting, "cpu")
+    assert remote < 0.8 * rate(platform("16xcpu"), setting, "cpu")
     # Which a split of hot and cold rows, not in the paper, changes.
     split = points["hot-cold"].samples_per_s
     assert split is not None

@@ -1,5 +1,6 @@
 """Presets: the grammar, sound constants, and what budgets do to them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,32 @@ def test_unknown_topology_lists_the_presets() -> None:
         Topology.parse("dgx")
     for word in (*KINDS, *NAMED, "auto", ".yaml"):
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("kind", sorted(GPU_KINDS))
+def test_no_gpu_has_more_memory_than_its_card(kind: str) -> None:
+    """300 GiB on a card of 80 GB were planned for."""
+    name, most = f"1x{kind}", GPU_KINDS[kind].memory_bytes
+    round_gib = math.ceil(most / 2**30)
+    assert Topology.parse(name, hbm=f"{round_gib}GiB").gpus[0].memory_bytes == round_gib << 30
+    for more in (1.2 * most, 4 * most):
+        with pytest.raises(TopologyError, match=r"its card, .* has .*lower --hbm"):
+            Topology.parse(name, hbm=f"{more:.0f}B")
+        with pytest.raises(TopologyError, match="its card"):
+            Topology.parse(name).with_memory(hbm=int(more))
+    with pytest.raises(TopologyError, match=r"such a host has .*lower --dram"):
+        Topology.parse(name, dram=int(HOST_KINDS[kind].memory_bytes) + 1)
+
+
+def test_no_gpu_of_a_file_has_more_memory_than_its_card(tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    Topology.parse("2xh100", hbm="64GiB").save(file)
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("64GiB", "300GiB"), encoding="utf-8")
+    with pytest.raises(TopologyError, match="gpu:0 of '2xh100' would have 300 GiB"):
+        Topology.load(file)
+    file.write_text(text.replace("64GiB", "300GiB").replace("  chip: h100\n", ""), encoding="utf-8")
+    assert Topology.load(file).gpus[0].memory_bytes == 300 << 30
 
 
 def test_bad_budget() -> None:

@@ -1,11 +1,17 @@
 """Sizes and durations as people write them."""
 
+import re
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import PlacerError
-from placer.units import format_bytes, format_seconds, parse_bytes
+from placer.report import console
+from placer.report import section as form
+from placer.units import counted, format_bytes, format_seconds, parse_bytes, significant
+from solvers.report.whatif import gain
 
 
 @pytest.mark.parametrize(
@@ -45,6 +51,49 @@ def test_sizes_never_need_an_exponent() -> None:
     assert format_bytes(1023 * 2**20) == "1023 MiB"
     assert format_bytes(999 * 2**10) == "999 KiB"
     assert format_bytes(0) == "0 B"
+
+
+SHOWN = (
+    form.size, form.seconds, form.share, form.count, form.rate, form.number, form.times, gain,
+    console.readable, significant,
+)  # fmt: skip
+
+
+@given(st.floats(1e-18, 1e17) | st.floats(0.5, 2000.0), st.sampled_from(SHOWN))
+def test_no_number_has_an_exponent(value: float, show: Callable[[float], str]) -> None:
+    """``1e+03 MiB`` and ``6.66e-14%`` were written."""
+    text = show(value)
+    assert re.search(r"\de[+-]?\d", text) is None
+    # No unit is left where the next one begins, and no zero that means nothing.
+    number = re.search(r"[\d,.]+", text)
+    assert number is not None
+    assert "," not in number[0] or re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", number[0])
+
+
+@given(st.floats(1e-3, 1e9), st.integers(1, 6))
+def test_significant_digits_are_kept(value: float, digits: int) -> None:
+    shown = float(significant(value, digits).replace(",", ""))
+    assert shown == pytest.approx(value, rel=10.0**-digits * 5.0001)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0%"),
+        (6.66e-16, "<0.001%"),
+        (-6.66e-16, "0%"),
+        (0.9999999, ">99.9%"),
+        (12.3, "1,230%"),
+    ],
+)
+def test_tiny_shares_say_that_they_are(value: float, text: str) -> None:
+    assert form.share(value) == text
+
+
+def test_one_of_a_thing_is_not_several() -> None:
+    assert counted(1, "table") == "1 table"
+    assert counted(0, "table") == "0 tables"
+    assert counted(1200, "batch", "batches") == "1,200 batches"
 
 
 def test_sizes_that_round_up_to_the_next_unit_are_in_it() -> None:

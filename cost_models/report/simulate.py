@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
-from placer.units import format_seconds
+from placer.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from cost_models.simulation import Simulated
@@ -44,8 +44,8 @@ def simulate_report(simulated: "Simulated") -> Report:
         dense = f"{format_seconds(simulated.dense_s)} of each are dense layers"
     overlap = "beside the step before" if options.look_ahead else "within the step"
     headline = (
-        f"{steps:,} steps, {totals.samples:,} samples; HBM served {form.share(share)} of "
-        f"{form.count(served.lookups)} lookups",
+        f"{counted(steps, 'step')}, {counted(totals.samples, 'sample')}; HBM served "
+        f"{form.share(share)} of {form.count(served.lookups)} lookups",
         f"a step: mean {format_seconds(times.mean_s)}, median {format_seconds(times.p50_s)}, "
         f"p99 {format_seconds(times.p99_s)}, copies {overlap}; without any overlap "
         f"{format_seconds(sums.mean_s)}; {dense}",
@@ -182,7 +182,7 @@ def _break_even(one: "Drifted") -> str | None:
         return "never"
     if not one.migration_s:
         return "never needed"
-    return f"{math.ceil(one.break_even_steps):,} steps"
+    return f"{counted(math.ceil(one.break_even_steps), 'step')}"
 
 
 def _steps(records: "Sequence[StepRecord]") -> Section:

@@ -7,6 +7,7 @@ from typing import Any
 from cost_models.sweep.run import Point, Sweep
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
+from placer.units import significant
 
 Case = tuple[tuple[str, float], ...]
 
@@ -64,7 +65,9 @@ def sweep_tables(sweep: Sweep) -> Report:
             Column("detail", "why not", wraps=True),
         )
         sections.append(Section("impossible", "Not possible", reasons, tuple(impossible)))
-    base = ", ".join(f"{axis} {value:g}" for axis, value in asdict(sweep.base).items())
+    base = ", ".join(
+        f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items()
+    )
     return Report(
         "Sweep over placements",
         tuple(sections),
@@ -101,7 +104,7 @@ def _case(point: Point) -> Case:
 
 
 def _words(case: Case) -> str:
-    return " ".join(f"{axis}={value:g}" for axis, value in case)
+    return " ".join(f"{axis}={significant(value, 6).replace(',', '')}" for axis, value in case)
 
 
 def _by_case(points: Sequence[Point]) -> dict[tuple[str, Case], list[Point]]:

@@ -38,6 +38,7 @@ from cost_models.step_equation.phases import (
     NAMES,
     ROWS,
     lookup_shares,
+    parts_of,
     schedule_of,
     with_lanes,
 )
@@ -152,6 +153,7 @@ class StepEquation(ABC):
         gpu_s = np.zeros((len(topology.gpus), 4))
         schedule = self.schedule(problem)
         phase_s = np.zeros((ROWS, len(topology.gpus)))
+        pooling_s = np.zeros_like(phase_s)
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         known: dict[tuple[object, ...], tuple[Float, Float, float]] = {}
@@ -164,6 +166,8 @@ class StepEquation(ABC):
                 of_gpu_s, of_phases_s, host_s = known[key]
                 gpu_s[work.gpu] += of_gpu_s
                 phase_s[:, work.gpu] += of_phases_s
+                if work.kind == "host":
+                    pooling_s[:, work.gpu] += of_phases_s
                 dram_s[work.host] += host_s
                 continue
             rates = self.host_rates(problem, work.table, work.host)
@@ -173,9 +177,12 @@ class StepEquation(ABC):
                 costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
                 of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
                 phase_s[:, number] += of_gpu_s
+                pooling_s[:, number] += of_gpu_s
                 gpu_s[number, 1] += of_gpu_s[: len(NAMES)].sum()
         arenas_s = arena_times(self, problem, plan)
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
+        parts_s = with_lanes(parts_of(phase_s, pooling_s, gpu_s[:, 3]), problem.pipeline)
+        parts_s[-1] += arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
         rows_s = contended(rows_s, topology, self.contention)
         gpu_s = contended(gpu_s.T, topology, self.contention).T
@@ -192,6 +199,7 @@ class StepEquation(ABC):
             schedule,
             tuple(map(tuple, rows_s.tolist())),
             None if problem.dense is None else max(dense_phase_s(problem)),
+            contended(parts_s, topology, self.contention),
         )
 
     def _times(self, work: Work, costs: UnitCosts) -> tuple[Float, Float, float]:

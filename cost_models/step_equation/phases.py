@@ -78,9 +78,32 @@ _ROWS_OF = {pipeline: _rows_of(pipeline) for pipeline in PIPELINES}
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule of phase times, shape (8, ...)."""
+    """The rows of a pipeline's schedule of phase times, shape (8,) or (..., 8, GPUs)."""
     rows: Float = _ROWS_OF[pipeline] @ phase_s
     return rows
+
+
+def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float) -> Float:
+    """Phase times by what takes them, shape (5, 8, GPUs): see `cost_models.cost_report.PARTS`.
+
+    Parameters
+    ----------
+    phase_s, pooling_s : float64, shape (8, GPUs)
+        Of all works, and of those whose rows hosts pool.
+    launch_s : float64, shape (GPUs,)
+        Of shards, half of it the lookup's.
+    """
+    parts_s = np.zeros((5, *phase_s.shape))
+    hbm_s, link_s, by_hosts_s, exchange_s, launches_s = parts_s
+    for phase, on_link in ((LOOKUP, LINK_LOOKUP), (UPDATE, LINK_UPDATE)):
+        by_hosts_s[[phase, on_link]] = pooling_s[on_link]
+        link_s[[phase, on_link]] = phase_s[on_link] - pooling_s[on_link]
+        launches_s[phase] = launch_s / 2
+    link_s[COPIES] = phase_s[COPIES]
+    exchanged = [IDS, OUTPUTS, GRADIENTS]
+    exchange_s[exchanged] = phase_s[exchanged]
+    hbm_s += phase_s - parts_s[1:].sum(axis=0)
+    return parts_s
 
 
 HOST = ROWS

@@ -16,6 +16,7 @@ from placer.interrupt import deferred_interrupt
 from placer.report.plain import plain
 from placer.report.section import Report, Row, rows_to_csv
 from placer.report.training import train_values, training_reports
+from placer.units import counted, significant
 
 if TYPE_CHECKING:
     from placer.plan.plan import Plan
@@ -148,17 +149,23 @@ def print_violations(
     elif broken:
         print("\n".join(plain(f"{violation.rule}: {violation.message}") for violation in broken))
     else:
+        from placer.plan.drift import assumed_even, even_words
+
+        shards, tables = counted(len(plan.shards), "shard"), counted(len(plan.tables), "table")
+        covers = "covers" if len(plan.shards) == 1 else "cover"
         print(
-            f"{sound}: {len(plan.shards)} shards cover {len(plan.tables)} tables exactly once, and "
-            f"every device holds no more than it has{meets}"
+            f"{sound}: {shards} {covers} {tables} exactly once, and every device holds no more "
+            f"than it has{meets}"
         )
+        if even := assumed_even(plan):
+            print(even_words(even))
 
 
 def readable(value: Any) -> str:
     """A value of a result for people: whole numbers grouped, others to five digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return {True: "yes", False: "no"}.get(value, str(value))
-    return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.5g}"
+    return f"{value:,}" if isinstance(value, int) else significant(value, 5)
 
 
 def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:

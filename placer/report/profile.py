@@ -4,7 +4,7 @@ from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
-from placer.units import format_bytes
+from placer.units import counted, format_bytes
 from placer.workloads import named_workload, workload_infos
 
 MOST_TABLES = 60
@@ -34,12 +34,12 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
     ]
     headline = [
         f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
-        f"{sum(table.table.rows for table in profile):,} rows, "
+        f"{counted(sum(table.table.rows for table in profile), 'row')}, "
         f"{form.count(sum(table.table.lookups_per_sample for table in profile))} lookups per sample"
     ]
     if profile.samples:
         sampled = f", {form.share(profile.sampling)} of the log" if profile.sampling < 1 else ""
-        headline.append(f"from {profile.samples:,} samples{sampled}")
+        headline.append(f"from {counted(profile.samples, 'sample')}{sampled}")
     if profile.source:
         headline.append(profile.source)
     if unknown := unknown_words(profile):
@@ -49,7 +49,7 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
     if shown and any(row["zipf_fitted"] for row in rows):
         headline.append(f"Zipf's law is fitted to the {shown} largest tables alone")
     return Report(
-        title=f"Profile of {len(profile)} tables",
+        title=f"Profile of {counted(len(profile), 'table')}",
         sections=(
             Section(
                 "tables",
@@ -137,8 +137,8 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
         "pooling_factor": lookups / covered if covered else None,
         "coverage": covered / len(table.features) if table.features else None,
         "rows_read": None if profile.counts is None else int(profile.counts.ids.size),
-        "top_1_percent_share": float(cdf.share(0.01 * table.rows)) if lookups else None,
-        "top_10_percent_share": float(cdf.share(0.1 * table.rows)) if lookups else None,
+        "top_1_percent_share": float(cdf.share(max(1.0, 0.01 * table.rows))) if lookups else None,
+        "top_10_percent_share": float(cdf.share(max(1.0, 0.1 * table.rows))) if lookups else None,
         "unique_rows": profile.expected_unique(batch_size),
         # Where windows of the log were counted, beside what independent draws would read.
         "unique_rows_of_draws": profile.cdf.unique(batch_size * lookups)

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from placer.errors import PlacerError
 from placer.report.plain import plain
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, format_share, significant
 
 Row = Mapping[str, Any]
 
@@ -49,25 +49,23 @@ def seconds(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share of 1 as a percentage: ``12.3%``, ``0.04%``, ``100%``, ``1,230%``."""
-    percent = 100 * value
-    # A share just below 1 must not read as all of it.
-    if 99.95 <= percent < 100:
-        return ">99.9%"
-    return f"{percent:,.0f}%" if percent >= 99.95 else f"{percent:.3g}%"
+    """A share of 1 as a percentage; see `format_share`."""
+    return format_share(value)
 
 
 def count(value: float) -> str:
     """A count: ``1,234``, ``40.0 M``."""
     for scale, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= scale:
-            return f"{value / scale:.1f} {unit}"
-    return f"{value:,.0f}" if value >= 1000 or float(value).is_integer() else f"{value:.3g}"
+            return f"{value / scale:,.1f} {unit}"
+    return significant(value)
 
 
 def rate(value: float) -> str:
     """Bytes per second, in decimal units as vendors do."""
-    return f"{value / 1e12:.3g} TB/s" if value >= 1e12 else f"{value / 1e9:.3g} GB/s"
+    if value >= 0.9995e12:  # What rounds to 1,000 is one of this unit.
+        return f"{significant(value / 1e12)} TB/s"
+    return f"{significant(value / 1e9)} GB/s"
 
 
 def times(value: float) -> str:
@@ -82,7 +80,7 @@ def fraction(value: float) -> str:
 
 def number(value: float) -> str:
     """Three significant digits."""
-    return f"{value:.3g}"
+    return significant(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,11 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
         "samples_per_s": result.samples_per_s,
         "step_s": result.step_s,
         "planned_step_s": result.planned_step_s,
+        **(
+            {"planned_step_is_of": f"{result.planned_on}, and step s of this CPU"}
+            if result.planned_on is not None and result.planned_step_s is not None
+            else {}
+        ),
         "first_loss": result.losses[0][1] if result.losses else None,
         "last_loss": result.losses[-1][1] if result.losses else None,
         "held_out_samples": result.eval_samples,

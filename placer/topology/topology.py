@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
-from placer.topology.presets import preset, preset_help
-from placer.units import parse_bytes
+from placer.topology.kinds import GPU_KINDS
+from placer.topology.presets import kinds, preset, preset_help
+from placer.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import networkx as nx
+
+_ROUND_NUMBERS = 1.08
+"""Cards of 80 GB report 79.6 GiB, those of 24 GB 22.5: people write 80GiB and 24GiB."""
 
 
 @dataclass(frozen=True)
@@ -283,13 +287,19 @@ class Topology(TopologyFields):
     def with_memory(
         self, *, hbm: str | int | None = None, dram: str | int | None = None
     ) -> "Topology":
-        """The same machine with other budgets: `hbm` for each GPU, `dram` for each host."""
+        """The same machine with other budgets: `hbm` for each GPU, `dram` for each host.
+
+        Raises
+        ------
+        TopologyError
+            If a GPU would have more memory than its card.
+        """
         gpus, hosts = self.gpus, self.hosts
         if hbm is not None:
             gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
         if dram is not None:
             hosts = tuple(replace(host, memory_bytes=parse_bytes(dram)) for host in hosts)
-        return replace(self, gpus=gpus, hosts=hosts)
+        return replace(self, gpus=gpus, hosts=hosts)._checked()
 
     @classmethod
     def parse(
@@ -307,24 +317,49 @@ class Topology(TopologyFields):
         Raises
         ------
         TopologyError
-            If the text is none of these; the message lists the presets.
+            If the text is none of these, and the message lists the presets; or if a GPU or host
+            would have more memory than it is known to have.
         """
         from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 
         if Path(text).suffix.lower() in SUFFIXES:
             return cls.load(text).with_memory(hbm=hbm, dram=dram)
+        known_bytes = float("inf")
         if text.strip().lower() == "auto":
-            from placer.topology.detect import detect
+            from placer.topology.detect import detect, host_memory_bytes
 
             machine: TopologyFields | None = detect(hbm=hbm, dram=dram)
+            known_bytes = host_memory_bytes()
         else:
-            machine = preset(text)
+            machine, kind = preset(text), kinds(text)
+            known_bytes = known_bytes if kind is None else kind[1].memory_bytes
         if machine is None:
             raise TopologyError(
                 f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
                 f"or a file that ends in {', '.join(SUFFIXES)}"
             )
-        return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)
+        return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)._checked(known_bytes)
+
+    def _checked(self, host_bytes: float = float("inf")) -> "Topology":
+        """The same, if no GPU has more memory than its card, and no host more than `host_bytes`."""
+        for gpu in self.gpus:
+            if gpu.chip in GPU_KINDS:
+                most = GPU_KINDS[gpu.chip].memory_bytes
+                if gpu.memory_bytes > _ROUND_NUMBERS * most:
+                    raise self._too_much(gpu.id, gpu.memory_bytes, f"its card, {gpu.chip!r},", most)
+        for host in self.hosts:
+            if host.memory_bytes > host_bytes:
+                raise self._too_much(host.id, host.memory_bytes, "such a host", host_bytes)
+        return self
+
+    def _too_much(self, device: str, asked: float, owner: str, most: float) -> TopologyError:
+        flag = "--hbm" if device in self.gpus_by_id else "--dram"
+        return TopologyError(
+            f"{device} of {self.name!r} would have {format_bytes(asked)} of memory, but {owner} "
+            f"has {format_bytes(most)}: lower {flag} or its memory in the file, or describe "
+            "another machine: placer topology NAME -o machine.yaml, where a GPU without chip "
+            "may have any"
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Topology":
@@ -333,7 +368,7 @@ class Topology(TopologyFields):
 
         machine = read(path)
         try:
-            return cls(**vars(machine))
+            return cls(**vars(machine))._checked()
         except TopologyError as error:
             raise TopologyError(f"{path}: {error}") from error
 

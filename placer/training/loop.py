@@ -65,6 +65,8 @@ class TrainResult:
         What the trace shows that was asked for; None if the run ended before it began.
     planned_step_s : float or None
         What the plan says a step takes on its machine; None where batches have another size.
+    planned_on : str or None
+        The machine of `planned_step_s`, where these steps ran on the CPU and it has real GPUs.
     """
 
     losses: tuple[tuple[int, float], ...]
@@ -81,6 +83,7 @@ class TrainResult:
     hit_rates: HitRates | None = None
     trace: TraceSummary | None = None
     planned_step_s: float | None = None
+    planned_on: str | None = None
 
     @property
     def step_s(self) -> float | None:
@@ -218,6 +221,7 @@ def _train(
         hit_rates=hit_rates,
         trace=summary,
         planned_step_s=_planned_step_s(plan, config, ranks.world),
+        planned_on=None if config.device != "cpu" or plan.topology.emulated else plan.topology.name,
     )
 
 

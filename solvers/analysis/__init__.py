@@ -4,7 +4,7 @@ from solvers.analysis.candidates import Candidate, Replanned
 from solvers.analysis.explain import explain
 from solvers.analysis.explanation import Alternative, Binding, Explanation, ShardMargin
 from solvers.analysis.replan import HORIZON_STEPS, replan
-from solvers.analysis.whatif import Effect, FrontPoint, MemoryPrices, WhatIf, front, whatif
+from solvers.analysis.whatif import Effect, FrontPoint, WhatIf, front, whatif
 
 __all__ = [
     "HORIZON_STEPS",
@@ -14,7 +14,6 @@ __all__ = [
     "Effect",
     "Explanation",
     "FrontPoint",
-    "MemoryPrices",
     "Replanned",
     "ShardMargin",
     "WhatIf",

@@ -29,6 +29,7 @@ from placer.plan.migration import migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
+from placer.units import counted
 from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
 from solvers.analysis.kept_plan import in_place_share, kept_plan, read_in_place
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
@@ -162,7 +163,7 @@ class _Replanning:
             if assignment.moves == before:
                 return
             steps += assignment.moves - before
-            yield from self._built(f"{steps} step{'s' if steps > 1 else ''} of search", assignment)
+            yield from self._built(f"{counted(steps, 'step')} of search", assignment)
 
     def _built(self, name: str, assignment: Assignment) -> Iterator[tuple[str, Plan]]:
         plan = fitted_plan(assignment)

@@ -1,8 +1,8 @@
 """What more memory, faster links or a larger batch would gain.
 
-Three answers to each question, so that one checks another: the prices that the linear
-relaxation puts on memory and its bandwidth (`solvers.bounds.linear_program`), the problem solved
-anew, and what the bounds of both problems prove. With step times T and proven bounds B, old and
+Three answers to each question, so that one checks another: what the plan as it is gains
+(`solvers.bounds.binding`), the problem solved anew, and what the bounds of both problems prove.
+With step times T and proven bounds B, old and
 new, and the batch k times as large, the best placements' throughputs differ by a factor within
 k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what the solver leaves
 open.
@@ -16,24 +16,12 @@ from placer.dense import MeasuredDense
 from placer.errors import ProblemError
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.topology.devices import Gpu, Host, LinkKind
-from placer.topology.topology import Topology
-from placer.units import format_bytes
-from solvers.bounds.binding import binding
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
-from solvers.bounds.linear_program import LpBound, lp_bound
-from solvers.model.instance import Instance
+from solvers.bounds.binding import Binding, binding, changes
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 
-HBM_STEP_BYTES = 2**30
-"""How much HBM per GPU the first question adds."""
-
-DRAM_STEP_BYTES = 2**36
-"""How much memory per host the second question adds."""
-
-FASTER = 1.1
-"""By how much the other questions widen a bandwidth."""
+_KNOWN = 1e-6
+"""A cost model whose plan gains less of a faster machine than its parts say does not know it."""
 
 Solve = Callable[[Problem], SolveResult]
 
@@ -52,9 +40,9 @@ class Effect:
         Of the changed problem; None if the solver found no plan, as all that follows.
     gain : float or None
         By solving anew, with the same solver.
-    priced_gain : float or None
-        By the prices of memory and of a host's time; None for other changes. A price is what
-        the first byte more is worth: all together are worth at most that, about.
+    plan_gain : float or None
+        Of the plan as it is, with HBM filled anew where there is more memory; None for a larger
+        batch, and where nobody knows.
     least_gain, most_gain : float or None
         What is proven of the best placements' gain.
     detail : str
@@ -66,7 +54,7 @@ class Effect:
     bound_s: float | None
     gap: float | None
     gain: float | None
-    priced_gain: float | None
+    plan_gain: float | None
     least_gain: float | None
     most_gain: float | None
     detail: str = ""
@@ -80,25 +68,6 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPrices:
-    """Seconds of the step that one more byte of each memory saves.
-
-    Attributes
-    ----------
-    hbm_s_per_byte : float
-        Seconds, for one more byte on every GPU.
-    dram_s_per_byte : float
-        Seconds, for one more byte on every host.
-    dram_time_share : float
-        The share of the step that waits for hosts' memory.
-    """
-
-    hbm_s_per_byte: float = 0.0
-    dram_s_per_byte: float = 0.0
-    dram_time_share: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class WhatIf:
     """A problem as it is, and the effects of changes to it.
 
@@ -106,16 +75,16 @@ class WhatIf:
     ----------
     base : SolveResult
         Of the problem as it is.
-    prices : MemoryPrices
     effects : tuple of Effect
-    binding : str
-        What keeps the plan from being faster, in words.
+        Without changes that the cost model does not know: measured constants stay what they are
+        on a faster machine.
+    binding : Binding or None
+        What keeps the plan from being faster.
     """
 
     base: SolveResult
-    prices: MemoryPrices
     effects: tuple[Effect, ...]
-    binding: str = ""
+    binding: Binding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +116,7 @@ def whatif(
     solver: str = "greedy-cost",
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
-    """The effects of more and faster HBM and DRAM, faster links, and a batch twice as large.
+    """The effects of a tenth more of each resource, and of a batch twice as large.
 
     Parameters
     ----------
@@ -181,31 +150,19 @@ def whatif(
     strategy = solver_called(solver)
     base = strategy.solve(problem, cost_model, limits)
     if base.plan is None or base.step_time_s is None:
-        return WhatIf(base, MemoryPrices(), ())
-    instance = Instance(problem, cost_model)
-    lagrangian = lagrangian_bound(instance)
-    relaxed = lp_bound(
-        instance,
-        base.step_time_s - instance.fixed_s,
-        lagrangian=lagrangian,
-        time_limit_s=limits.time_limit_s,
-        stop=limits.stop,
-    )
-    prices = _prices(lagrangian, relaxed)
-    report = cost_model.evaluate(problem, base.plan)
-    words = binding(instance, relaxed or lagrangian, report).words
-    changes = _changes(problem)
-    on_solved(1, len(changes) + 1)
+        return WhatIf(base, ())
+    found = binding(problem, base.plan, cost_model)
+    asked = _changes(problem, base, cost_model, found)
+    on_solved(1, len(asked) + 1)
     effects = []
-    for number, (name, changed) in enumerate(changes):
-        saved_s = _priced_s(prices, base.step_time_s, problem.topology, changed.topology)
+    for number, (name, changed, plan_gain) in enumerate(asked):
         result = strategy.solve(changed, cost_model, limits)
         if limits.stop is not None and limits.stop():
             break  # What was searched for less long than the base says nothing beside it.
         result = _or_kept(result, base.plan, changed, cost_model)
-        effects.append(_effect(name, problem, base, changed, result, saved_s))
-        on_solved(number + 2, len(changes) + 1)
-    return WhatIf(base, prices, tuple(effects), words)
+        effects.append(_effect(name, problem, base, changed, result, plan_gain))
+        on_solved(number + 2, len(asked) + 1)
+    return WhatIf(base, tuple(effects), found)
 
 
 def _or_kept(
@@ -223,35 +180,6 @@ def _or_kept(
     kept = replace(plan, topology=changed.topology)
     bound_s = None if result.bound_s is None else min(result.bound_s, step_time_s)
     return replace(result, plan=kept, step_time_s=step_time_s, bound_s=bound_s)
-
-
-def _prices(lagrangian: LagrangianBound, relaxed: LpBound | None) -> MemoryPrices:
-    """Prices of the linear relaxation, or of the Lagrangian bound if there was no time for it."""
-    if relaxed is None:
-        return MemoryPrices(lagrangian.price_s_per_byte)
-    return MemoryPrices(
-        relaxed.hbm_price_s_per_byte, relaxed.dram_price_s_per_byte, relaxed.dram_time_share
-    )
-
-
-def _priced_s(
-    prices: MemoryPrices, step_time_s: float, before: Topology, after: Topology
-) -> float | None:
-    """Seconds that a change of memory saves, by its price; None for other changes.
-
-    A change is the same on all GPUs, or on all hosts.
-    """
-    gpu, host = (before.gpus[0], after.gpus[0]), (before.hosts[0], after.hosts[0])
-    saved_s = [
-        prices.hbm_s_per_byte * (gpu[1].memory_bytes - gpu[0].memory_bytes),
-        prices.dram_s_per_byte * (host[1].memory_bytes - host[0].memory_bytes),
-        step_time_s
-        * prices.dram_time_share
-        * (1 - host[0].dram_bytes_per_s / host[1].dram_bytes_per_s),
-    ]
-    changed = gpu[1].memory_bytes, host[1].memory_bytes, host[1].dram_bytes_per_s
-    as_is = gpu[0].memory_bytes, host[0].memory_bytes, host[0].dram_bytes_per_s
-    return None if changed == as_is else sum(saved_s)
 
 
 def front(
@@ -296,42 +224,27 @@ def _running(
     return running
 
 
-def _changes(problem: Problem) -> list[tuple[str, Problem]]:
-    """Changed problems with their names; links that the machine lacks are left out."""
-    machine = problem.topology
+def _changes(
+    problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
+) -> list[tuple[str, Problem, float | None]]:
+    """Changed problems with their names, and what the plan as it is gains.
 
-    def with_gpus(change: Callable[[Gpu], Gpu]) -> Topology:
-        return replace(machine, gpus=tuple(map(change, machine.gpus)))
-
-    def with_hosts(change: Callable[[Host], Host]) -> Topology:
-        return replace(machine, hosts=tuple(map(change, machine.hosts)))
-
-    machines = [
-        (
-            f"+{format_bytes(HBM_STEP_BYTES)} of HBM per GPU",
-            with_gpus(lambda gpu: replace(gpu, memory_bytes=gpu.memory_bytes + HBM_STEP_BYTES)),
-        ),
-        (
-            f"+{format_bytes(DRAM_STEP_BYTES)} of DRAM per host",
-            with_hosts(lambda h: replace(h, memory_bytes=h.memory_bytes + DRAM_STEP_BYTES)),
-        ),
-        (
-            "HBM bandwidth +10%",
-            with_gpus(lambda gpu: replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * FASTER)),
-        ),
-        ("host link bandwidth +10%", _with_faster(machine, "pcie")),
-        (
-            "DRAM bandwidth +10%",
-            with_hosts(lambda h: replace(h, dram_bytes_per_s=h.dram_bytes_per_s * FASTER)),
-        ),
-    ]
-    kinds = {link.kind for link in machine.links}
-    if "nvlink" in kinds:
-        machines.append(("peer bandwidth +10%", _with_faster(machine, "nvlink")))
-    if "network" in kinds and len(machine.hosts) > 1:
-        machines.append(("network bandwidth +10%", _with_faster(machine, "network")))
-    changed = [(words, replace(problem, topology=other)) for words, other in machines]
-    return [*changed, *_twice_the_batch(problem)]
+    Left out are changes that would make the plan faster, were it not that the cost model's
+    constants stay what they are.
+    """
+    plan, step_time_s = base.plan, base.step_time_s
+    assert plan is not None
+    assert step_time_s is not None
+    asked: list[tuple[str, Problem, float | None]] = []
+    for change in changes(problem.topology):
+        changed, gain = replace(problem, topology=change.topology), found.gains.get(change.resource)
+        of_memory = change.resource in ("hbm", "dram")
+        if not of_memory and gain is not None and gain > _KNOWN:
+            after_s = cost_model.evaluate(changed, plan).step_time_s
+            if step_time_s / after_s - 1 < gain * _KNOWN:
+                continue
+        asked.append((change.words, changed, gain))
+    return [*asked, *((words, larger, None) for words, larger in _twice_the_batch(problem))]
 
 
 def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
@@ -346,39 +259,26 @@ def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
     return [("batch size x2", larger)]
 
 
-def _with_faster(machine: Topology, kind: LinkKind) -> Topology:
-    return replace(
-        machine,
-        links=tuple(
-            replace(link, bytes_per_s=link.bytes_per_s * FASTER) if link.kind == kind else link
-            for link in machine.links
-        ),
-    )
-
-
 def _effect(
     words: str,
     problem: Problem,
     base: SolveResult,
     changed: Problem,
     result: SolveResult,
-    priced_s: float | None,
+    plan_gain: float | None,
 ) -> Effect:
     if result.step_time_s is None or base.step_time_s is None:
         detail = result.termination.detail
         return Effect(words, None, result.bound_s, None, None, None, None, None, detail)
     scale = changed.global_batch_size / problem.global_batch_size
     before, after = base.step_time_s, result.step_time_s
-    # A price holds at the margin: of a saving larger than the step it says nothing.
-    known = priced_s is not None and 0 <= priced_s < before
-    priced = before / (before - (priced_s or 0.0)) - 1 if known else None
     return Effect(
         words,
         after,
         result.bound_s,
         result.gap,
         scale * before / after - 1,
-        priced,
+        plan_gain,
         None if not base.bound_s else scale * base.bound_s / after - 1,
         None if not result.bound_s else scale * before / result.bound_s - 1,
     )

@@ -1,190 +1,293 @@
-"""What keeps a plan from being faster, in words."""
+"""What binds a plan: the resource of which a tenth more gains most, and how much that is.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+Of bandwidths, launches and dense layers, the gain is that of the plan as it is: the cost model says
+which part of each phase each resource takes. Of memory it is that of the plan's shards on
+the plan's GPUs, with HBM filled anew: a plan that exists, so that solving anew gains at least as
+much, about. Nothing here is a price of memory times an amount.
+"""
 
-from cost_models import CostReport
-from placer.units import format_bytes, format_seconds
-from solvers.bounds.lagrangian import LagrangianBound
-from solvers.bounds.linear_program import GroupPrice, LpBound
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from cost_models import CostModel, CostReport, TableShard
+from cost_models.cost_report import Part
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from placer.topology.devices import LinkKind
+from placer.topology.topology import Topology
+from placer.units import format_share
+from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
+from solvers.model.knapsack import BYTES, GPU_S, PHASES, Float, costs_of
+from solvers.model.read_plan import read_shards
 
 Resource = Literal[
-    "table", "dense", "dram time", "dram", "hbm", "link", "communication", "launches", "work"
-]
+    "free hbm", "hbm", "dram", "hbm bandwidth", "link", "dram bandwidth", "peers", "network",
+    "launches", "dense", "nothing",
+]  # fmt: skip
 
-_ALL_OF = 0.99
-"""What takes more than this share of the step, or of a device's memory, takes all of it."""
-
-_MOST_OF = 0.5
-"""Dense layers that take more than this share of the step bind it."""
+MORE = 1.1
+"""How much of a resource there would be."""
 
 _WORTH = 1e-3
-"""Memory binds if as much of it again would save more than this share of the step."""
+"""A resource binds if a tenth more of it gains more than this share."""
 
-_TAKEN = 0.5
-"""Memory does not bind a plan that takes less of it than this share."""
+_MOST_FILLED = 2048
+"""Shards of tables in DRAM whose GPUs' HBM is filled anew, at one to two milliseconds each."""
 
-_EVEN = 0.8
-"""GPUs busy for less than this share of the step on average are worth a word."""
+_PARTS: dict[Resource, tuple[Part, ...]] = {
+    "hbm bandwidth": ("hbm",),
+    "link": ("link",),
+    "dram bandwidth": ("pooling",),
+    "launches": ("launches",),
+}
 
-_MORE = 0.1
-"""How much more memory is spoken of."""
+_WORDS: dict[Resource, tuple[str, str]] = {
+    "free hbm": ("HBM that is left free binds", "rows moved there give"),
+    "hbm": ("too little HBM binds", "a tenth more gives"),
+    "dram": ("too little host memory binds", "a tenth more gives"),
+    "hbm bandwidth": ("HBM bandwidth binds", "a tenth more gives"),
+    "link": ("the links between hosts and GPUs bind", "a tenth more of their bandwidth gives"),
+    "dram bandwidth": ("the bandwidth of host memory binds", "a tenth more gives"),
+    "peers": ("the links between GPUs bind", "a tenth more of their bandwidth gives"),
+    "network": ("the network binds", "a tenth more of its bandwidth gives"),
+    "launches": ("the launches of kernels bind", "a tenth more of them a second give"),
+    "dense": ("the dense layers bind", "a tenth more of them a second give"),
+}
 
-_NAMED = 4
-"""Devices that are named."""
+
+class Change(NamedTuple):
+    """A machine with more of one resource, and its name for people."""
+
+    resource: Resource
+    words: str
+    topology: Topology
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The resource that limits a plan, and a sentence with the evidence.
+    """The resource that limits a plan, and a sentence with the figure.
 
     Attributes
     ----------
     resource : str
-        ``table``: one table's shard, which no sharding option makes shorter. ``dense``: layers
-        beside the embeddings. ``dram time``: the bandwidth of a host's memory. ``dram`` or
-        ``hbm``: too little of it. Otherwise what the slowest GPU spends most of its time on: its
-        ``link`` to the host, ``communication``, ``launches``, or ``work`` in its own memory.
+        ``nothing`` where no resource by itself does.
     words : str
+    gains : mapping of resource to float
+        How many more samples a second the plan does with a tenth more of each, as a share:
+        0.02 means 2% more. Of ``free hbm``, with its HBM filled anew. Memory is left out where
+        nobody knows: of shards in ways that are not searched, and of very many shards.
     """
 
     resource: Resource
     words: str
+    gains: Mapping[Resource, float] = field(default_factory=dict)
+
+    @property
+    def gain(self) -> float:
+        """Of `resource`; the greatest of all where none binds."""
+        return self.gains.get(self.resource, max(self.gains.values(), default=0.0))
 
 
-def binding(instance: Instance, bound: LagrangianBound | LpBound, report: CostReport) -> Binding:
-    """Find what limits a plan.
+def changes(machine: Topology) -> list[Change]:
+    """The machine with a tenth more of each resource; of links, of those that it has.
+
+    Examples
+    --------
+    >>> [change.words for change in changes(Topology.parse("1xh100"))][:2]
+    ['HBM +10%', 'DRAM +10%']
+    """
+
+    def more(devices: str, of: str, scale: float = MORE) -> Topology:
+        each: Any = getattr(machine, devices)
+        kind = type(getattr(each[0], of))  # Bytes stay whole.
+        grown = tuple(replace(one, **{of: kind(scale * getattr(one, of))}) for one in each)
+        changed: dict[str, Any] = {devices: grown}
+        return replace(machine, **changed)
+
+    def faster(kind: LinkKind) -> Topology:
+        links = (
+            replace(one, bytes_per_s=one.bytes_per_s * MORE) if one.kind == kind else one
+            for one in machine.links
+        )
+        return replace(machine, links=tuple(links))
+
+    found = [
+        Change("hbm", "HBM +10%", more("gpus", "memory_bytes")),
+        Change("dram", "DRAM +10%", more("hosts", "memory_bytes")),
+        Change("hbm bandwidth", "HBM bandwidth +10%", more("gpus", "hbm_bytes_per_s")),
+        Change("link", "host link bandwidth +10%", faster("pcie")),
+        Change("dram bandwidth", "DRAM bandwidth +10%", more("hosts", "dram_bytes_per_s")),
+        Change("launches", "kernel launches +10% a second", more("gpus", "launch_s", 1 / MORE)),
+    ]
+    kinds = {link.kind for link in machine.links}
+    if "nvlink" in kinds:
+        found.append(Change("peers", "peer bandwidth +10%", faster("nvlink")))
+    if "network" in kinds and len(machine.hosts) > 1:
+        found.append(Change("network", "network bandwidth +10%", faster("network")))
+    return found
+
+
+def binding(
+    problem: Problem,
+    plan: Plan,
+    cost_model: CostModel,
+    report: CostReport | None = None,
+    like: Instance | None = None,
+) -> Binding:
+    """Find what limits a plan; every command says what this says.
 
     Parameters
     ----------
-    instance : Instance
-    bound : LagrangianBound or LpBound
-        The latter knows more: of hosts' memory too, whether more of it would help.
-    report : CostReport
-        Of the plan.
+    problem : Problem
+        With accesses over the plan's row order.
+    plan : Plan
+    cost_model : CostModel
+    report : CostReport, optional
+        Of the plan, where it is known.
+    like : Instance, optional
+        Of the same problem and cost model: its curves are not asked for again.
+
+    Examples
+    --------
+    >>> from cost_models import Roofline
+    >>> from placer.workloads import named_workload
+    >>> from solvers import solve
+    >>> problem = Problem(named_workload("random-3@1"), Topology.parse("2xt4"), batch_size=8192)
+    >>> found = binding(problem, solve(problem, "greedy-cost").plan, Roofline())
+    >>> found.resource, round(found.gains["hbm"], 3)
+    ('hbm bandwidth', 0.0)
     """
+    report = report or cost_model.evaluate(problem, plan)
+    step_s = report.step_time_s
+    gains: dict[Resource, float] = _of_memory(problem, plan, cost_model, report, like)
+    machine = problem.topology
+    before_s = _exchange_s(machine)
+    for change in changes(machine):
+        if change.resource in ("hbm", "dram"):
+            continue
+        scale: dict[Part, float | Float] = dict.fromkeys(_PARTS.get(change.resource, ()), 1 / MORE)
+        scale["communication"] = _exchange_s(change.topology) / np.where(before_s, before_s, 1.0)
+        dram = 1 / MORE if change.resource == "dram bandwidth" else 1.0
+        gains[change.resource] = _gain(step_s, report.step_time_if(scale, dram=dram))
+    if report.dense_s:
+        gains["dense"] = _gain(step_s, report.step_time_if({}, dense=1 / MORE))
+    resource, *others = sorted(gains, key=lambda one: -gains[one])
     waits = f"waits for {report.bottleneck}"
-    cause = _of_a_table(instance, bound, report) or _of_a_host(bound, report)
-    cause = cause or _of_dense(report) or _of_memory(instance, bound, report)
-    cause = cause or _of_work(instance, report)
-    return Binding(cause.resource, f"{waits}; {cause.words}")
+    unknown = "" if "hbm" in gains else "; what more memory gains is not known"
+    if gains[resource] <= _WORTH:
+        words = (
+            f"no resource binds by itself: a tenth more of any gains at most {format_share(_WORTH)}"
+        )
+        return Binding("nothing", f"{waits}; {words}{unknown}", gains)
+    binds, how = _WORDS[resource]
+    second = gains[others[0]]
+    rest = f", of any other resource {format_share(second) if second > 0 else 'nothing'}"
+    words = f"{binds}: {how} {format_share(gains[resource])} more samples a second{rest}"
+    return Binding(resource, f"{waits}; {words}{unknown}", gains)
 
 
-def _of_a_table(
-    instance: Instance, bound: LagrangianBound | LpBound, report: CostReport
-) -> Binding | None:
-    table, longest_s = _longest(bound)
-    if isinstance(bound, LagrangianBound) and longest_s >= _ALL_OF * report.step_time_s:
-        # Cutting it may not be cheapest, but make its shards shorter.
-        longest_s = min(option.longest_s for option in bound.options_of(table))
-    if not report.step_time_s > 0 or longest_s < _ALL_OF * report.step_time_s:
-        return None
-    name = instance.problem.profile.table_names[table]
-    return Binding(
-        "table",
-        f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest sharding option, "
-        "so that no other table and no more memory matters",
-    )
+def _gain(before_s: float, after_s: float) -> float:
+    return max(0.0, before_s / after_s - 1) if after_s > 0 else 0.0
 
 
-def _longest(bound: LagrangianBound | LpBound) -> tuple[int, float]:
-    """The table whose longest shard is longest, in the sharding option where that is shortest."""
-    if isinstance(bound, LpBound):
-        return bound.longest_table, bound.longest_s
-    longest = [min((c.longest_s for c in options), default=0.0) for options in bound.cheapest]
-    table = max(range(len(longest)), key=longest.__getitem__)
-    return table, longest[table]
-
-
-def _of_a_host(bound: LagrangianBound | LpBound, report: CostReport) -> Binding | None:
-    busiest = max(report.hosts, key=lambda host: host.dram_s, default=None)
-    if busiest is None or busiest.dram_s < _ALL_OF * report.step_time_s or not busiest.dram_s:
-        return None
-    proven = (
-        bound.dram_time_share
-        if isinstance(bound, LpBound)
-        else float(bound.dram_s >= _ALL_OF * bound.step_time_s)
-    )
-    return Binding(
-        "dram time",
-        f"the memory of {busiest.device} is busy for {busiest.dram_s / report.step_time_s:.0%} of "
-        "the step with rows that are not in HBM"
-        + (f", and {proven:.0%} of the bound is the same" if proven > _WORTH else ""),
-    )
-
-
-def _of_dense(report: CostReport) -> Binding | None:
-    if not report.has_dense_phase or (report.dense_s or 0.0) < _MOST_OF * report.step_time_s:
-        return None
-    share = (report.dense_s or 0.0) / report.step_time_s
-    return Binding("dense", f"they take {share:.0%} of the step, which no placement shortens")
+def _exchange_s(machine: Topology) -> Float:
+    """Seconds of a byte that each GPU spreads over all, shape (GPUs,)."""
+    if len(machine.gpus) == 1:
+        return np.zeros(1)
+    return np.array([machine.exchange_s(gpu.id, 1.0) for gpu in machine.gpus])
 
 
 def _of_memory(
-    instance: Instance, bound: LagrangianBound | LpBound, report: CostReport
-) -> Binding | None:
-    if not bound.step_time_s > 0:
-        return None
-    gpus = [gpu.id for gpu in instance.problem.topology.gpus]
-    hosts = [host.id for host in instance.problem.topology.hosts]
-    if isinstance(bound, LpBound):
-        of_gpus, of_hosts = _worth_s(bound.gpus, gpus), _worth_s(bound.hosts, hosts)
-    else:
-        of_gpus, of_hosts = (bound.hbm_worth_s / instance.gpus, gpus), (0.0, [])
-    is_dram = of_hosts[0] > of_gpus[0]
-    saved_s, devices = of_hosts if is_dram else of_gpus
-    if not saved_s > _WORTH * bound.step_time_s:
-        return None
-    uses = [report.memory[device] for device in devices]
-    used, has = sum(use.total_bytes for use in uses), sum(use.capacity_bytes for use in uses)
-    if used < _TAKEN * has:
-        return None
-    every, kind = (hosts, "memory") if is_dram else (gpus, "HBM")
-    if len(devices) == len(every) > 1:
-        whose = f"all {'hosts' if is_dram else 'GPUs'}"
-    else:
-        whose = ", ".join(devices[:_NAMED]) + (", …" if len(devices) > _NAMED else "")
-    return Binding(
-        "dram" if is_dram else "hbm",
-        f"{format_bytes(used)} of {format_bytes(has)} of the {kind} of {whose} is taken, and "
-        f"by the bound's price {_MORE:.0%} more would save up to "
-        f"{min(1.0, saved_s / bound.step_time_s * _MORE):.1%} of the step",
-    )
+    problem: Problem,
+    plan: Plan,
+    cost_model: CostModel,
+    report: CostReport,
+    like: Instance | None,
+) -> dict[Resource, float]:
+    """Gains of more memory, with the plan's shards on its GPUs and HBM filled anew."""
+    cold = {shard.table for shard in plan.shards if shard.memory == "dram" and shard.row_count}
+    if not cold:
+        return {"hbm": 0.0, "dram": 0.0}
+    count = sum(len(plan.shards_by_table[table]) for table in cold)
+    if cost_model.uniform_splits or count > _MOST_FILLED:
+        return {}
+    instance = Instance(problem, cost_model, like=like)
+    known = _placed(instance, plan, cold)
+    if not known:
+        return {}
+    # In any memory, as bytes between the points of a curve may be understated.
+    as_is = _filled(instance, known, np.inf, np.inf, fixed=True)
+    uses = report.memory
+    gpus, hosts = problem.topology.gpus, problem.topology.hosts
+    has = np.array([uses[gpu.id].capacity_bytes for gpu in gpus], dtype=np.float64)
+    used = np.array([uses[gpu.id].total_bytes for gpu in gpus], dtype=np.float64)
+    dram = np.array([uses[host.id].capacity_bytes for host in hosts], dtype=np.float64)
+    in_dram = np.array([uses[host.id].total_bytes for host in hosts], dtype=np.float64)
+    if as_is is None:
+        return {}
+    others = used - [one.hbm_bytes for one in as_is.knapsacks]
+    others_dram = in_dram - as_is.hosts({})[1]
 
+    def step_s(hbm: float, dram_share: float, least: float) -> float:
+        filled = _filled(instance, known, has * hbm - others, dram * dram_share - others_dram)
+        if filled is None:
+            return least
+        phase_s = report.phase_times_s + (filled.phase_s - as_is.phase_s).T
+        host_s = np.array([host.dram_s for host in report.hosts])
+        host_s = host_s + filled.hosts({})[0] - as_is.hosts({})[0]
+        return min(least, max(report.schedule.step_time_s(phase_s), float(host_s.max())))
 
-def _worth_s(groups: Sequence[GroupPrice], names: Sequence[str]) -> tuple[float, list[str]]:
-    """Seconds that all of a memory is worth at its prices, and the devices with a price."""
-    priced = [group for group in groups if group.price_s_per_byte > 0]
-    devices = sorted(device for group in priced for device in group.devices)
-    worth_s = sum(group.price_s_per_byte * group.memory_bytes for group in priced)
-    return worth_s, [names[device] for device in devices]
-
-
-def _of_work(instance: Instance, report: CostReport) -> Binding:
-    """What the slowest GPU does most of the time."""
-    slowest = max(report.gpus, key=lambda gpu: gpu.total_s)
-    parts: dict[Resource, float] = {
-        "work": slowest.hbm_s,
-        "link": slowest.link_s,
-        "communication": slowest.communication_s,
-        "launches": slowest.launch_s,
+    now_s = step_s(1.0, 1.0, report.step_time_s)
+    return {
+        "free hbm": _gain(report.step_time_s, now_s),
+        "hbm": _gain(now_s, step_s(MORE, 1.0, now_s)),
+        "dram": _gain(now_s, step_s(1.0, MORE, now_s)),
     }
-    words: dict[Resource, str] = {
-        "work": "reads and writes of its own memory",
-        "link": "copies from its host's memory",
-        "communication": "exchanges with other GPUs",
-        "launches": "the fixed cost of its shards",
-    }
-    resource = max(parts, key=lambda part: parts[part])
-    share = parts[resource] / slowest.total_s if slowest.total_s else 0.0
-    uses = [report.memory[gpu.id] for gpu in instance.problem.topology.gpus]
-    has = sum(use.capacity_bytes for use in uses)
-    free = has - sum(use.total_bytes for use in uses)
-    verdict = "which more memory would not shorten"
-    if report.balance < _EVEN:
-        verdict = f"and the GPUs are busy for {report.balance:.0%} of the step on average"
-    elif resource == "link" and free > (1 - _TAKEN) * has:
-        verdict = f"and {format_bytes(free)} of {format_bytes(has)} of HBM is free for those rows"
-    return Binding(resource, f"{share:.0%} of it are {words[resource]}, {verdict}")
+
+
+_Known = dict[TableShard, tuple[int, Float]]
+"""The GPU of each shard, and what it costs there, shape (5 + phases, 1)."""
+
+
+def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
+    """The shards of some tables; those that no sharding option describes are left out."""
+    names = [gpu.id for gpu in instance.problem.topology.gpus]
+    known: _Known = {}
+    for number, profile in enumerate(instance.problem.profile):
+        if profile.name not in tables:
+            continue
+        shards = plan.shards_by_table[profile.name]
+        placed = read_shards(number, profile.table, shards, names, ())
+        for one in () if placed is None else placed.placements:
+            curve = instance.curve(one.shard, one.gpu)
+            points = costs_of(curve)
+            if 0 < one.hot_rows < curve.hot_rows[-1]:
+                points[GPU_S, [0, -1]] += curve.split_s
+                points[PHASES, [0, -1]] += curve.split_phase_s[:, None]
+                points[BYTES, [0, -1]] += curve.split_hbm_bytes
+            costs = [np.interp(one.hot_rows, curve.hot_rows, row) for row in points]
+            known[one.shard] = one.gpu, np.array(costs)[:, None]
+    return known
+
+
+def _filled(
+    instance: Instance,
+    known: _Known,
+    hbm_bytes: Float | float,
+    dram_bytes: Float | float,
+    *,
+    fixed: bool = False,
+) -> Assignment | None:
+    """The shards on their GPUs with so much memory for them: as they are, or filled anew."""
+    assert instance.prices.size, "before the memory that they are dense around is another"
+    roomy = copy.copy(instance)
+    roomy.hbm_bytes = np.broadcast_to(hbm_bytes, (instance.gpus,))
+    roomy.dram_bytes = np.broadcast_to(dram_bytes, instance.dram_bytes.shape)
+    costs = {shard: of for shard, (_, of) in known.items()} if fixed else {}
+    pairs = [(shard, gpu) for shard, (gpu, _) in known.items()]
+    return Assignment.of(roomy, pairs, fixed=costs)

@@ -94,10 +94,6 @@ class LpBound:
         Infinite if no plan exists.
     gpus, hosts : tuple of GroupPrice
         Prices of HBM and DRAM. They are slopes: of large changes they promise too much.
-    longest_table : int
-        The table whose longest shard, in the option where that is shortest, is longest.
-    longest_s : float
-        The time of that shard, itself a lower bound.
     status : {"converged", "limit"}
         ``converged``: the relaxation proves no more.
     rounds : int
@@ -108,26 +104,9 @@ class LpBound:
     step_time_s: float
     gpus: tuple[GroupPrice, ...]
     hosts: tuple[GroupPrice, ...]
-    longest_table: int
-    longest_s: float
     status: Literal["converged", "limit"]
     rounds: int
     seconds: float
-
-    @property
-    def hbm_price_s_per_byte(self) -> float:
-        """Seconds of the step that one more byte of HBM on every GPU saves."""
-        return sum(len(group.devices) * group.price_s_per_byte for group in self.gpus)
-
-    @property
-    def dram_price_s_per_byte(self) -> float:
-        """Seconds of the step that one more byte of DRAM on every host saves."""
-        return sum(len(group.devices) * group.price_s_per_byte for group in self.hosts)
-
-    @property
-    def dram_time_share(self) -> float:
-        """The share of the step that waits for hosts' memory rather than for GPUs."""
-        return sum(group.time_share for group in self.hosts)
 
 
 def lp_bound(
@@ -171,16 +150,12 @@ def lp_bound(
     if isinstance(space, int):
         prices = _by_group(groups, _even(groups, 0.0))
         seconds = time.monotonic() - started
-        return LpBound(upper, *prices, space, upper, "converged", 0, seconds)
+        return LpBound(upper, *prices, "converged", 0, seconds)
     search = _Search(space, min(upper, lagrangian.step_time_s), upper)
     status, rounds = search.run(lagrangian.price_s_per_byte / instance.gpus, deadline, stop)
-    longest_s = np.minimum.reduceat(space.longest_s, space.first_option)
-    table = int(np.argmax(longest_s))
     return LpBound(
         search.bound_s,
         *_by_group(groups, search.best),
-        table,
-        float(longest_s[table]),
         status,
         rounds,
         time.monotonic() - started,

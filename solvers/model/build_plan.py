@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from placer.plan.drift import SPREAD_EVENLY
 from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -14,9 +15,6 @@ from solvers.model.instance import Instance, Placement, TableShard
 from solvers.model.uniform_splits import common_shares
 
 _REFILLS = 20
-
-_LISTED_FOR_OPTIONS = 4096
-"""Hot ids listed for a table in several shards, none split: they spread its hottest rows evenly."""
 
 
 def build_plan(
@@ -56,9 +54,7 @@ def build_plan(
         if len(parts) > 1:
             list_ids(placed.shard.table, min(table.rows, first.rows[1]))
         elif option.row_slices > 1 and not option.blocked:
-            list_ids(
-                placed.shard.table, min(table.rows, option.replicated_rows + _LISTED_FOR_OPTIONS)
-            )
+            list_ids(placed.shard.table, min(table.rows, option.replicated_rows + SPREAD_EVENLY))
     hot_ids = {
         profile.name: profile.counts.hottest(listed[profile.name])
         for profile in problem.profile

@@ -5,14 +5,12 @@ from typing import Any
 
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.explanation import Explanation
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
 """Alternatives that a table shows."""
-
-_GIB = 2**30
 
 
 def explain_report(explanation: Explanation) -> Report:
@@ -37,8 +35,6 @@ def explain_report(explanation: Explanation) -> Report:
         f"{facts['placement']} on {devices}",
         f"{format_seconds(current.table_s)} of GPU time in a step of "
         f"{format_seconds(current.step_time_s)}",
-        f"one more GiB of HBM, if GPUs shared all of it, would save "
-        f"{format_seconds(explanation.pooled_price_s_per_byte * _GIB)} of GPU time",
     )
     # Rows that every GPU has are not split, so that there is no margin to show.
     margins = (_margins(explanation),) if explanation.margins else ()
@@ -58,33 +54,35 @@ def _bindings(explanation: Explanation) -> Section:
     return Section("bindings", "What binds it", columns, tuple(rows))
 
 
-def _per_gib(value: float | str) -> str:
-    """Seconds per byte as a duration per GiB."""
-    return value if isinstance(value, str) else format_seconds(value * _GIB)
-
-
 def _margins(explanation: Explanation) -> Section:
+    """Slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
+    pooled = explanation.pooled_price_s_per_byte
     rows: list[Row] = [
         {
             **attributes(one, "device", "rows", "hot_rows"),
             "last_s_per_byte": _finite(one.last_s_per_byte),
             "next_s_per_byte": _finite(one.next_s_per_byte),
             "gpu_price_s_per_byte": one.gpu_price_s_per_byte,
-            "pooled_price_s_per_byte": explanation.pooled_price_s_per_byte,
+            "pooled_price_s_per_byte": pooled,
         }
         for one in explanation.margins
     ]
+
+    def beside(value: float | str) -> str:
+        if isinstance(value, str) or not pooled:
+            return value if isinstance(value, str) else "more" if value else "0"
+        return form.times(value / pooled)
+
     return Section(
         "margins",
-        "GPU time that a GiB of HBM saves, at the split",
+        "What a byte of HBM saves at the split, beside the last one of all GPUs' HBM together",
         (
             Column("device", "device"),
             Column("rows", "rows", form.count),
             Column("hot_rows", "in HBM", form.count),
-            Column("last_s_per_byte", "coldest in HBM", _per_gib),
-            Column("next_s_per_byte", "hottest in DRAM", _per_gib),
-            Column("gpu_price_s_per_byte", "price on GPU", _per_gib),
-            Column("pooled_price_s_per_byte", "price pooled", _per_gib),
+            Column("last_s_per_byte", "coldest in HBM", beside),
+            Column("next_s_per_byte", "hottest in DRAM", beside),
+            Column("gpu_price_s_per_byte", "on this GPU", beside),
         ),
         tuple(rows),
         shown=MOST_ALTERNATIVES,
@@ -102,7 +100,7 @@ def _lacking(short_bytes: Mapping[str, int]) -> str:
         return ""
     worst = max(short_bytes, key=lambda device: short_bytes[device])
     others = len(short_bytes) - 1
-    more = f", {others} other{'s' if others > 1 else ''} at most as much" if others else ""
+    more = f", {counted(others, 'other')} at most as much" if others else ""
     return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
 
 

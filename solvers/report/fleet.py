@@ -10,7 +10,7 @@ from placer.report import section as form
 from placer.report.palette import INK, MUTED, SKY, STEP
 from placer.report.picture import drawing, grid_behind, image_format, plain_panel
 from placer.report.section import Column, Report, Row, Section
-from placer.units import format_seconds
+from placer.units import format_seconds, significant
 from solvers.analysis.fleet import Cheapest, FleetRow
 
 _HOUR_S = 3600.0
@@ -81,7 +81,7 @@ def _all(names: Sequence[str]) -> str:
 
 def _hours(seconds: float) -> str:
     """A duration of hours: ``3.5 h``."""
-    return f"{seconds / _HOUR_S:.3g} h" if seconds >= _HOUR_S else format_seconds(seconds)
+    return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
 def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLike[str]) -> None:

@@ -8,7 +8,7 @@ from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section
 from placer.topology.kinds import GPU_KINDS
-from placer.units import format_bytes
+from placer.units import counted, format_bytes
 from solvers.report.plan import MOST_DEVICES
 
 
@@ -23,7 +23,8 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
     worst = min(peaks, key=lambda peak: peak.free_bytes)
     batch = largest_batch(plan, profile, capacity_bytes=cards)
     return Report(
-        title=f"Memory of a training step: {len(plan.tables)} tables on {plan.topology.name}",
+        title="Memory of a training step: "
+        f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts={
             "fits": worst.free_bytes >= 0,
             "fullest_device": worst.device,
@@ -36,7 +37,7 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
         },
         headline=(
             verdict(worst),
-            f"largest batch that fits this plan: {batch:,} samples a GPU; it was made for "
+            f"largest batch that fits this plan: {counted(batch, 'sample')} a GPU; it was made for "
             f"{plan.batch_size:,}",
         ),
         sections=(_phase_section(worst), _device_section(peaks)),

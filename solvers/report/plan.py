@@ -1,18 +1,20 @@
 """`placer show`: what a plan puts where, and what that costs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cost_models import CostReport
 from placer.dense import DenseLayers
+from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
 from placer.tables import Table
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
+from solvers.bounds.binding import Binding
 from solvers.result import Termination
 
 MOST_TABLES = 40
@@ -30,20 +32,22 @@ def plan_report(
     *,
     top: int = 20,
     end: Termination | None = None,
+    binds: Callable[[CostReport], Binding] | None = None,
+    even: Sequence[str] = (),
 ) -> Report:
     """Memory and time of every device, and the placement of every table.
 
     Parameters
     ----------
-    plan : Plan
     evaluate : callable, optional
-        The cost of a plan by a cost model; it is called for the whole plan and
-        for each table by itself. Without one the report has memory alone.
+        The cost of a plan, or of one table; without it the report has memory alone.
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
         greatest time (of the greatest size without `evaluate`); JSON has all.
     end : Termination, optional
-        Of the search that has just made the plan: why it ended, and what binds.
+        Of the search that made the plan: why it ended, and what binds.
+    binds : callable, optional
+        What binds a plan of this cost, where no search says it; `even` are tables of `even_words`.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -61,10 +65,12 @@ def plan_report(
     facts = _facts(plan, cost, memory)
     if end is not None:
         facts = {**facts, "limit": end.limit, "binding": end.detail}
+    elif cost is not None and (found := binds and binds(cost)):
+        facts = {**facts, "binding": found.words, "binds": found.resource, "gain": found.gain}
     return Report(
-        title=f"{len(plan.tables)} tables on {plan.topology.name}",
+        title=f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
         facts=facts,
-        headline=_headline(plan, cost, facts, end),
+        headline=_headline(plan, cost, facts, end, even),
         sections=tuple(sections),
     )
 
@@ -152,15 +158,15 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
 
 
 def _headline(
-    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None
+    plan: Plan, cost: CostReport | None, facts: Row, end: Termination | None, even: Sequence[str]
 ) -> tuple[str, ...]:
     lines = []
     if plan.topology.emulated:
         lines.append("The GPU is emulated: a part of host memory plays its memory.")
     lines.append(
         f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
-        f"{format_bytes(facts['dram_used_bytes'])} in DRAM; "
-        f"{plan.batch_size:,} samples per GPU and step"
+        f"{format_bytes(facts['dram_used_bytes'])} in DRAM, with buffers; "
+        f"{counted(plan.batch_size, 'sample')} per GPU and step"
     )
     if isinstance(plan.dense, DenseLayers):
         lines.append(
@@ -179,22 +185,18 @@ def _headline(
             model += ", no measurement of your machine: placer calibrate"
         line += f" ({model})"
         if cost is not None:
-            line += f", {_dense_words(cost)}"
-            waits = f", waits for {cost.bottleneck}" if end is None else ""
+            dense = "embeddings alone"
+            if cost.dense_s is not None:
+                dense = f"{format_seconds(cost.dense_s)} of it dense layers"
+            waits = "" if "binding" in facts else f", waits for {cost.bottleneck}"
             line += (
-                f"{waits}; balance {cost.balance:.2f}; "
+                f", {dense}{waits}; balance {cost.balance:.2f}; "
                 f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
             )
         lines.append(line)
-    if end is not None and end.detail:
-        lines.append(end.detail)
+    last = facts.get("binding"), even_words(even) if even else ""
+    lines += [words for words in last if words]
     return tuple(lines)
-
-
-def _dense_words(cost: CostReport) -> str:
-    if cost.dense_s is None:
-        return "embeddings alone"
-    return f"{format_seconds(cost.dense_s)} of it dense layers"
 
 
 def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
@@ -234,22 +236,22 @@ def _time_section(cost: CostReport) -> Section:
             **attributes(gpu, "device", "hbm_s", "link_s", "communication_s", "launch_s"),
             "dram_s": None,
             "total_s": gpu.total_s,
+            "of_slowest": busy_s,
         }
-        for gpu in cost.gpus
+        for gpu, busy_s in zip(cost.gpus, cost.gpu_s.tolist(), strict=True)
     ]
     rows += [
         {
-            "device": host.device,
             **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
-            "dram_s": host.dram_s,
-            "total_s": host.dram_s,
+            **dict.fromkeys(("dram_s", "total_s", "of_slowest"), host.dram_s),
+            "device": host.device,
         }
         for host in cost.hosts
     ]
-    slowest = max(row["total_s"] for row in rows)
-    rows = [{**row, "of_slowest": row["total_s"] / slowest if slowest else None} for row in rows]
+    slowest = max(row["of_slowest"] for row in rows)
+    rows = [{**r, "of_slowest": r["of_slowest"] / slowest if slowest else None} for r in rows]
     if len(rows) > MOST_DEVICES:
-        rows.sort(key=lambda row: -row["total_s"])
+        rows.sort(key=lambda row: -(row["of_slowest"] or 0.0))
     hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
     return Section(
         "time",

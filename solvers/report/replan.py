@@ -5,7 +5,7 @@ import math
 from placer.plan.diff import PlanDiff
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.candidates import Candidate, Replanned
 
 _OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
@@ -42,12 +42,14 @@ def _headline(replanned: Replanned) -> list[str]:
         return [*lines, "nothing fits"]
     if chosen.moved_bytes:
         lines.append(
-            f"chosen for {replanned.horizon_steps:,} steps: {chosen.name}, "
+            f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}, "
             f"{format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} move "
             f"in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
         )
     else:
-        lines.append(f"chosen for {replanned.horizon_steps:,} steps: {chosen.name}; nothing moves")
+        lines.append(
+            f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}; nothing moves"
+        )
     unlike = [] if replanned.moves is None else [
         f"{table.table} ({table.status})" for table in replanned.moves.tables
         if table.status in ("added", "removed", "reshaped")
@@ -66,7 +68,7 @@ def _break_even(replanned: Replanned, one: Candidate) -> str | None:
         return "never"
     if not one.moved_bytes:
         return "never needed"
-    return f"{math.ceil(one.break_even_steps):,} steps"
+    return f"{counted(math.ceil(one.break_even_steps), 'step')}"
 
 
 def _candidates(replanned: Replanned) -> Section:

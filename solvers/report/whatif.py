@@ -31,18 +31,13 @@ def whatif_report(
         "solver": solver,
         **attributes(base, "step_time_s", "bound_s", "gap"),
         "samples_per_s": problem.global_batch_size / step_time_s if step_time_s else None,
-        "hbm_price_s_per_byte": answer.prices.hbm_s_per_byte,
-        "dram_price_s_per_byte": answer.prices.dram_s_per_byte,
-        "binding": answer.binding,
+        "binding": "" if answer.binding is None else answer.binding.words,
+        "binds": None if answer.binding is None else answer.binding.resource,
     }
     lines = [
         f"step {format_seconds(step_time_s)} by {solver}"
         + ("" if base.gap is None else f", at most {form.share(base.gap)} above the best possible"),
-        *([answer.binding] if answer.binding else []),
-        f"one more GiB of HBM on every GPU saves "
-        f"{_saved(answer.prices.hbm_s_per_byte * 2**30, step_time_s)}, one more GiB of DRAM on "
-        f"every host {_saved(answer.prices.dram_s_per_byte * 2**30, step_time_s)}, at the "
-        "bound's prices",
+        *([] if answer.binding is None else [answer.binding.words]),
     ]
     sections = [_effects(answer.effects)] if answer.effects else []
     if points:
@@ -50,18 +45,11 @@ def whatif_report(
     return Report(f"What if: {problem.topology.name}", tuple(sections), facts, tuple(lines))
 
 
-def _saved(saved_s: float, step_time_s: float) -> str:
-    """Seconds, and which share of the step they are: prices are of the first byte."""
-    if not saved_s or not step_time_s:
-        return "nothing"
-    return f"at most {format_seconds(saved_s)} ({form.share(min(1.0, saved_s / step_time_s))})"
-
-
 def _effects(effects: Sequence[Effect]) -> Section:
     rows: list[Row] = [
         {
             **attributes(one, "change", "step_time_s", "bound_s", "gap"),
-            **attributes(one, "gain", "priced_gain", "least_gain", "most_gain"),
+            **attributes(one, "gain", "plan_gain", "least_gain", "most_gain"),
             "proven": one.is_proven,
             "verdict": _verdict(one),
         }
@@ -74,7 +62,7 @@ def _effects(effects: Sequence[Effect]) -> Section:
             Column("change", "change"),
             Column("step_time_s", "step", form.seconds),
             Column("gap", "gap", form.share),
-            Column("priced_gain", "by price", gain),
+            Column("plan_gain", "this plan", gain),
             Column("gain", "re-solved", gain),
             Column("least_gain", "at least", gain, spare=True),
             Column("most_gain", "at most", gain, spare=True),

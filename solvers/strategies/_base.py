@@ -203,7 +203,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         Termination(
             record.status,
             None if optimal else search.clock.limit_hit,
-            binding(instance, search.proven, report).words,
+            binding(instance.problem, plan, instance.cost_model, report, instance).words,
         ),
         step_time_s,
         bound_s,

@@ -10,6 +10,7 @@ from cost_models.report import simulate_report
 from placer.constraints.constraints import Constraints
 from placer.errors import PlacerError
 from placer.plan.diff import diff
+from placer.plan.drift import assumed_even
 from placer.plan.origin import open_log_of, profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
@@ -131,8 +132,14 @@ def ask(
     on_progress(0, None, "cost")
     cost = model.evaluate(ordered, plan)
     once = {id(plan): cost}
-    shown = plan_report(plan, lambda one: once.get(id(one)) or model.evaluate(ordered, one))
     on_progress(1, None, "what binds")
+    found = binding(ordered, plan, model, cost)
+    shown = plan_report(
+        plan,
+        lambda one: once.get(id(one)) or model.evaluate(ordered, one),
+        binds=lambda _: found,
+        even=assumed_even(plan, profile),
+    )
     instance = Instance(problem, model)
     bound = lagrangian_bound(instance)
     searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
@@ -141,7 +148,7 @@ def ask(
         ordered,
         cost,
         shown,
-        binding(instance, bound, cost),
+        found,
         (problem.sha256, cost.cost_model)
         == (plan.provenance.problem_sha256, plan.solver.cost_model),
         searches.comparison(asked),
@@ -195,7 +202,7 @@ class _Searches:
         return front(at, sizes, solved)
 
     def whatif(self, asked: Questions) -> Report | None:
-        """Prices of memory, and what changes of the machine would gain."""
+        """What changes of the machine would gain."""
         if not asked.whatif:
             return None
         answer = whatif(

@@ -218,9 +218,9 @@ def _memory_chart(
         "yaxis": {"title": {"text": unit}, "range": [0, 1.05 * max(_most(rows)) / scale]},
         "shapes": shapes,
     }
-    # One bar says less than the words.
-    drawn = (*traces, *names) if len(rows) > 1 else ()
-    return Chart(name, title, words, drawn, layout, table)
+    if len(rows) == 1:  # As wide as one of several.
+        traces = [{**trace, "width": 0.3} for trace in traces]
+    return Chart(name, title, words, (*traces, *names), layout, table)
 
 
 def _most(rows: Sequence[Row]) -> list[float]:

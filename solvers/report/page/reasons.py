@@ -2,14 +2,12 @@
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
-from placer.units import format_seconds
+from placer.report import section as form
 from solvers.analysis.explain import split_margin
 from solvers.analysis.explanation import ShardMargin
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.instance import Instance
 from solvers.model.read_plan import placements_of
-
-_GIB = 2**30
 
 
 def reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str, str]:
@@ -39,19 +37,23 @@ def reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str,
 
 
 def _sentence(margin: ShardMargin, price: float) -> str:
-    worth = f"A GiB of HBM is worth {_per_gib(price)} of GPU time to this plan's tables"
+    """Slopes beside one another: a slope times a GiB would be a saving that nobody has solved."""
+    if not price:
+        return "Another byte of HBM is worth nothing to this plan's tables."
+    last, after = (_times(one, price) for one in (margin.last_s_per_byte, margin.next_s_per_byte))
+    beside = "what the last byte of HBM saves this plan's tables"
     if margin.hot_rows == 0:
-        return f"{worth}; its hottest rows in DRAM would save {_per_gib(margin.next_s_per_byte)}."
+        return f"A byte of HBM would save its hottest rows {after} {beside}."
     if margin.hot_rows == margin.rows:
-        return f"{worth}; its coldest rows in HBM save {_per_gib(margin.last_s_per_byte)}."
+        return f"A byte of HBM saves its coldest rows {last} {beside}."
     return (
-        f"{worth}; at its split, the coldest rows in HBM save {_per_gib(margin.last_s_per_byte)} "
-        f"and the hottest rows in DRAM would save {_per_gib(margin.next_s_per_byte)}."
+        f"At its split, a byte of HBM saves the coldest rows there {last}, and would save the "
+        f"hottest rows in DRAM {after} {beside}."
     )
 
 
-def _per_gib(value: float | None) -> str:
-    """Seconds per byte as a duration per GiB; rows that take no HBM save it for free."""
+def _times(value: float | None, price: float) -> str:
+    """Seconds per byte beside a price; rows that take no HBM save theirs for free."""
     if value is None:
-        return "nothing"
-    return "time for no HBM at all" if value == float("inf") else format_seconds(value * _GIB)
+        return "0 times"
+    return "any number of times" if value == float("inf") else f"{form.number(value / price)} times"

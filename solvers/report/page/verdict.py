@@ -6,54 +6,72 @@ from cost_models import CostReport
 from placer.report import section as form
 from placer.report.plain import plain
 from placer.report.section import Row
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding, Resource
 
 NEAR = 0.05
 """A plan within this gap of the bound is not worth a longer search."""
 
 _ADVICE: dict[Resource, tuple[str, str]] = {
-    "table": (
-        "one table",
-        "No way to divide that table is faster here. A smaller dim or type for it, or faster "
-        "GPUs, shorten the step; other tables do not.",
-    ),
-    "dense": (
-        "the dense layers",
-        "No placement shortens them: smaller layers, bfloat16 products or more GPUs do.",
-    ),
-    "dram time": (
-        "the bandwidth of host memory",
-        "Give GPUs more HBM, so that fewer lookups read host memory, or take hosts with more "
-        "memory channels.",
-    ),
-    "dram": (
-        "too little host memory",
-        "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
+    "free hbm": (
+        "HBM that is left free",
+        "Rows that are in DRAM fit there: plan anew, or search for longer.",
     ),
     "hbm": (
         "too little HBM",
         "More HBM on each GPU, more GPUs or a smaller type of the weights make room for more hot "
         "rows. --hbm-steps shows what other budgets give.",
     ),
+    "dram": (
+        "too little host memory",
+        "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
+    ),
+    "hbm bandwidth": (
+        "reading and writing HBM",
+        "The work is the GPUs' own: faster memory, a smaller dim or a smaller type shorten it.",
+    ),
     "link": (
         "the links between hosts and GPUs",
-        "More rows in HBM, or a faster link, shorten the step. --whatif says by how much.",
+        "A faster link shortens the step. --whatif says by how much.",
     ),
-    "communication": (
-        "exchanges between GPUs",
-        "A faster network, a smaller dim or tables kept within one host shorten them; more "
-        "memory does not.",
+    "dram bandwidth": (
+        "the bandwidth of host memory",
+        "Hosts with more memory channels, or a smaller type of the weights, shorten the step.",
+    ),
+    "peers": (
+        "exchanges between GPUs of a host",
+        "Faster links between them, or a smaller dim, shorten the step.",
+    ),
+    "network": (
+        "exchanges between hosts",
+        "A faster network, a smaller dim or tables kept within one host shorten the step.",
     ),
     "launches": (
-        "the fixed cost of shards",
-        "A larger batch spreads it over more samples; fewer shards lower it.",
+        "the launches of kernels",
+        "A larger batch spreads them over more samples; tables of fewer widths and types need "
+        "fewer.",
     ),
-    "work": (
-        "reading and writing HBM",
-        "The work is the GPUs' own: more GPUs or faster memory shorten the step, more memory "
-        "does not.",
+    "dense": (
+        "the dense layers",
+        "No placement shortens them: smaller layers, bfloat16 products or more GPUs do.",
     ),
+    "nothing": (
+        "nothing by itself",
+        "No single resource is worth buying. A larger batch spreads what every step takes.",
+    ),
+}
+
+_ROUNDING = 1e-5
+"""Less is not worth a word."""
+
+_BUYABLE: dict[Resource, str] = {
+    "hbm": "HBM",
+    "dram": "host memory",
+    "hbm bandwidth": "HBM bandwidth",
+    "link": "host link bandwidth",
+    "dram bandwidth": "host memory bandwidth",
+    "peers": "bandwidth between GPUs",
+    "network": "network bandwidth",
 }
 
 
@@ -116,10 +134,11 @@ def verdict(
         best = format_seconds(facts["bound_s"])
         summary += f"; no placement can take less than {best}, so there may be room."
     advice = [what]
+    if gains := _gains(binding):
+        advice.append(f"A tenth more would gain, in samples a second: {gains}.")
     if gap is not None and gap > NEAR:
         room = 1 - facts["bound_s"] / facts["step_time_s"]
         search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
-        # What a search may save is known; what memory or links would is only a direction.
         advice.insert(
             0,
             f"Searching {search} (placer plan --time-limit 300) can save at most "
@@ -127,7 +146,7 @@ def verdict(
         )
     over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
     if over:
-        devices = f"{len(over)} device{'s' if len(over) > 1 else ''}"
+        devices = counted(len(over), "device")
         advice.insert(0, f"{devices} would hold more than there is: plan anew.")
     if cost.relative_error is not None and cost.cost_model == "roofline":
         advice.append(
@@ -139,6 +158,15 @@ def verdict(
         f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}.",
         tuple(advice),
         _tiles(facts, gap),
+    )
+
+
+def _gains(binding: Binding) -> str:
+    """What a tenth more of each resource that can be bought gains, most first."""
+    gains = binding.gains.items()
+    known = [(gain, _BUYABLE[of]) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
+    return ", ".join(
+        f"{name} {form.share(gain)}" for gain, name in sorted(known, key=lambda one: -one[0])
     )
 
 
@@ -164,11 +192,13 @@ def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
             "In HBM",
             facts["hbm_used_bytes"],
             format_bytes(facts["hbm_used_bytes"]),
+            "with buffers",
         ),
         Tile(
             "dram_used_bytes",
             "In DRAM",
             facts["dram_used_bytes"],
             format_bytes(facts["dram_used_bytes"]),
+            "with buffers",
         ),
     )

@@ -53,6 +53,8 @@
     drawMap();
   };
 
+  const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
   const inWords = (bytes) => {
     let unit = 0;
     while (bytes >= 1024 && unit < 4) { bytes /= 1024; unit += 1; }
@@ -100,7 +102,7 @@
       if (column.number) cell.className = "number";
       return cell;
     });
-    const devices = element("th", { scope: "col" }, `${map.devices.length} GPUs`);
+    const devices = element("th", { scope: "col" }, counted(map.devices.length, "GPU"));
     const head = byId("map").tHead;
     const active = document.activeElement?.closest?.("th")?.dataset.column;
     head.replaceChildren(element("tr", {}, ...cells.filter(Boolean), devices));
@@ -133,7 +135,7 @@
     byId("map").tBodies[0].replaceChildren(...rows);
     const last = shown.first + page.length;
     byId("status").textContent = found.length
-      ? `${shown.first + 1}–${last} of ${found.length.toLocaleString("en")} tables`
+      ? `${shown.first + 1}–${last} of ${counted(found.length, "table")}`
       : "no table matches";
     byId("previous").disabled = shown.first === 0;
     byId("next").disabled = last >= found.length;
