@@ -23,6 +23,7 @@ from placer.executor.distributed.placement.devices import ranks_of_devices
 from placer.executor.distributed.placement.division import Target, divide
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
+    channel_name,
     local_features,
     local_plan,
     shards_by_holders,
@@ -146,9 +147,16 @@ def serving(
         for position, unit in enumerate(channels.units)
         if unit.replicated
     ]
+    names = tuple(
+        tuple(
+            channel_name(channel.target, survey.features[channel.feature].name)
+            for channel in (channels.served[at] for at in unit.channels)
+        )
+        for unit in channels.units
+    )
     return Served(
-        survey.features,
         channels,
+        names,
         tuple(modules),
         tuple(replicas),
         any(target.replicated for target in targets),
