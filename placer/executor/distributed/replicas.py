@@ -162,9 +162,7 @@ class ReplicaUpdates:
             result[own.places] = (vectors * own.gradients[own.sources]).sum(1)
         return result
 
-    def _lookups(
-        self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike
-    ) -> _Lookups:
+    def _lookups(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> _Lookups:
         batch, bounds, device = unit_step.batch, unit_step.bounds, self._module.device
         assert batch is not None, "replicas' updates read its ids"
         starts = [bounds[place] for place in alike.channels]
@@ -180,9 +178,7 @@ class ReplicaUpdates:
             of_bags = torch.cat(
                 [
                     lengths[entry] if self._pooled[place] else lengths.new_ones(size)
-                    for place, entry, size in zip(
-                        alike.channels, alike.entries, sizes, strict=True
-                    )
+                    for place, entry, size in zip(alike.channels, alike.entries, sizes, strict=True)
                 ]
             )
         of_bags = of_bags.flatten()
@@ -195,9 +191,7 @@ class ReplicaUpdates:
             torch.cat([gradients[place] for place in alike.channels]),
         )
 
-    def _row_sums(
-        self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike
-    ) -> RowSums:
+    def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:
         """Numbers of the distinct rows that were read here, and the sum of each one's gradients."""
         own = self._lookups(unit_step, gradients, alike)
         bases = torch.tensor(alike.bases, device=self._module.device)
