@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from placer.adapters.pytorch.lookups import Lookups
 from placer.errors import BackendError
 from placer.executor import BagBatch, ShardedEmbeddings
 
@@ -47,8 +47,8 @@ class Call:
     table : PlacedTable
     number : int
         Of the table's calls.
-    batch : BagBatch
-        What it reads.
+    batch : BagBatch, or Lookups
+        What it reads; not checked yet where ranks share the table.
     trains : bool
         Whether its rows are updated.
     output : Output
@@ -68,7 +68,7 @@ class Call:
 
     table: "PlacedTable"
     number: int
-    batch: BagBatch
+    batch: BagBatch | Lookups
     trains: bool
     output: Output
     stands_for: "tuple[Call, ...]" = ()
@@ -88,8 +88,11 @@ class Call:
                     f"table {self.table.name!r}: the exchange in which its rows were looked up "
                     "failed; see the error before this one"
                 )
-            with torch.set_grad_enabled(self.trains):
+            if self.trains == torch.is_grad_enabled():
                 self.made = self.output.of_rows(self.rows)
+            else:
+                with torch.set_grad_enabled(self.trains):
+                    self.made = self.output.of_rows(self.rows)
         return self.made
 
     def let_go(self) -> None:
@@ -164,21 +167,8 @@ def present_device(name: str) -> torch.device:
 
 
 _KNOWN_BEFORE = frozenset(
-    [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "is_contiguous",
-        "element_size",
-        "is_floating_point",
-        "is_complex",
-        "get_device",
-        "register_hook",
-        "retain_grad",
-    ]
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "element_size"}
+    | {"is_floating_point", "is_complex", "get_device", "register_hook", "retain_grad"}
 )
 """Methods that need no values."""
 
@@ -186,17 +176,8 @@ _VIEWS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
 """Attributes that do."""
 
 _OF_MEMORY = frozenset(
-    [
-        "tolist",
-        "numpy",
-        "data_ptr",
-        "storage",
-        "untyped_storage",
-        "__array__",
-        "__dlpack__",
-        "__deepcopy__",
-        "__reduce_ex__",
-    ]
+    {"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__"}
+    | {"__deepcopy__", "__reduce_ex__"}
 )
 """Methods for which the tensor has to be one with memory of its own."""
 
@@ -231,19 +212,29 @@ class Later(Tensor):
             is_seen = name not in _KNOWN_BEFORE
         with torch._C.DisableTorchFunctionSubclass():
             if is_seen:  # Here, as autograd records nothing within `__torch_dispatch__`.
-                tree_map_only(Later, lambda later: later.call.result(), (args, kwargs))
+                _mapped((args, kwargs), lambda later: later.call.result())
             if name in _OF_MEMORY:
-                alias = torch.ops.aten.alias.default
-                args, kwargs = tree_map_only(Later, alias, (args, kwargs))
+                args, kwargs = _mapped((args, kwargs), torch.ops.aten.alias.default)
             return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plain, options = tree_map_only(Later, _values, (args, kwargs or {}))
+        plain, options = _mapped((args, kwargs or {}), _values)
         out = func(*plain, **options)
         return args[0] if func._schema.is_mutable else out
+
+
+def _mapped(values: Any, function: Callable[[Later], Any]) -> Any:
+    """Arguments, in which a function has been applied to each tensor that comes later."""
+    if isinstance(values, Later):
+        return function(values)
+    if type(values) in (list, tuple):
+        return type(values)(_mapped(value, function) for value in values)
+    if type(values) is dict:
+        return {key: _mapped(value, function) for key, value in values.items()}
+    return values
 
 
 def _values(later: Later) -> Tensor:

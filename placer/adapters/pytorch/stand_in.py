@@ -137,7 +137,12 @@ class StandIn(nn.Module):
         """What is made of rows, in the type of the original, and of a shape."""
         dtype = self.original.weight.dtype
         shape = (*shape, self.embedding_dim)
-        return Output(shape, dtype, lambda rows: of_rows(rows).to(dtype).view(shape))
+
+        def made(rows: Tensor) -> Tensor:
+            out = of_rows(rows).to(dtype)
+            return out if out.shape == shape else out.view(shape)
+
+        return Output(shape, dtype, made)
 
 
 class PlacedEmbedding(StandIn):
@@ -157,7 +162,7 @@ class PlacedEmbedding(StandIn):
             return self.table.look_up(lookups, self._output(as_they_are, *input.shape))
         # As torch has it, the padding is read like any row, and no lookup trains it.
         # Read even if no id is padding: another rank may have some, and all must ask.
-        padding, bags = self.table.row(padding_idx), lookups.bags
+        padding, bags = self.table.row(padding_idx), lookups.batch_size
         kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1).to(padding.device)
 
         def padded(rows: Tensor) -> Tensor:
@@ -192,7 +197,7 @@ class PlacedEmbeddingBag(StandIn):
         lookups = of_bags(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             lookups = lookups.without(self.padding_idx)
-        offsets, bags = lookups.offsets, lookups.bags
+        offsets, bags = lookups.offsets, lookups.batch_size
         if self.mode == "max":
             lookups = lookups.single()
 

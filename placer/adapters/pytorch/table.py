@@ -92,6 +92,8 @@ class PlacedTable:
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
         self.calls: list[Call] = []  # That have a gradient.
+        # What makes autograd walk a lookup; its own gradient is never there.
+        self._anchor = torch.zeros((), requires_grad=trainable)
         self.updates = 0  # So far, where ranks share it.
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
@@ -168,27 +170,24 @@ class PlacedTable:
         BackendError
             If there are several ranks by now, and this one has a table of its own.
         """
-        weights = lookups.weights
-        ids, offsets = lookups.ids, lookups.offsets
-        scales = None if weights is None else weights.detach().to(self.device)
-        batch = BagBatch(ids, offsets, lookups.bags, scales, (0, ids.numel())).to(self.device)
+        weights, own = lookups.weights, lookups.to(self.device)
+        batch = own if self._own is None else own.batch()
         if output is None:
-            output = Output((lookups.bags, self.table.dim), torch.float32, as_they_are)
+            output = Output((lookups.batch_size, self.table.dim), torch.float32, as_they_are)
         trains = self.trainable and torch.is_grad_enabled()
         call = Call(self, next(self._numbers), batch, trains, output)
         learns = self.trainable or (weights is not None and weights.requires_grad)
         if not (learns and torch.is_grad_enabled()):
             with torch.no_grad():
-                return (
-                    output.of_rows(self._rows(batch))
-                    if self._own is not None
-                    else self.shared.look_up(call)
-                )
+                if self._own is None:
+                    return self.shared.look_up(call)
+                return output.of_rows(self._rows(call.batch))
         refuse_unshared(self.name, self.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self.calls.clear()  # Left by a backward pass that failed.
-        anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
-        rows: Tensor = _Lookup.apply(anchor, weights, call)  # type: ignore[no-untyped-call]
+        if self._anchor.device != own.ids.device:
+            self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
+        rows: Tensor = _Lookup.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
         return rows if self._own is None else output.of_rows(rows)
 
     def row(self, index: int) -> Tensor:
