@@ -203,7 +203,7 @@ class SharedTables:
             _apply(step, [pair for call in step.calls for pair in _made_anew(call)])
         for name in kinds:
             self.tables[name].calls.clear()
-            self.tables[name].updates += 1
+            self.tables[name].updates += self.whole.counts_updates
 
     def _part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
         if len(names) == len(self._numbers):
