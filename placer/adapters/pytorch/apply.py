@@ -185,7 +185,7 @@ def _place(
             shared.watch(model)
             for name in names:
                 weight = matched[name].weight
-                values = weight.detach()
+                values: Tensor | DrawnRows = weight.detach()
                 if weight.is_meta:
                     values = DrawnRows(matched[name].modules[0], name, seed)
                 own = whole.of_tables([name])
@@ -232,7 +232,7 @@ def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
     weight.grad = None
     none = torch.empty((0, *weight.shape[1:]), dtype=weight.dtype, device=table.device)
     if weight.is_meta:  # Its data can be on no other device.
-        torch.utils.swap_tensors(weight, nn.Parameter(none, weight.requires_grad))
+        torch.utils.swap_tensors(weight, nn.Parameter(none, weight.requires_grad))  # type: ignore[no-untyped-call]
     else:
         weight.data = none
     if weight.requires_grad:

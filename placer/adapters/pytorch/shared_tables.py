@@ -9,6 +9,7 @@ what counts is that their order is the same. Updates come together, too.
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -109,7 +110,7 @@ class SharedTables:
         part = self._part((table.name,))
         order = part.id_order()
         order.set_update_count(table.updates)
-        order.counted = table.set_updates
+        order.counted = partial(setattr, table, "updates")
         return part
 
     def move(self, device: torch.device) -> None:
@@ -319,7 +320,7 @@ def _made_anew(call: Call) -> list[tuple[Tensor, Tensor | None]]:
     if not call.stands_for:  # Other ranks have read the table, this one has not.
         return [(rows, torch.zeros_like(rows))]
     with torch.enable_grad():
-        parts = rows.split([each.batch.batch_size for each in call.stands_for])
+        parts = torch.split(rows, [each.batch.batch_size for each in call.stands_for])
         return [
             (each.output.of_rows(own), each.gradient)
             for each, own in zip(call.stands_for, parts, strict=True)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.calls import Call, Output, as_they_are, joined, present_device
+from placer.adapters.pytorch.lookup_node import LookupNode
 from placer.adapters.pytorch.lookups import Lookups
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.ranks import refuse_unshared
@@ -181,13 +181,13 @@ class PlacedTable:
             with torch.no_grad():
                 if self._own is None:
                     return self.shared.look_up(call)
-                return output.of_rows(self._rows(call.batch))
+                return output.of_rows(self.rows_of(call.batch))
         refuse_unshared(self.name, self.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self.calls.clear()  # Left by a backward pass that failed.
         if self._anchor.device != own.ids.device:
             self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
-        rows: Tensor = _Lookup.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
+        rows: Tensor = LookupNode.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
         return rows if self._own is None else output.of_rows(rows)
 
     def row(self, index: int) -> Tensor:
@@ -278,10 +278,6 @@ class PlacedTable:
         if self._own is not None:
             self._own.set_lr(self.lr_now)
 
-    def set_updates(self, updates: int) -> None:
-        """Go on counting updates from here, where ranks share it."""
-        self.updates = updates
-
     def move(self, device: torch.device) -> None:
         """Go to another device, with weights and state; with all tables that ranks share."""
         if device == self.device:
@@ -311,7 +307,8 @@ class PlacedTable:
         )
         self.load_optimizer_state(state["optimizer"])
 
-    def _rows(self, batch: BagBatch) -> Tensor:
+    def rows_of(self, batch: BagBatch | Lookups) -> Tensor:
+        """What the executor gives for a batch, with its graph, in one process."""
         rows: Tensor = self.embeddings(batch)[self.name]
         return rows
 
@@ -351,7 +348,7 @@ class PlacedTable:
             for call in calls:
                 call.let_go()  # With them end their steps, unused.
             with torch.enable_grad():
-                rows = self._rows(batch)
+                rows = self.rows_of(batch)
         rows.backward(gradient)  # type: ignore[no-untyped-call]
         for call in calls:
             call.let_go()
@@ -375,7 +372,11 @@ class PlacedTable:
                 "gradients alone, with torch.nn.utils.clip_grad_norm_"
             )
         return squared_norm(
-            [(call.batch, call.gradient) for call in self.calls if call.gradient is not None]
+            [
+                (call.batch, call.gradient)
+                for call in self.calls
+                if call.gradient is not None and isinstance(call.batch, BagBatch)
+            ]
         )
 
     def scale_gradients(self, factor: Tensor) -> None:
@@ -395,44 +396,3 @@ def update_tables(tables: Iterable[PlacedTable]) -> None:
             table.update()
     for together, names in shared.values():
         together.update(set(names))
-
-
-class _Lookup(torch.autograd.Function):
-    """Rows of one call, or its output where ranks share the table.
-
-    Backward hands their gradient to the table, which updates later.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, call: Call) -> Tensor:
-        table, ctx.call = call.table, call
-        ctx.device = None if weights is None else weights.device
-        if table.world > 1:
-            return table.shared.look_up(call)
-        if not call.trains:
-            return table._rows(call.batch)
-        # A graph of its own, which ends here and is walked when this pass has ended.
-        with torch.enable_grad():
-            call.rows = table._rows(call.batch)
-        return call.rows.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights, call = None, ctx.call
-        if ctx.needs_input_grad[1]:
-            of_rows = gradient.float()
-            weights = _weight_gradients(call.table, call.batch, of_rows).to(ctx.device)
-        if call.trains:
-            call.table.collect(call, gradient)
-        return None, weights, None
-
-
-def _weight_gradients(table: PlacedTable, batch: BagBatch, gradient: Tensor) -> Tensor:
-    """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
-    lookups = Lookups(batch.ids, batch.offsets).single()
-    with torch.no_grad():
-        rows = table.look_up(lookups)
-    bags = torch.arange(batch.batch_size, device=gradient.device)
-    source = bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())
-    return (rows * gradient[source]).sum(1)
