@@ -4,6 +4,7 @@ docs/plan-format.md describes the file; `placer.plan.file`, below, reads and wri
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +91,17 @@ class Plan(Summarized, PlanFields):
         if self.solver.step_time_s is not None:
             facts["step"] = format_seconds(self.solver.step_time_s)
         return facts
+
+    def of_tables(self, names: Iterable[str]) -> "Plan":
+        """The part of the plan that is about some of its tables, in this order."""
+        names = list(names)
+        return replace(
+            self,
+            tables=tuple(self.tables_by_name[name] for name in names),
+            shards=tuple(shard for name in names for shard in self.shards_by_table[name]),
+            row_order={name: self.row_order[name] for name in names if name in self.row_order},
+            hot_ids={name: self.hot_ids[name] for name in names if name in self.hot_ids},
+        )
 
     def with_solver(self, **changes: Any) -> "Plan":
         """The same placement with other fields in the solver's record."""

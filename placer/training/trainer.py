@@ -16,10 +16,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from placer.data.log import Chunk
-from placer.errors import BackendError, PlacerError, ProblemError
+from placer.errors import PlacerError, ProblemError
 from placer.executor import BagBatch, PreparedBatch
 from placer.executor.distributed import ShardedBatch
-from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
+from placer.executor.distributed.lost_ranks import rank_lost
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm
@@ -145,13 +145,8 @@ class Trainer:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            rank = dist.get_rank()
-            lost = words_on_lost(rank, range(self._world))
-            raise BackendError(
-                f"rank {rank} of {self._world}: adding up the gradients of dense layers failed: "
-                f"{reason_of(error)}. {lost} died, or did not come in time; see the output of all "
-                "ranks, and start again from the last checkpoint"
-            ) from error
+            doing = "adding up the gradients of dense layers"
+            raise rank_lost(dist.get_rank(), range(self._world), doing, error) from error
 
     @torch.no_grad()
     def predict(self, chunk: Chunk) -> npt.NDArray[np.float32]:

@@ -59,3 +59,4 @@ def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
                 process.join()
     assert said.startswith("step 2: rank 0 of 3: exchanging gradients failed: ")
     assert f"Rank 1 died, or did not come within {TIMEOUT_S:g} s" in said
+    assert "or ended earlier: are the loaders equally long?" in said

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placer.adapters.pytorch.table import PlacedTable
+from placer.adapters.pytorch.table import PlacedTable, update_tables
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
 from placer.summary import Summarized
@@ -27,8 +27,8 @@ class UpdateHandle:
         """Apply what has accumulated, and update in backward from here on."""
         for undo in self.undo:
             undo()
+        update_tables(self.tables)
         for table in self.tables:
-            table.update()
             table.waits = False
             table.set_lr_share(1.0)
 
@@ -94,7 +94,7 @@ class AppliedPlan(Summarized):
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
                 table.set_lr_share(share)
-                table.update()
+            update_tables(tables)
 
         zero_grad = optimizer.zero_grad
 

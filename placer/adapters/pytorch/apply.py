@@ -1,6 +1,7 @@
 """Puts a plan into a model, and takes it out again."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from placer.adapters.pytorch.applied import AppliedPlan
+from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.models import ModelTable, match_tables
+from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import Options, PlacedTable
 from placer.errors import PlanMismatchError
@@ -17,7 +20,7 @@ from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
+from placer.tables import OPTIMIZERS, Feature, OptimizerName
 
 
 def apply_plan(
@@ -84,7 +87,7 @@ def apply_plan(
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
-    placed = _place(plan, matched, Options(lr, eps, betas, backend, cache_policy, rounding))
+    placed = _place(model, plan, matched, Options(lr, eps, betas, backend, cache_policy, rounding))
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
     _swap(model, _stand_ins(matched, placed))
     # 4. Leave only the dense parameters to the optimizers.
@@ -135,6 +138,7 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
                 _refill(original.weight, module.table)
             originals[id(module)] = original
     _swap(model, originals)
+    unwatch(model)
     for table in applied.tables.values():
         table.close()
     return state
@@ -165,37 +169,52 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
 
 
 def _place(
-    plan: Plan, matched: Mapping[str, ModelTable], options: Options
+    model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], options: Options
 ) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
+    is_drawn = any(partner.weight.is_meta for partner in matched.values())
+    seed = int(torch.randint(2**62, ())) if is_drawn else 0
+    home, by_device = _home(model), defaultdict(list)
+    for name, partner in matched.items():
+        by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:
-        for name, partner in matched.items():
-            weight = partner.weight
-            placed[name] = PlacedTable(
-                _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
-            )
-            _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
+        for device, names in by_device.items():
+            whole = _read_by_one(plan.of_tables(names))
+            shared = SharedTables(whole, device, options.arguments())
+            shared.watch(model)
+            for name in names:
+                weight = matched[name].weight
+                values: Tensor | DrawnRows = weight.detach()
+                if weight.is_meta:
+                    values = DrawnRows(matched[name].modules[0], name, seed)
+                own = whole.of_tables([name])
+                placed[name] = PlacedTable(
+                    own, options, device, values, weight.requires_grad, shared
+                )
+                _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
     except BaseException:
         for name, table in placed.items():
             _refill(matched[name].weight, table)
+        unwatch(model)
         raise
     return placed
 
 
-def _of_table(plan: Plan, name: str) -> Plan:
-    """The part of a plan that is about one table, read by one feature that sums.
+def _home(model: nn.Module) -> torch.device:
+    """Where tables on the meta device go: where the model is, as far as it is anywhere."""
+    return next(
+        (each.device for each in model.parameters() if not each.is_meta), torch.get_default_device()
+    )
+
+
+def _read_by_one(plan: Plan) -> Plan:
+    """The plan, each of whose tables is read by one feature of its name that sums.
 
     Mean and max are taken of sums and of single rows outside.
     """
-    table: Table = plan.tables_by_name[name]
-    return replace(
-        plan,
-        tables=(replace(table, features=(Feature(name),)),),
-        shards=plan.shards_by_table[name],
-        row_order={key: order for key, order in plan.row_order.items() if key == name},
-        hot_ids={key: ids for key, ids in plan.hot_ids.items() if key == name},
-    )
+    tables = (replace(table, features=(Feature(table.name),)) for table in plan.tables)
+    return replace(plan, tables=tuple(tables))
 
 
 def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
@@ -211,7 +230,11 @@ def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
         )
 
     weight.grad = None
-    weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+    none = torch.empty((0, *weight.shape[1:]), dtype=weight.dtype, device=table.device)
+    if weight.is_meta:  # Its data can be on no other device.
+        torch.utils.swap_tensors(weight, nn.Parameter(none, weight.requires_grad))  # type: ignore[no-untyped-call]
+    else:
+        weight.data = none
     if weight.requires_grad:
         table.guard = weight.register_hook(refuse)  # type: ignore[no-untyped-call]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError
+from placer.executor import BagBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,9 +26,25 @@ class Lookups:
     weights: Tensor | None = None
 
     @property
-    def bags(self) -> int:
+    def batch_size(self) -> int:
         """Number of bags."""
         return self.offsets.numel() - 1
+
+    def to(self, device: torch.device) -> "Lookups":
+        """The same on a device, without gradients."""
+        weights = None if self.weights is None else self.weights.detach().to(device)
+        return Lookups(self.ids.to(device), self.offsets.to(device), weights)
+
+    def batch(self) -> BagBatch:
+        """The same, checked.
+
+        Raises
+        ------
+        DataError
+            If offsets do not rise from 0 to the number of lookups.
+        """
+        bounds = 0, self.ids.numel()
+        return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
 
     def single(self) -> "Lookups":
         """Each lookup in a bag of its own."""

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from placer.executor.memory.arena import TORCH_DTYPES
 from placer.tables import Pooling, Table
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
+_SHOWN = 20
+"""Modules that a message names."""
 _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 
@@ -96,15 +99,19 @@ def match_tables(
     """
     in_model = model_tables(model)
     by_path = {path: table for table in in_model for path in table.paths}
+    by_end = _by_end(by_path)
+    holders = _holders(model)
     planned = {table.name for table in tables}
     faults = [f"names has table {name!r}, which the plan lacks" for name in names.keys() - planned]
     matched: dict[str, ModelTable] = {}
     for table in tables:
-        partner = _find(table.name, names.get(table.name), by_path)
+        partner = _find(table.name, names.get(table.name), by_path, by_end)
         if isinstance(partner, str):
             faults.append(partner)
         else:
-            faults += [f"table {table.name!r}: {fault}" for fault in _faults(table, partner, model)]
+            faults += [
+                f"table {table.name!r}: {fault}" for fault in _faults(table, partner, holders)
+            ]
             matched[table.name] = partner
     faults += _twice(matched)
     taken = {id(partner.weight) for partner in matched.values()}
@@ -119,7 +126,32 @@ def match_tables(
     return matched
 
 
-def _find(name: str, path: str | None, by_path: Mapping[str, ModelTable]) -> ModelTable | str:
+def _by_end(by_path: Mapping[str, ModelTable]) -> dict[str, dict[int, ModelTable]]:
+    """Tables by each end of their paths, and then by the `id` of their weights."""
+    by_end: dict[str, dict[int, ModelTable]] = defaultdict(dict)
+    for path, table in by_path.items():
+        end = path
+        while end:
+            end = end.partition(".")[2]
+            by_end[end][id(table.weight)] = table
+    return by_end
+
+
+def _holders(model: nn.Module) -> dict[int, list[tuple[int, str]]]:
+    """By the `id` of each parameter: the modules that have it, by `id`, and its path there."""
+    holders: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            holders[id(parameter)].append((id(module), f"{path}.{name}" if path else name))
+    return holders
+
+
+def _find(
+    name: str,
+    path: str | None,
+    by_path: Mapping[str, ModelTable],
+    by_end: Mapping[str, Mapping[int, ModelTable]],
+) -> ModelTable | str:
     """The table, or what is wrong."""
     if path is not None:
         if path in by_path:
@@ -127,16 +159,15 @@ def _find(name: str, path: str | None, by_path: Mapping[str, ModelTable]) -> Mod
         return f"names says that table {name!r} is {path!r}, where no embedding module is"
     if name in by_path:
         return by_path[name]
-    ends = {id(table.weight): table for at, table in by_path.items() if at.endswith(f".{name}")}
+    ends = by_end.get(name, {})
     if len(ends) == 1:
         return next(iter(ends.values()))
     if ends:
         several = " and ".join(repr(table.path) for table in ends.values())
         return f"table {name!r} may be {several}; say which with names={{{name!r}: ...}}"
-    return (
-        f"table {name!r} has no module; there are "
-        f"{', '.join(map(repr, by_path)) or 'no embedding modules'}"
-    )
+    shown = ", ".join(map(repr, islice(by_path, _SHOWN))) or "no embedding modules"
+    more = f" and {len(by_path) - _SHOWN} more" if len(by_path) > _SHOWN else ""
+    return f"table {name!r} has no module; there are {shown}{more}"
 
 
 def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
@@ -150,7 +181,9 @@ def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
     ]
 
 
-def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
+def _faults(
+    table: Table, partner: ModelTable, holders: Mapping[int, Sequence[tuple[int, str]]]
+) -> list[str]:
     """What makes a model's table another than the plan's, or one that cannot be placed."""
     weight, faults = partner.weight, []
     if tuple(weight.shape) != (table.rows, table.dim):
@@ -158,10 +191,10 @@ def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
         faults.append(f"the plan has {table.rows} × {table.dim}, the model {shape}")
     if weight.dtype != TORCH_DTYPES[table.dtype]:
         faults.append(f"the plan has {table.dtype}, the model {weight.dtype}")
-    if type(weight.data) is not torch.Tensor or weight.device.type not in ("cpu", "cuda"):
+    if type(weight.data) is not torch.Tensor or weight.device.type not in ("cpu", "cuda", "meta"):
         faults.append(
             f"its weight is a {type(weight.data).__name__} on {weight.device}; place tables that "
-            "are whole, on a CPU or a GPU, before the model is sharded"
+            "are whole, on a CPU, a GPU or the meta device, before the model is sharded"
         )
     for feature in table.features:
         # A bag of one id is that id's row, however it is pooled.
@@ -176,8 +209,11 @@ def _faults(table: Table, partner: ModelTable, model: nn.Module) -> list[str]:
         faults += _unsupported(module)
     if len({module.padding_idx for module in partner.modules}) > 1:
         faults.append("modules with tied weights have different padding_idx")
+    members = {id(module) for module in partner.modules}
     faults += [
-        f"its weight is {path!r} too, which is no embedding" for path in _ties(partner, model)
+        f"its weight is {path!r} too, which is no embedding"
+        for module, path in holders[id(weight)]
+        if module not in members
     ]
     return faults
 
@@ -191,15 +227,3 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
     if type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
     return faults
-
-
-def _ties(partner: ModelTable, model: nn.Module) -> list[str]:
-    """Parameters of other modules that are the same weight, such as an output layer's."""
-    members = {id(module) for module in partner.modules}
-    return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        if id(module) not in members
-        for name, parameter in module._parameters.items()
-        if parameter is partner.weight
-    ]

@@ -131,7 +131,7 @@ def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, 
 
 def _samples(counters: Iterable["_TableCounter"]) -> int:
     """The number of bags that most calls of the batch had; of several such, the largest."""
-    sizes = Counter(lookups.bags for counter in counters for _, lookups in counter.calls)
+    sizes = Counter(lookups.batch_size for counter in counters for _, lookups in counter.calls)
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 

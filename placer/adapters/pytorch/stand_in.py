@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
+from placer.adapters.pytorch.calls import Output, as_they_are
+from placer.adapters.pytorch.lookups import of_bags, of_rows
 from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
@@ -132,8 +133,16 @@ class StandIn(nn.Module):
         self.table.move(after.device)
         return self
 
-    def _output(self, rows: Tensor) -> Tensor:
-        return rows.to(self.original.weight.dtype)
+    def _output(self, of_rows: Callable[[Tensor], Tensor], *shape: int) -> Output:
+        """What is made of rows, in the type of the original, and of a shape."""
+        dtype = self.original.weight.dtype
+        shape = (*shape, self.embedding_dim)
+
+        def made(rows: Tensor) -> Tensor:
+            out = of_rows(rows).to(dtype)
+            return out if out.shape == shape else out.view(shape)
+
+        return Output(shape, dtype, made)
 
 
 class PlacedEmbedding(StandIn):
@@ -148,20 +157,19 @@ class PlacedEmbedding(StandIn):
         DataError
             If an id is no row of the table.
         """
-        lookups = of_rows(input)
-        if self.padding_idx is None:
-            rows = self.table.look_up(lookups)
-        else:
-            rows = self._padded(lookups, self.padding_idx)
-        return self._output(rows).view(*input.shape, self.embedding_dim)
-
-    def _padded(self, lookups: Lookups, padding_idx: int) -> Tensor:
-        """As torch has it, the padding is read like any row, and no lookup trains it."""
+        lookups, padding_idx = of_rows(input), self.padding_idx
+        if padding_idx is None:
+            return self.table.look_up(lookups, self._output(as_they_are, *input.shape))
+        # As torch has it, the padding is read like any row, and no lookup trains it.
         # Read even if no id is padding: another rank may have some, and all must ask.
-        padding = self.table.row(padding_idx)
+        padding, bags = self.table.row(padding_idx), lookups.batch_size
         kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1).to(padding.device)
-        rows = self.table.look_up(lookups.without(padding_idx).single())
-        return padding.expand(lookups.bags, -1).index_put((kept,), rows)
+
+        def padded(rows: Tensor) -> Tensor:
+            return padding.expand(bags, -1).index_put((kept,), rows)
+
+        lookups = lookups.without(padding_idx).single()
+        return self.table.look_up(lookups, self._output(padded, *input.shape))
 
 
 class PlacedEmbeddingBag(StandIn):
@@ -189,13 +197,18 @@ class PlacedEmbeddingBag(StandIn):
         lookups = of_bags(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
             lookups = lookups.without(self.padding_idx)
+        offsets, bags = lookups.offsets, lookups.batch_size
         if self.mode == "max":
-            rows = self.table.look_up(lookups.single())
-            return self._output(segment_max(rows, lookups.offsets.to(rows.device)))
-        rows = self.table.look_up(lookups)
-        if self.mode == "mean":
-            rows = mean_from_sum(rows, lookups.offsets.to(rows.device))
-        return self._output(rows)
+            lookups = lookups.single()
+
+        def pooled(rows: Tensor) -> Tensor:
+            if self.mode == "max":
+                return segment_max(rows, offsets.to(rows.device))
+            if self.mode == "mean":
+                return mean_from_sum(rows, offsets.to(rows.device))
+            return rows
+
+        return self.table.look_up(lookups, self._output(pooled, bags))
 
 
 def _is_empty(name: str, *_: Any, **__: Any) -> Tensor:

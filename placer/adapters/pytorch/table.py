@@ -7,22 +7,25 @@ or an optimizer's step does, where gradients accumulate over several passes.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
+from placer.adapters.pytorch.calls import Call, Output, as_they_are, joined, present_device
+from placer.adapters.pytorch.lookup_node import LookupNode
 from placer.adapters.pytorch.lookups import Lookups
+from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.ranks import refuse_unshared
 from placer.adapters.pytorch.row_gradients import squared_norm
 from placer.adapters.pytorch.saving import SaveWatch
+from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.steps import watch_steps
 from placer.errors import BackendError, DataError
-from placer.executor import BagBatch, HitRates, make_embeddings
+from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import check_constants
@@ -30,6 +33,9 @@ from placer.executor.scaled_gradients import refuse_scaled
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName
+
+Weight = Tensor | DrawnRows
+"""A table's weight in id order, or how it is drawn where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +54,6 @@ class Options:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of a module: what it read, with the executor's graph, until it has a gradient."""
-
-    number: int
-    batch: BagBatch
-    rows: Tensor | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Gradient:
-    """A call, and the gradient of its rows; without graph where it has to be made anew."""
-
-    number: int
-    batch: BagBatch
-    rows: Tensor | None
-    gradient: Tensor
-
-
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
@@ -80,10 +67,12 @@ class PlacedTable:
     options : Options
     device : torch.device
         Where rows are pooled.
-    weight : shape (rows, dim)
-        In id order.
+    weight : shape (rows, dim), or DrawnRows
+        In id order; where ranks share the table, that of the first one counts.
     trainable : bool
         Whether backward updates it.
+    shared : SharedTables
+        With the other tables of the model.
     """
 
     def __init__(
@@ -91,16 +80,21 @@ class PlacedTable:
         plan: Plan,
         options: Options,
         device: torch.device,
-        weight: Tensor,
-        trainable: bool = True,
+        weight: Weight,
+        trainable: bool,
+        shared: SharedTables,
     ) -> None:
-        self.plan, self.trainable = plan, trainable
+        self.plan, self.trainable, self.shared = plan, trainable, shared
+        shared.tables[plan.tables[0].name] = self
         self.waits = False  # For an optimizer's step, rather than the end of a backward pass.
         self.in_state_dict = True  # Of the model; else whoever saves it has a place for the table.
         self.updates_since_step = 0
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
-        self._calls: list[_Gradient] = []
+        self.calls: list[Call] = []  # That have a gradient.
+        # What makes autograd walk a lookup; its own gradient is never there.
+        self._anchor = torch.zeros((), requires_grad=trainable)
+        self.updates = 0  # So far, where ranks share it.
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
@@ -110,14 +104,35 @@ class PlacedTable:
         if trainable:
             watch_steps(self)
 
-    def _place(self, device: torch.device, weight: Tensor) -> None:
+    def _place(self, device: torch.device, weight: Weight) -> None:
         (self.table,) = self.plan.tables
         self._frozen_rows.clear()
-        self.device = device
-        self.embeddings = make_embeddings(
-            self.plan, device=device, weights={self.name: weight}, **self._options.arguments()
+        self._own: Embeddings | None = None
+        if self.shared.world > 1:
+            self.shared.write(self, weight)
+            return
+        given = {self.name: weight} if isinstance(weight, Tensor) else {}
+        self._own = make_embeddings(
+            self.plan, device=device, weights=given, seed=None, **self._options.arguments()
         )
-        self.embeddings.set_lr(self.lr * self._lr_share)
+        if not isinstance(weight, Tensor):
+            weight.write(self._own.id_order())
+        self._own.set_lr(self.lr_now)
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """What holds it; where ranks share it, all of them must ask in the same order."""
+        return self.shared.of_table(self) if self._own is None else self._own
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are pooled."""
+        return self.shared.device if self._own is None else self._own.device
+
+    @property
+    def world(self) -> int:
+        """How many ranks share it."""
+        return self.shared.world if self._own is None else 1
 
     @property
     def name(self) -> str:
@@ -127,7 +142,7 @@ class PlacedTable:
     @property
     def backend(self) -> str:
         """Name of the backend; where ranks share the table, as it was passed in."""
-        return self.embeddings.backend if self.embeddings.world == 1 else self._options.backend
+        return self._options.backend if self._own is None else self._own.backend
 
     @property
     def optimizer(self) -> OptimizerName:
@@ -137,10 +152,16 @@ class PlacedTable:
     @property
     def is_stateful(self) -> bool:
         """Whether its optimizer has a state."""
-        return bool(OPTIMIZER_STATE[self.optimizer]) or self.embeddings.counts_updates
+        return bool(OPTIMIZER_STATE[self.optimizer]) or self._options.rounding == "stochastic"
 
-    def look_up(self, lookups: Lookups) -> Tensor:
+    def look_up(self, lookups: Lookups, output: Output | None = None) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
+
+        Parameters
+        ----------
+        lookups : Lookups
+        output : Output, optional
+            What is made of that.
 
         Raises
         ------
@@ -149,28 +170,34 @@ class PlacedTable:
         BackendError
             If there are several ranks by now, and this one has a table of its own.
         """
-        weights = lookups.weights
-        ids, offsets = lookups.ids, lookups.offsets
-        scales = None if weights is None else weights.detach().to(self.device)
-        batch = BagBatch(ids, offsets, lookups.bags, scales, (0, ids.numel())).to(self.device)
+        weights, own = lookups.weights, lookups.to(self.device)
+        batch = own if self._own is None else own.batch()
+        if output is None:
+            output = Output((lookups.batch_size, self.table.dim), torch.float32, as_they_are)
+        trains = self.trainable and torch.is_grad_enabled()
+        call = Call(self, next(self._numbers), batch, trains, output)
         learns = self.trainable or (weights is not None and weights.requires_grad)
         if not (learns and torch.is_grad_enabled()):
             with torch.no_grad():
-                return self._rows(batch)
-        refuse_unshared(self.name, self.embeddings.world)
-        if self._calls and not self.waits and torch._C._current_graph_task_id() < 0:
-            self._calls.clear()  # Left by a backward pass that failed.
-        anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
-        rows: Tensor = _Lookup.apply(anchor, weights, self, batch)  # type: ignore[no-untyped-call]
-        return rows
+                if self._own is None:
+                    return self.shared.look_up(call)
+                return output.of_rows(self.rows_of(call.batch))
+        refuse_unshared(self.name, self.world)
+        if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
+            self.calls.clear()  # Left by a backward pass that failed.
+        if self._anchor.device != own.ids.device:
+            self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
+        rows: Tensor = LookupNode.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
+        return rows if self._own is None else output.of_rows(rows)
 
     def row(self, index: int) -> Tensor:
         """A row that no lookup trains, such as the padding: float32, shape (dim,)."""
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
+            output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])
             with torch.no_grad():
-                batch = BagBatch(ids, torch.arange(2, device=self.device), 1, None, (0, 1))
-                self._frozen_rows[index] = self._rows(batch)[0]
+                lookups = Lookups(ids, torch.arange(2, device=self.device))
+                self._frozen_rows[index] = self.look_up(lookups, output)
         return self._frozen_rows[index]
 
     def all_rows(self) -> Tensor:
@@ -219,11 +246,11 @@ class PlacedTable:
 
     def hit_rates(self) -> HitRates | None:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
-        return self.embeddings.hit_rates() if self.embeddings.world == 1 else None
+        return None if self._own is None else self._own.hit_rates()
 
     def close(self) -> None:
         """Let go of connections to other ranks."""
-        self.embeddings.close()
+        self.shared.close()
 
     @property
     def lr(self) -> float:
@@ -234,21 +261,33 @@ class PlacedTable:
         """Change the learning rate from the next update on."""
         check_constants(lr)
         self._options = Options(**{**self._options.arguments(), "lr": lr})
-        self.embeddings.set_lr(lr * self._lr_share)
+        self._lr_changes()
+
+    @property
+    def lr_now(self) -> float:
+        """Learning rate, times a schedule's share."""
+        return self.lr * self._lr_share
 
     def set_lr_share(self, share: float) -> None:
         """Which part of the learning rate updates take from the next one on."""
         if share != self._lr_share:
             self._lr_share = share
-            self.embeddings.set_lr(self.lr * share)
+            self._lr_changes()
+
+    def _lr_changes(self) -> None:
+        if self._own is not None:
+            self._own.set_lr(self.lr_now)
 
     def move(self, device: torch.device) -> None:
-        """Go to another device, with weights and state."""
-        if device != self.device:
-            state, weight = self.optimizer_state(), self.weight()
-            self.close()
-            self._place(device, weight)
-            self.load_optimizer_state(state)
+        """Go to another device, with weights and state; with all tables that ranks share."""
+        if device == self.device:
+            return
+        if self._own is None:
+            self.shared.move(device)
+            return
+        state, weight = self.optimizer_state(), self.weight()
+        self._place(device, weight)
+        self.load_optimizer_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -258,56 +297,65 @@ class PlacedTable:
             "weight": self.weight(),
             "optimizer": self.optimizer_state(),
             "trainable": self.trainable,
+            "shared": self.shared,
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        device = torch.device(state["device"])
-        if device.type == "cuda" and not torch.cuda.is_available():
-            device = torch.device("cpu")  # The tensors were saved from the host.
-        options = Options(**state["options"])
+        options, device = Options(**state["options"]), present_device(state["device"])
         self.__init__(  # type: ignore[misc]
-            state["plan"], options, device, state["weight"], state["trainable"]
+            state["plan"], options, device, state["weight"], state["trainable"], state["shared"]
         )
         self.load_optimizer_state(state["optimizer"])
 
-    def _rows(self, batch: BagBatch) -> Tensor:
+    def rows_of(self, batch: BagBatch | Lookups) -> Tensor:
+        """What the executor gives for a batch, with its graph, in one process."""
         rows: Tensor = self.embeddings(batch)[self.name]
         return rows
 
-    def _collect(self, call: _Call, gradient: Tensor) -> None:
+    def collect(self, call: Call, gradient: Tensor) -> None:
+        """Keep the gradient of a call until the table is updated."""
         refuse_scaled()  # What updates the rows is a backward pass of its own.
-        if call.rows is None:
+        if call.ended or call.gradient is not None:
             raise DataError(
                 f"table {self.name!r}: a second backward pass through one forward; each updates "
                 "the table, so run the forward again"
             )
-        # Where the update comes later, the step ends here, unused, and its rows may move.
-        rows = None if self.waits else call.rows
-        call.rows = None
-        if not self.waits and not self._calls:
+        call.gradient = gradient
+        if self.waits:
+            call.let_go()  # As the update comes later, its step ends here, unused.
+        elif self._own is None:
+            self.shared.update_after_pass(self.name)
+        elif not self.calls:
             torch.autograd.Variable._execution_engine.queue_callback(self.update)
-        self._calls.append(_Gradient(call.number, call.batch, rows, gradient))
+        self.calls.append(call)
+
+    def before_update(self) -> None:
+        """To be called before its rows are updated."""
+        self.saves.before_update(self.is_stateful)
+        self.updates_since_step += 1
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients of all calls at once."""
-        if not self._calls:
+        """Apply the gradients of all calls at once, where no other rank has some of them."""
+        if not self.calls:
             return
-        self.saves.before_update(self.is_stateful)
-        self.updates_since_step += 1
-        calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
-        gradient = torch.cat([call.gradient for call in calls])
-        batches, rows = [call.batch for call in calls], calls[0].rows
+        self.before_update()
+        calls, self.calls = sorted(self.calls, key=lambda call: call.number), []
+        gradient = torch.cat([call.gradient for call in calls if call.gradient is not None])
+        rows, batch = calls[0].rows, joined(calls, self.device)
         if len(calls) > 1 or rows is None:
             rows = None
-            calls.clear()  # With them end their steps, unused.
+            for call in calls:
+                call.let_go()  # With them end their steps, unused.
             with torch.enable_grad():
-                rows = self._rows(_joined(batches))
+                rows = self.rows_of(batch)
         rows.backward(gradient)  # type: ignore[no-untyped-call]
+        for call in calls:
+            call.let_go()
 
     def drop_gradients(self) -> None:
         """Forget what backward passes have collected."""
-        self._calls.clear()
+        self.calls.clear()
 
     def squared_gradient_norm(self) -> Tensor:
         """Σ g² over all rows of what has been collected: float64, shape ().
@@ -317,77 +365,34 @@ class PlacedTable:
         BackendError
             If ranks share the table: the mean of their gradients is nowhere before the update.
         """
-        if self.embeddings.world > 1:
+        if self.world > 1:
             raise BackendError(
-                f"table {self.name!r} is shared by {self.embeddings.world} ranks, which average "
+                f"table {self.name!r} is shared by {self.world} ranks, which average "
                 "gradients while they update: the norm is not known before. Clip the dense "
                 "gradients alone, with torch.nn.utils.clip_grad_norm_"
             )
-        return squared_norm([(call.batch, call.gradient) for call in self._calls])
+        return squared_norm(
+            [
+                (call.batch, call.gradient)
+                for call in self.calls
+                if call.gradient is not None and isinstance(call.batch, BagBatch)
+            ]
+        )
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply what has been collected."""
-        for index, call in enumerate(self._calls):
-            gradient = call.gradient
-            by = factor.to(gradient.device, gradient.dtype)
-            self._calls[index] = replace(call, gradient=gradient * by)
+        for call in self.calls:
+            if call.gradient is not None:
+                call.gradient = call.gradient * factor.to(call.gradient.device, call.gradient.dtype)
 
 
-class _Lookup(torch.autograd.Function):
-    """Rows of one call; backward hands their gradient to the table, which updates later."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, table: PlacedTable, batch: BagBatch
-    ) -> Tensor:
-        ctx.table, ctx.call, ctx.batch = table, None, batch
-        ctx.device = None if weights is None else weights.device
-        if not table.trainable:
-            return table._rows(batch)
-        # A graph of its own, which ends here and is walked when this pass has ended.
-        with torch.enable_grad():
-            rows = table._rows(batch)
-        ctx.call = _Call(next(table._numbers), batch, rows)
-        return rows.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights = None
-        if ctx.needs_input_grad[1]:
-            weights = _weight_gradients(ctx.table, ctx.batch, gradient).to(ctx.device)
-        if ctx.call is not None:
-            ctx.table._collect(ctx.call, gradient)
-        return None, weights, None, None
-
-
-def _weight_gradients(table: PlacedTable, batch: BagBatch, gradient: Tensor) -> Tensor:
-    """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
-    lookups = Lookups(batch.ids, batch.offsets).single()
-    with torch.no_grad():
-        rows = table.look_up(lookups)
-    bags = torch.arange(batch.batch_size, device=gradient.device)
-    source = bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())
-    return (rows * gradient[source]).sum(1)
-
-
-def _joined(batches: Sequence[BagBatch]) -> BagBatch:
-    """All bags of several calls, one after the other."""
-    ids, offsets, base = [], [], 0
-    for batch in batches:
-        ids.append(batch.ids.long())
-        offsets.append(batch.offsets[:-1] + base)
-        base += batch.ids.numel()
-    offsets.append(torch.full((1,), base, device=ids[0].device))
-    weights = None
-    if any(batch.weights is not None for batch in batches):
-        weights = torch.cat(
-            [
-                torch.ones(batch.ids.numel(), device=ids[0].device)
-                if batch.weights is None
-                else batch.weights
-                for batch in batches
-            ]
-        )
-    bags = sum(batch.batch_size for batch in batches)
-    return BagBatch(torch.cat(ids), torch.cat(offsets), bags, weights, (0, base))
+def update_tables(tables: Iterable[PlacedTable]) -> None:
+    """Apply the gradients that tables have collected; those that ranks share at once."""
+    shared: dict[int, tuple[SharedTables, list[str]]] = {}
+    for table in tables:
+        if table.world > 1:
+            shared.setdefault(id(table.shared), (table.shared, []))[1].append(table.name)
+        else:
+            table.update()
+    for together, names in shared.values():
+        together.update(set(names))

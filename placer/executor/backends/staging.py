@@ -65,13 +65,13 @@ class Staging:
             slots, counts = self._slots_and_counts(resolved, runs, ordered)
             run_of = ordered.run
             del ordered
-            others = self._window.others(index, ticket)
+            others = self._window.others(arena.spec, ticket)
             found = self._resolve(row_cache, home, resolved, slots, counts, others, ticket.number)
             del slots, counts
             moved = self._exchange(arena, found.moves)
             entries = found.entries
             del found
-            ticket.resolved[index] = resolved
+            ticket.resolved[arena.spec] = resolved
             self._move_to_entries(resolved, entries, row_cache, home, training)
             del entries
             places = self._places(runs, run_of, resolved.run_places)

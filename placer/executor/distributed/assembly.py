@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.collectives import Collectives, Communicator
@@ -23,6 +22,7 @@ from placer.executor.distributed.placement.devices import ranks_of_devices
 from placer.executor.distributed.placement.division import Target, divide
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
+    channel_name,
     local_features,
     local_plan,
     shards_by_holders,
@@ -146,9 +146,16 @@ def serving(
         for position, unit in enumerate(channels.units)
         if unit.replicated
     ]
+    names = tuple(
+        tuple(
+            channel_name(channel.target, survey.features[channel.feature].name)
+            for channel in (channels.served[at] for at in unit.channels)
+        )
+        for unit in channels.units
+    )
     return Served(
-        survey.features,
         channels,
+        names,
         tuple(modules),
         tuple(replicas),
         any(target.replicated for target in targets),
@@ -167,15 +174,35 @@ class Assembly:
     ----------
     inputs : InputExchange
     served : Served
-    modules : tuple of PlacedEmbeddings
-        Of the rank's units.
+    held : mapping of target name to PlacedEmbeddings
+        What this rank holds; one of them has all targets of a unit.
     id_order : DistributedIdOrder
     """
 
     inputs: InputExchange
     served: Served
-    modules: tuple[PlacedEmbeddings, ...]
+    held: Mapping[str, PlacedEmbeddings]
     id_order: DistributedIdOrder
+
+    @property
+    def modules(self) -> tuple[PlacedEmbeddings, ...]:
+        """Of the rank's units."""
+        return tuple({id(module): module for module in self.held.values()}.values())
+
+    def part(self, plan: Plan, features: tuple[FeatureRead, ...]) -> "Assembly":
+        """Some of the tables, in the same memory and over the same connections.
+
+        Every rank must make it of the same tables; nothing is exchanged for that.
+        """
+        order, device = self.id_order, self.inputs.device
+        optimizers = {table.name: order.optimizers[table.name] for table in plan.tables}
+        survey = Survey.of(plan, features, optimizers, order.world, device)
+
+        def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
+            return self.held[own.tables[0].name].part(own, totals)
+
+        scale = self.served.gradient_scale
+        return _connected(survey, order.comm, device, scale, order.counts_updates, build)
 
 
 def assemble(
@@ -200,37 +227,52 @@ def assemble(
     _check_same(plan, optimizers, comm)
     # 2. Divide the tables: who holds which rows of which columns. Every rank finds the same.
     survey = Survey.of(plan, features, optimizers, comm.world, device)
-    # 3. What follows for this rank: whose lookups come here, and where its own go.
-    channels = own_channels(survey, comm)
-    # 4. Build what it holds, zeros at first. A rank may lack the memory, and all must know then.
-    modules: list[PlacedEmbeddings] = []
+    # 3. Build what this rank holds, zeros at first, and what it sends. A rank may lack the memory,
+    #    and all must know then.
+    counts = options.get("rounding") == "stochastic" or "adam" in optimizers.values()
 
     def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
-        module = PlacedEmbeddings(
-            own, device=device, weights=_nothing(own), whole_rows=totals, **options
-        )
-        modules.append(module)
-        return module
+        return PlacedEmbeddings(own, device=device, seed=None, whole_rows=totals, **options)
 
-    served, failure = None, None
+    assembly, failure = None, None
     try:
-        served = serving(survey, channels, comm, device, gradient_scale, build)
+        assembly = _connected(survey, comm, device, gradient_scale, counts, build)
     except PlacerError as error:
         failure = error
     _check_all_built(failure, comm)
-    assert served is not None, "or there was a failure"
-    # 5. Connect it: the exchange of lookups, and tables by id for checkpoints and first weights.
+    assert assembly is not None, "or there was a failure"
+    return assembly
+
+
+def _connected(
+    survey: Survey,
+    comm: Communicator,
+    device: torch.device,
+    gradient_scale: float,
+    counts_updates: bool,
+    build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
+) -> Assembly:
+    """What a rank holds, sends and serves, and its tables by id."""
+    channels = own_channels(survey, comm)
+    modules: list[PlacedEmbeddings] = []
+
+    def kept(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
+        modules.append(build(own, totals))
+        return modules[-1]
+
+    served = serving(survey, channels, comm, device, gradient_scale, kept)
     held = {
         target.name: module
         for unit, module in zip(channels.units, modules, strict=True)
         for target in unit.targets
     }
-    counts = options.get("rounding") == "stochastic" or "adam" in optimizers.values()
     return Assembly(
-        InputExchange(features, survey.maps, channels, comm, device),
+        InputExchange(survey.features, survey.maps, channels, comm, device),
         served,
-        tuple(modules),
-        DistributedIdOrder(plan, optimizers, counts, survey.maps, held, comm, device),
+        held,
+        DistributedIdOrder(
+            survey.plan, survey.optimizers, counts_updates, survey.maps, held, comm, device
+        ),
     )
 
 
@@ -247,11 +289,6 @@ def _totals(
         if target.peers and rank in target.holders and target.replicated == (comm is None)
     }
     return RowTotals(groups, dims, comm, device)
-
-
-def _nothing(plan: Plan) -> dict[str, Tensor]:
-    """Zeros that take no memory, so that no weights are drawn that would be overwritten."""
-    return {table.name: torch.zeros(1, 1).expand(table.rows, table.dim) for table in plan.tables}
 
 
 def _check_same(plan: Plan, optimizers: Mapping[str, OptimizerName], comm: Communicator) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import BackendError
-from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
+from placer.executor.distributed.lost_ranks import rank_lost
 
 Kind = Literal[
     "header",
@@ -197,13 +197,9 @@ class Communicator:
         self._volumes[kind] += Volume((sent - kept) * size, kept * size)
 
     def _failure(self, kind: Kind, error: RuntimeError) -> BackendError:
-        seconds = self.timeout.total_seconds()
-        lost = words_on_lost(self.rank, self._members)
-        return BackendError(
-            f"rank {self.rank} of {self.world}: exchanging {_WORDS.get(kind, kind)} failed: "
-            f"{reason_of(error)}. {lost} died, or did not come within {seconds:g} s; "
-            "see the output of all ranks, and start again from the last checkpoint"
-        )
+        doing = f"exchanging {_WORDS.get(kind, kind)}"
+        within = f"within {self.timeout.total_seconds():g} s"
+        return rank_lost(self.rank, self._members, doing, error, within)
 
 
 def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:

@@ -1,6 +1,6 @@
 """Tables whose parts many processes hold, in the order of their ids."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -46,7 +46,9 @@ class DistributedIdOrder(IdOrder):
         super().__init__(plan, optimizers, counts_updates)
         self.rank, self.world, self.group = comm.rank, comm.world, comm.group
         self._modules = tuple({id(module): module for module in held.values()}.values())
-        self._routes, self._held, self._comm, self._device = routes, held, comm, device
+        self._routes, self._held, self._device = routes, held, device
+        self.comm = self._comm = comm
+        self.counted: Callable[[int], None] | None = None  # Told of counts that are set.
 
     def gather(self, table: str, tensor: str, into: Tensor) -> None:
         """Fill a tensor of a whole table, on the host, on every process; all must call it.
@@ -165,6 +167,8 @@ class DistributedIdOrder(IdOrder):
         return int(self._comm.gather("state", torch.tensor([own])).max())
 
     def set_update_count(self, updates: int) -> None:
+        if self.counted is not None:
+            self.counted(updates)
         for module in self._modules:
             module.set_update_count(updates)
 

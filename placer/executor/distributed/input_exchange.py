@@ -140,6 +140,8 @@ class InputExchange:
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
         positions = [own.positions(self.device) for own in lookups] if wanted else []
+        sizes = [len(here) * theirs for here, theirs in zip(channels.active, samples, strict=True)]
+        starts = _Starts(_starts(sizes), _nested_starts(counts))
         sent_rows = tuple(
             size if channel.pooled else own.rows.numel()
             for (_, channel), own in zip(channels.sent, lookups, strict=True)
@@ -157,7 +159,7 @@ class InputExchange:
             tuple(served_lookups),
             _cat(positions, torch.int64, self.device),
             tuple(
-                self._unit_step(unit, samples, lengths, counts, rows, weights, wanted)
+                self._unit_step(unit, samples, lengths, counts, starts, rows, weights, wanted)
                 for unit in channels.units
             ),
         )
@@ -189,21 +191,21 @@ class InputExchange:
         samples: Sequence[int],
         lengths: Tensor,
         counts: Sequence[Sequence[int]],
+        starts: "_Starts",
         rows: Tensor,
         weights: Tensor | None,
         wanted: bool,
     ) -> UnitStep:
         """What came for one unit, channel by channel instead of rank by rank."""
-        bags, reads, bounds = self._unit_spans(unit, samples, counts)
+        bags, reads, bounds = self._unit_spans(unit, samples, counts, starts)
         size = sum(samples[source] for source in unit.sources)
         of_bags = spans(bags.starts, bags.sizes, self.device)
         bag_lengths = lengths.index_select(0, of_bags).long()
         places = [place for _, place in unit.entries]
         if unit.replicated:  # Features by which replicas are updated have empty bags here.
             own = bag_lengths.view(len(unit.channels), size)
-            empty = bag_lengths.new_zeros(size)
-            parts = [empty if place < 0 else own[place] for place in places]
-            bag_lengths = torch.cat(parts)
+            and_empty = torch.nn.functional.pad(own, (0, 0, 0, 1))  # The last, which −1 means.
+            bag_lengths = and_empty[torch.tensor(places, device=self.device)].flatten()
         whole = reads.starts == _starts(reads.sizes) and bounds[-1] == rows.numel()
         index = None if whole else spans(reads.starts, reads.sizes, self.device)
         own_rows = rows if index is None else rows.index_select(0, index)
@@ -219,27 +221,32 @@ class InputExchange:
         return UnitStep(batch, own_weights, None, index if wanted else None, tuple(bounds))
 
     def _unit_spans(
-        self, unit: Unit, samples: Sequence[int], counts: Sequence[Sequence[int]]
+        self,
+        unit: Unit,
+        samples: Sequence[int],
+        counts: Sequence[Sequence[int]],
+        starts: "_Starts",
     ) -> tuple["_Spans", "_Spans", list[int]]:
         """Where a unit's bags and its lookups are among those received, and channels' bounds."""
         bags, reads = _Spans(), _Spans()
-        active = self.channels.active
-        positions = [{at: place for place, at in enumerate(here)} for here in active]
-        length_bases = _starts(
-            [len(here) * theirs for here, theirs in zip(active, samples, strict=True)]
-        )
-        bases = _starts([sum(theirs) for theirs in counts])
-        within = [_starts(theirs) for theirs in counts]
         bounds = [0]
         for at in unit.channels:
             total = 0
             for source in unit.sources:
-                place = positions[source][at]
-                bags.add(length_bases[source] + place * samples[source], samples[source])
-                reads.add(bases[source] + within[source][place], counts[source][place])
+                place = self.channels.places[source][at]
+                bags.add(starts.lengths[source] + place * samples[source], samples[source])
+                reads.add(starts.lookups[source][place], counts[source][place])
                 total += counts[source][place]
             bounds.append(bounds[-1] + total)
         return bags, reads, bounds
+
+
+@dataclass(frozen=True, slots=True)
+class _Starts:
+    """Where what each rank sent begins: its lengths of bags, and the lookups of each channel."""
+
+    lengths: list[int]
+    lookups: list[list[int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -319,6 +326,12 @@ def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
 
 def _starts(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes)][:-1]
+
+
+def _nested_starts(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Where each begins, those of one sequence after those of another."""
+    flat = iter(_starts([size for each in sizes for size in each]))
+    return [[next(flat) for _ in each] for each in sizes]
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device) -> Tensor:

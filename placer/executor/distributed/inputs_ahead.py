@@ -47,7 +47,7 @@ class InputsAhead:
     """
 
     def __init__(self, inputs: InputExchange, group: Callable[[], Communicator]) -> None:
-        self._inputs, self._group = inputs, group
+        self._inputs, self.group = inputs, group
         self.comm: Communicator | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._stream: torch.cuda.Stream | None = None
@@ -56,7 +56,7 @@ class InputsAhead:
     def send(self, batch: BagBatch, training: bool = True) -> SentBatch:
         """Begin a batch's exchange; `arrived` waits for it."""
         if self._thread is None:
-            self.comm = self._group()
+            self.comm = self.group()
             self._inputs = replace(self._inputs, comm=self.comm)
             # Not a daemon: at exit Python waits for an exchange, at most its timeout.
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer exchange")

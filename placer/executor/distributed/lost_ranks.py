@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from placer.errors import BackendError
+
 WAIT_S = 5.0
 """How long the words of other ranks are waited for, in seconds: with a hang, their timeouts end
 as far apart as the ranks had come to the exchange."""
@@ -50,16 +52,35 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
     return list(found)
 
 
-def words_on_lost(rank: int, members: Sequence[int]) -> str:
-    """The beginning of a sentence on the lost ranks: ``Rank 1``, ``Ranks 1, 2``.
+def rank_lost(
+    rank: int, members: Sequence[int], doing: str, error: Exception, within: str = "in time"
+) -> BackendError:
+    """The error to raise where others no longer answer: what failed, and which ranks are lost.
 
-    >>> words_on_lost(1, [0, 1])
-    'Rank 0'
+    Parameters
+    ----------
+    rank, members
+        See `lost_ranks`.
+    doing : str
+        What failed, as the subject of a sentence.
+    error : Exception
+        Of the collective.
+    within : str
+        How long the others were waited for.
+
+    Examples
+    --------
+    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed")
+    >>> print(rank_lost(0, [0, 1], "exchanging ids", failed))  # doctest: +ELLIPSIS
+    rank 0 of 2: exchanging ids failed: Connection closed. Rank 1 died, or did not come in time, ...
     """
     lost = lost_ranks(rank, members)
-    if not lost:
-        return "Another rank"
-    return f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+    who = f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost else "Another rank"
+    return BackendError(
+        f"rank {rank} of {len(members)}: {doing} failed: {reason_of(error)}. {who} died, or did "
+        f"not come {within}, or ended earlier: are the loaders equally long? See the output of all "
+        "ranks, and start again from the last checkpoint"
+    )
 
 
 def reason_of(error: Exception) -> str:

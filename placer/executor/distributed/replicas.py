@@ -1,6 +1,7 @@
 """Rows that several ranks hold: each reads its own copy, and all copies get equal updates."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from placer.executor.distributed.placement.channels import Channel, Unit
 from placer.executor.distributed.placement.local_plans import update_name
-from placer.executor.distributed.row_sums import HeldSums
-from placer.executor.distributed.sharded_batch import UnitStep
+from placer.executor.distributed.row_sums import HeldSums, RowSums
+from placer.executor.distributed.sharded_batch import UnitStep, spans
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.optimizers.rule import row_sums, runs
 
@@ -27,6 +28,74 @@ class Held(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Alike:
+    """A unit's targets of one width, whose rows are numbered on: one pass serves them all.
+
+    Attributes
+    ----------
+    targets : tuple of int
+        Their places in the unit.
+    bases : tuple of int
+        The number of each one's first row, a multiple of the holders.
+    channels, entries : tuple of int
+        The unit's channels that read them, target by target, and its features for these.
+    owners : tuple of int
+        For each channel the place in `targets` of what it reads.
+    """
+
+    targets: tuple[int, ...]
+    bases: tuple[int, ...]
+    channels: tuple[int, ...]
+    entries: tuple[int, ...]
+    owners: tuple[int, ...]
+
+
+def _alike(unit: Unit) -> Iterator[_Alike]:
+    reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for entry, (number, place) in enumerate(unit.entries):
+        if place >= 0:
+            reads[number].append((place, entry))
+    by_width: dict[int, list[int]] = defaultdict(list)
+    for number, target in enumerate(unit.targets):
+        by_width[target.width].append(number)
+    holders = len(unit.holders)
+    for members in by_width.values():
+        sizes = [-(-unit.targets[number].rows // holders) * holders for number in members]
+        found = [(*read, at) for at, number in enumerate(members) for read in reads[number]]
+        yield _Alike(
+            tuple(members),
+            (0, *accumulate(sizes))[:-1],
+            tuple(place for place, _, _ in found),
+            tuple(entry for _, entry, _ in found),
+            tuple(at for _, _, at in found),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lookups:
+    """Lookups of targets of one width.
+
+    Attributes
+    ----------
+    rows : int64, shape (lookups,)
+        Of the targets, target by target.
+    counts : list of int
+        Lookups of each target.
+    sources : int64, shape (lookups,)
+        The row of `gradients` of each.
+    places : int32, shape (lookups,)
+        Where each is among the unit's.
+    gradients : float32, shape (bags, width)
+        Of all channels.
+    """
+
+    rows: Tensor
+    counts: list[int]
+    sources: Tensor
+    places: Tensor
+    gradients: Tensor
+
+
 class ReplicaUpdates:
     """Sums up the gradients of replicated rows here, and applies the totals over their holders.
 
@@ -34,7 +103,7 @@ class ReplicaUpdates:
     the ranks, and every holder applies the totals as one lookup a row; so copies that were equal
     stay equal to the bit.
 
-    Attributes
+    Parameters
     ----------
     position : int
         Of the unit among this rank's.
@@ -45,92 +114,108 @@ class ReplicaUpdates:
         Or what else holds a unit's rows.
     """
 
-    position: int
-    unit: Unit
-    channels: tuple[Channel, ...]
-    module: Held
+    def __init__(
+        self, position: int, unit: Unit, channels: Sequence[Channel], module: Held
+    ) -> None:
+        self.position, self._module, self._holders = position, module, unit.holders
+        self._pooled = [channel.pooled for channel in channels]
+        self._alike = tuple(_alike(unit))
+        self._names = [update_name(target) for target in unit.targets]
+        # The feature by which each target is updated comes after those that read it.
+        self._entries = [place for _, place in unit.entries]
 
     def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> HeldSums:
         """Of the gradients of the rows that were read here; `all_reduce_rows` adds them up."""
-        targets = range(len(self.unit.targets))
-        sums = [self._row_sums(unit_step, gradients, target) for target in targets]
-        return HeldSums(self.unit.holders, sums)
+        return HeldSums(
+            self._holders, [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
+        )
 
     def apply(self, totals: HeldSums) -> None:
         """Update the rows with all holders' gradients."""
-        batch = self._update_batch([rows for rows, _ in totals.sums])
+        rows: dict[int, Tensor] = {}
+        values: dict[int, Tensor] = {}
+        for alike, (numbers, sums) in zip(self._alike, totals.sums, strict=True):
+            numbers, order = torch.sort(numbers)
+            bases = torch.tensor(alike.bases, device=numbers.device)
+            ends = [*torch.searchsorted(numbers, bases[1:]).tolist(), numbers.numel()]
+            counts = [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
+            own = numbers - _repeated(bases, counts)
+            rows.update(zip(alike.targets, torch.split(own, counts), strict=True))
+            values.update(zip(alike.targets, torch.split(sums[order], counts), strict=True))
         with torch.enable_grad():
-            outputs = self.module(batch)
-        names = [update_name(target) for target in self.unit.targets]
+            outputs = self._module(self._update_batch(rows))
         torch.autograd.backward(
-            [outputs[name] for name in names], [values for _, values in totals.sums]
+            [outputs[name] for name in self._names], [values[at] for at in range(len(values))]
         )
 
     def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
-        rows = []
-        for number in range(len(self.unit.targets)):
-            rows.append(self._lookups(unit_step, number)[0])
+        lookups = [self._lookups(unit_step, gradients, alike) for alike in self._alike]
+        rows: dict[int, Tensor] = {}
+        for alike, own in zip(self._alike, lookups, strict=True):
+            rows.update(zip(alike.targets, torch.split(own.rows, own.counts), strict=True))
         with torch.no_grad():
-            read = self.module(self._update_batch(rows))
-        result = torch.zeros(unit_step.bounds[-1], device=self.module.device)
-        for number, target in enumerate(self.unit.targets):
-            _, sources, places = self._lookups(unit_step, number)
-            joined = self._joined(gradients, number)
-            products = read[update_name(target)] * joined[sources]
-            result[places] = products.sum(1)
+            read = self._module(self._update_batch(rows))
+        result = torch.zeros(unit_step.bounds[-1], device=self._module.device)
+        for alike, own in zip(self._alike, lookups, strict=True):
+            vectors = torch.cat([read[self._names[number]] for number in alike.targets])
+            result[own.places] = (vectors * own.gradients[own.sources]).sum(1)
         return result
 
-    def _channels(self, number: int) -> list[int]:
-        """Channels of one of the unit's targets."""
-        return [place for target, place in self.unit.entries if target == number and place >= 0]
-
-    def _joined(self, gradients: Sequence[Tensor], number: int) -> Tensor:
-        """Gradients of all channels of a target."""
-        empty = torch.empty((0, self.unit.targets[number].width), device=self.module.device)
-        return torch.cat([empty, *(gradients[place] for place in self._channels(number))])
-
-    def _lookups(self, unit_step: UnitStep, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of a target's lookups, the gradient of each among its channels', and places."""
-        batch, device = unit_step.batch, self.module.device
+    def _lookups(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> _Lookups:
+        batch, bounds, device = unit_step.batch, unit_step.bounds, self._module.device
         assert batch is not None, "replicas' updates read its ids"
-        rows, sources, places, first = [batch.ids[:0]], [batch.ids[:0]], [batch.ids[:0]], 0
-        lengths = batch.offsets.diff()
-        for place in self._channels(number):
-            start, stop = unit_step.bounds[place], unit_step.bounds[place + 1]
-            rows.append(batch.ids[start:stop])
-            places.append(torch.arange(start, stop, device=device))
-            if not self.channels[place].pooled:
-                sources.append(torch.arange(first, first + stop - start, device=device))
-                first += stop - start
-                continue
-            bag = self.unit.entries.index((number, place)) * batch.batch_size
-            bags = torch.arange(first, first + batch.batch_size, device=device)
-            own = lengths[bag : bag + batch.batch_size]
-            sources.append(bags.repeat_interleave(own, output_size=stop - start))
-            first += batch.batch_size
-        return torch.cat(rows), torch.cat(sources), torch.cat(places)
+        starts = [bounds[place] for place in alike.channels]
+        sizes = [bounds[place + 1] - bounds[place] for place in alike.channels]
+        counts = [0] * len(alike.targets)
+        for at, size in zip(alike.owners, sizes, strict=True):
+            counts[at] += size
+        places = spans(starts, sizes, device)
+        lengths = batch.offsets.diff().view(len(self._entries), batch.batch_size)
+        if all(self._pooled[place] for place in alike.channels):
+            of_bags = lengths[torch.tensor(alike.entries, dtype=torch.int64, device=device)]
+        else:
+            of_bags = torch.cat(
+                [
+                    lengths[entry] if self._pooled[place] else lengths.new_ones(size)
+                    for place, entry, size in zip(alike.channels, alike.entries, sizes, strict=True)
+                ]
+            )
+        of_bags = of_bags.flatten()
+        bags = torch.arange(of_bags.numel(), device=device)
+        return _Lookups(
+            batch.ids.index_select(0, places).long(),
+            counts,
+            bags.repeat_interleave(of_bags, output_size=sum(sizes)),
+            places,
+            torch.cat([gradients[place] for place in alike.channels]),
+        )
 
-    def _row_sums(
-        self, unit_step: UnitStep, gradients: Sequence[Tensor], number: int
-    ) -> tuple[Tensor, Tensor]:
-        """Distinct rows of a target that were read here, and the sum of each one's gradients."""
-        rows, sources, places = self._lookups(unit_step, number)
-        joined = self._joined(gradients, number)
-        if not rows.numel():
-            return rows, joined.new_zeros((0, self.unit.targets[number].width))
-        order, distinct, starts = runs(rows)
+    def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:
+        """Numbers of the distinct rows that were read here, and the sum of each one's gradients."""
+        own = self._lookups(unit_step, gradients, alike)
+        bases = torch.tensor(alike.bases, device=self._module.device)
+        numbers = own.rows + _repeated(bases, own.counts)
+        if not numbers.numel():
+            return numbers, own.gradients[:0]
+        order, distinct, starts = runs(numbers)
         weights = unit_step.weights
         if weights is not None:
-            weights = weights.detach()[places][order]
-        return distinct, row_sums(joined, sources[order], weights, starts)
+            weights = weights.detach()[own.places][order]
+        return distinct, row_sums(own.gradients, own.sources[order], weights, starts)
 
-    def _update_batch(self, rows: Sequence[Tensor]) -> BagBatch:
+    def _update_batch(self, rows: dict[int, Tensor]) -> BagBatch:
         """One sample that reads these rows of each target, and nothing else."""
-        lengths = []
-        for number, own in enumerate(rows):
-            lengths += [0] * len(self._channels(number)) + [own.numel()]
+        each = [rows[number] for number in range(len(rows))]
+        sizes = iter(each)
+        lengths = [0 if place >= 0 else next(sizes).numel() for place in self._entries]
         bounds = (0, *accumulate(lengths))
-        device = self.module.device
+        device = self._module.device
         offsets = torch.tensor(bounds, dtype=torch.int64).to(device)
-        return BagBatch(torch.cat([*rows]).to(device), offsets, 1, None, bounds)
+        return BagBatch(torch.cat(each).to(device), offsets, 1, None, bounds)
+
+
+def _repeated(values: Tensor, counts: Sequence[int]) -> Tensor:
+    """Each value so many times."""
+    times = torch.tensor(counts, device=values.device)
+    return values.repeat_interleave(times, output_size=sum(counts))

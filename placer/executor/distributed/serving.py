@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.distributed.collectives import Collectives
-from placer.executor.distributed.placement.channels import Channels, Unit
-from placer.executor.distributed.placement.local_plans import channel_name
+from placer.executor.distributed.placement.channels import Channels
 from placer.executor.distributed.replicas import Held, ReplicaUpdates
 from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.whole_rows import RowTotals
-from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.scaled_gradients import refuse_scaled
 
 
@@ -31,8 +29,9 @@ class Served:
 
     Attributes
     ----------
-    features : tuple of FeatureRead
     channels : Channels
+    names : tuple of tuple of str
+        Of `channels.units`: the features of its module by channel.
     modules : tuple of PlacedEmbeddings
         Or what else holds rows. Of `channels.units`.
     replicas : tuple of ReplicaUpdates
@@ -48,8 +47,8 @@ class Served:
         What gradients are multiplied by: 1/world where ranks average their losses.
     """
 
-    features: tuple[FeatureRead, ...]
     channels: Channels
+    names: tuple[tuple[str, ...], ...]
     modules: tuple[Held, ...]
     replicas: tuple[ReplicaUpdates, ...]
     replicated: bool
@@ -57,13 +56,6 @@ class Served:
     comm: Collectives
     device: torch.device
     gradient_scale: float
-
-    def names(self, unit: Unit) -> tuple[str, ...]:
-        """Features of a unit's module by channel."""
-        served = [self.channels.served[at] for at in unit.channels]
-        return tuple(
-            channel_name(channel.target, self.features[channel.feature].name) for channel in served
-        )
 
     def sent_sizes(self, step: ShardedBatch) -> list[int]:
         """Elements that come back from each rank: what it pools of our lookups."""
@@ -85,12 +77,12 @@ class Served:
     def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
         """Outputs of each unit by channel; those of rows held alone with their graph."""
         outputs = []
-        for unit, module, unit_step in zip(
-            self.channels.units, self.modules, step.units, strict=True
+        for unit, names, module, unit_step in zip(
+            self.channels.units, self.names, self.modules, step.units, strict=True
         ):
             with torch.set_grad_enabled(training and not unit.replicated):
                 vectors = module(unit_step.prepared or unit_step.batch)
-            outputs.append([vectors[name] for name in self.names(unit)])
+            outputs.append([vectors[name] for name in names])
         return outputs
 
     def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:

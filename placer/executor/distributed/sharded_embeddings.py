@@ -1,7 +1,8 @@
 """The module that trains embedding tables over many processes."""
 
+import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,11 @@ from placer.errors import BackendError
 from placer.executor.distributed.assembly import assemble
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
+from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
 from placer.executor.distributed.serving import Serve
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.embeddings import Embeddings
-from placer.executor.id_order import IdOrder
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -77,7 +78,7 @@ class ShardedEmbeddings(Embeddings):
         average_gradients: bool = True,
         optimizer: OptimizerName | None = None,
         device: str | torch.device = "cpu",
-        seed: int = 0,
+        seed: int | None = 0,
         weights: Mapping[str, Tensor] | None = None,
         padding_idx: Mapping[str, int] | None = None,
         **options: Any,
@@ -106,9 +107,33 @@ class ShardedEmbeddings(Embeddings):
         given = torch.tensor([name in initial for name in names])
         for name, is_given in zip(names, comm.from_first("header", given).tolist(), strict=True):
             if is_given:
-                self._parts.id_order.scatter_from_first(name, initial.get(name))
-            else:
+                self.write_from_first(name, initial.get(name))
+            elif seed is not None:
                 self._parts.id_order.draw(name, seed)
+
+    def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
+        """Some of the tables as embeddings of their own: in the same memory, over the same group.
+
+        They are trained by themselves, with a learning rate and updates of their own. Every rank
+        must make the same parts; nothing is exchanged for that.
+        """
+        part = copy.copy(self)
+        part.plan = self.plan.of_tables(names)
+        part.optimizers = {name: self.optimizers[name] for name in names}
+        part.features = tuple(read for read in self.features if read.table in part.optimizers)
+        part._parts = self._parts.part(part.plan, part.features)
+        part._held = part._parts.modules
+        part._inputs = InputsAhead(part._parts.inputs, part._inputs.group)
+        return part
+
+    def write_from_first(self, name: str, weight: Tensor | None) -> None:
+        """Overwrite a table's weight by that which the first rank gives; all must call this."""
+        self._parts.id_order.scatter_from_first(name, weight)
+
+    def said(self, values: Sequence[int]) -> list[list[int]]:
+        """What each rank says, as many numbers on all of them."""
+        said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
+        return said
 
     @property
     def backend(self) -> str:
@@ -221,15 +246,14 @@ class ShardedEmbeddings(Embeddings):
                 total[key] += size
         return dict(total)
 
-    def id_order(self) -> IdOrder:
+    def id_order(self) -> DistributedIdOrder:
         return self._parts.id_order
 
     def update_count(self) -> int:
         return max((module.update_count() for module in self._held), default=0)
 
     def set_update_count(self, updates: int) -> None:
-        for module in self._held:
-            module.set_update_count(updates)
+        self._parts.id_order.set_update_count(updates)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""

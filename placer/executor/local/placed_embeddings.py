@@ -1,5 +1,6 @@
 """The module that trains embedding tables where a plan places them."""
 
+import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from placer.executor.lookups.batch_reads import (
     PreparedBatch,
     arena_reads,
     bags_of,
+    feature_reads,
     keep_until_used,
     without_padding,
 )
@@ -68,9 +70,9 @@ class PlacedEmbeddings(Embeddings):
         For all tables; None takes each table's own.
     device : str or torch.device
         Where rows are pooled: batches and outputs are there.
-    seed : int
+    seed : int or None
         Weights start uniform in ±1/√rows, drawn by seed and table name, so that they do not
-        depend on the plan.
+        depend on the plan. None leaves them zero, for whoever writes them.
     weights : mapping of table name to tensor of shape (rows, dim), or None
         Initial weights in id order; tables that are not named are drawn.
     padding_idx : mapping of feature name to id, or None
@@ -124,7 +126,7 @@ class PlacedEmbeddings(Embeddings):
         betas: tuple[float, float] = (0.9, 0.999),
         optimizer: OptimizerName | None = None,
         device: str | torch.device = "cpu",
-        seed: int = 0,
+        seed: int | None = 0,
         weights: Mapping[str, Tensor] | None = None,
         padding_idx: Mapping[str, int] | None = None,
         backend: str = "auto",
@@ -165,9 +167,33 @@ class PlacedEmbeddings(Embeddings):
         for table in plan.tables:
             if table.name in initial:
                 self.rows.write(table, "weight", initial[table.name])
-            else:
+            elif seed is not None:
                 for ids, values in initial_weights(table, seed):
                     self.rows.write_rows(table, "weight", ids, values)
+
+    def part(self, plan: Plan, whole_rows: WholeRows | None = None) -> "PlacedEmbeddings":
+        """Some of the tables in the same memory, with a learning rate and updates of their own.
+
+        Parameters
+        ----------
+        plan : Plan
+            Of these tables; its features read them.
+        whole_rows : WholeRows, optional
+        """
+        names = [table.name for table in plan.tables]
+        runtime, part = self._runtime, copy.copy(self)
+        part.plan, part.features = plan, feature_reads(plan.tables, {})
+        part.optimizers = {name: self.optimizers[name] for name in names}
+        part._layout, held = self._layout.of_tables(names)
+        part._runtime = replace(
+            runtime,
+            arenas=tuple(runtime.arenas[arena] for arena in held),
+            lr=runtime.lr.clone(),
+            updates=runtime.updates.clone(),
+            whole_rows=whole_rows,
+        )
+        part.rows = TableRows(part._layout, part._runtime.arenas, part.optimizers, self.device)
+        return part
 
     @property
     def backend(self) -> str:

@@ -1,5 +1,6 @@
 """A batch translated to what each arena has to read: slots, bags and where results go."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
@@ -194,7 +195,7 @@ def feature_reads(
         for feature in table.features
     )
     names = [read.name for read in reads]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         raise PlanMismatchError(
             f"features {twice} are read from more than one table; give each a name of its own"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.row_runs import Runs
+from placer.executor.memory.layout import ArenaSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +44,7 @@ class Ticket:
     ----------
     number : int
         Steps are counted in the order in which their rows are located.
-    resolved : dict of arena index to Resolved
+    resolved : dict of ArenaSpec to Resolved
         Its staged and cached rows.
     """
 
@@ -52,7 +53,7 @@ class Ticket:
     def __init__(self, number: int) -> None:
         self.number = number
         self.open = True
-        self.resolved: dict[int, Resolved] = {}
+        self.resolved: dict[ArenaSpec, Resolved] = {}
 
     def close(self) -> None:
         """The step's rows may move."""
@@ -85,7 +86,7 @@ class Window:
         """Number of the oldest open step."""
         return min((ticket.number for ticket in self), default=self._count)
 
-    def others(self, arena: int, ticket: Ticket) -> list[Resolved]:
+    def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
         """The staged and cached rows of an arena that the other open steps read."""
         read = [other.resolved.get(arena) for other in self if other is not ticket]
         return [resolved for resolved in read if resolved is not None]

@@ -7,8 +7,8 @@ serves all its tables and both tiers. A row of an arena is a *slot*.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +143,17 @@ class Layout:
 
     arenas: tuple[ArenaSpec, ...]
     column_slices: dict[str, tuple[ArenaSlice, ...]]
+
+    def of_tables(self, names: Iterable[str]) -> tuple["Layout", tuple[int, ...]]:
+        """The same for some of the tables, and which arenas that has."""
+        slices = {name: self.column_slices[name] for name in names}
+        held = sorted({columns.arena for parts in slices.values() for columns in parts})
+        place = {arena: at for at, arena in enumerate(held)}
+        moved = {
+            name: tuple(replace(columns, arena=place[columns.arena]) for columns in parts)
+            for name, parts in slices.items()
+        }
+        return Layout(tuple(self.arenas[arena] for arena in held), moved), tuple(held)
 
 
 def check_plan(plan: Plan) -> None:

@@ -40,7 +40,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from placer.errors import BackendError, CheckpointError
-from placer.executor.distributed.lost_ranks import reason_of, words_on_lost
+from placer.executor.distributed.lost_ranks import rank_lost
 from placer.files import FileRecord, HashedFile
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, rounds_of
@@ -111,12 +111,8 @@ def _raise_lost(error: RuntimeError, planner: "_Planner") -> NoReturn:
     """Raise what is known of a process that no longer answers."""
     if isinstance(planner.lost, BackendError):
         raise planner.lost from error
-    lost = words_on_lost(planner.rank, planner.members)
-    raise BackendError(
-        f"rank {planner.rank} of {planner.world}: exchanging what ranks have written failed: "
-        f"{reason_of(error)}. {lost} died, or did not come in time; see the output of all ranks, "
-        "and start again from the last checkpoint"
-    ) from error
+    doing = "exchanging what ranks have written"
+    raise rank_lost(planner.rank, planner.members, doing, error) from error
 
 
 def _raise_first(failure: CheckpointException, folder: Path, lost: BaseException | None) -> None:

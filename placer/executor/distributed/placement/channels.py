@@ -1,5 +1,6 @@
 """Who sends which feature's lookups to whom: the same on every rank, from the plan alone."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,8 @@ class Channels:
     served : tuple of Channel
     active : tuple of tuple of int
         For each rank, positions in `served` of the channels that come from it, in its order.
+    places : tuple of mapping of int to int
+        For each rank, where a position in `served` is in its `active`.
     units : tuple of Unit
         What this rank holds alone comes first; then replicas, in an order that all share.
     """
@@ -84,6 +87,7 @@ class Channels:
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
     active: tuple[tuple[int, ...], ...]
+    places: tuple[Mapping[int, int], ...]
     units: tuple[Unit, ...]
 
 
@@ -92,11 +96,13 @@ def all_channels(
 ) -> tuple[Channel, ...]:
     """Every channel between any ranks: by table, column slice, target and feature."""
     channels = []
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, feature in enumerate(features):
+        readers[feature.table].append(index)
     for name, table in maps.items():
-        reads = [index for index, feature in enumerate(features) if feature.table == name]
         for number, columns in enumerate(table.column_slices):
             for position, target in enumerate(columns.targets):
-                for index in reads:
+                for index in readers[name]:
                     alone = len(columns.targets) == 1 and not target.replicated
                     pooling = channel_pooling(features[index].pooling, alone)
                     channels.append(Channel(index, number, position, target, pooling))
@@ -124,25 +130,34 @@ def channels_of(
             tuple(at for at in everyones if served[at].target.holder_for(source) == rank)
             for source in range(world)
         )
-    held = [target for target in targets if rank in target.holders]
-    groups = sorted({target.holders for target in held}, key=lambda ranks: (len(ranks) > 1, ranks))
-    units = tuple(
-        _unit([target for target in held if target.holders == holders], served, rank, world)
-        for holders in groups
-    )
-    return Channels(sent, served, active, units)
+    places = tuple({at: place for place, at in enumerate(here)} for here in active)
+    held: dict[tuple[int, ...], list[Target]] = defaultdict(list)
+    for target in targets:
+        if rank in target.holders:
+            held[target.holders].append(target)
+    reads: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for at, channel in enumerate(served):
+        reads[channel.target.holders].append(at)
+    groups = sorted(held, key=lambda ranks: (len(ranks) > 1, ranks))
+    units = tuple(_unit(held[ranks], served, reads[ranks], rank, world) for ranks in groups)
+    return Channels(sent, served, active, places, units)
 
 
-def _unit(targets: Sequence[Target], served: Sequence[Channel], rank: int, world: int) -> Unit:
-    """The unit of targets that the same ranks hold."""
-    holders = targets[0].holders
-    channels = tuple(i for i, channel in enumerate(served) if channel.target.holders == holders)
+def _unit(
+    targets: Sequence[Target],
+    served: Sequence[Channel],
+    channels: Sequence[int],
+    rank: int,
+    world: int,
+) -> Unit:
+    """The unit of targets that the same ranks hold; `channels` read them."""
+    readers: dict[str, list[int]] = defaultdict(list)
+    for place, at in enumerate(channels):
+        readers[served[at].target.name].append(place)
     entries: list[tuple[int, int]] = []
     for number, target in enumerate(targets):
-        entries += [
-            (number, place) for place, at in enumerate(channels) if served[at].target == target
-        ]
+        entries += [(number, place) for place in readers[target.name]]
         if target.replicated:
             entries.append((number, -1))
     sources = tuple(s for s in range(world) if targets[0].holder_for(s) == rank)
-    return Unit(holders, tuple(targets), channels, tuple(entries), sources)
+    return Unit(targets[0].holders, tuple(targets), tuple(channels), tuple(entries), sources)

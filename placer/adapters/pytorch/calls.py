@@ -1,0 +1,246 @@
+"""Calls of placed tables: what was read, what a module makes of the rows, and when they come."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from placer.adapters.pytorch.lookups import Lookups
+from placer.errors import BackendError
+from placer.executor import BagBatch, ShardedEmbeddings
+
+if TYPE_CHECKING:
+    from placer.adapters.pytorch.table import PlacedTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What a module makes of the rows of its bags.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : torch.dtype
+    of_rows : callable
+        From float32 rows of shape (bags, dim), by ordinary differentiable operations.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    of_rows: Callable[[Tensor], Tensor]
+
+
+def as_they_are(rows: Tensor) -> Tensor:
+    """What `Output.of_rows` is where a module gives the rows of its bags."""
+    return rows
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes
+    ----------
+    table : PlacedTable
+    number : int
+        Of the table's calls.
+    batch : BagBatch, or Lookups
+        What it reads; not checked yet where ranks share the table.
+    trains : bool
+        Whether its rows are updated.
+    output : Output
+    stands_for : tuple of Call
+        The calls whose bags these are, one after the other, where it is no module's.
+    rows : Tensor or None
+        What it read, with the executor's graph, from when it was looked up until it has a gradient.
+    made : Tensor or None
+        What the module made of that.
+    step : Step or None
+        What was looked up together with it, where ranks share the table.
+    gradient : Tensor or None
+        Of the rows; of what was made of them where ranks share the table.
+    ended : bool
+        Whether it can have no gradient any more.
+    """
+
+    table: "PlacedTable"
+    number: int
+    batch: BagBatch | Lookups
+    trains: bool
+    output: Output
+    stands_for: "tuple[Call, ...]" = ()
+    rows: Tensor | None = None
+    made: Tensor | None = None
+    step: "Step | None" = None
+    gradient: Tensor | None = None
+    ended: bool = False
+
+    def result(self) -> Tensor:
+        """What the module made of its rows, with the graph; looks them up where they wait."""
+        if self.made is None:
+            if self.rows is None:
+                self.table.shared.flush()
+            if self.rows is None:
+                raise BackendError(
+                    f"table {self.table.name!r}: the exchange in which its rows were looked up "
+                    "failed; see the error before this one"
+                )
+            if self.trains == torch.is_grad_enabled():
+                self.made = self.output.of_rows(self.rows)
+            else:
+                with torch.set_grad_enabled(self.trains):
+                    self.made = self.output.of_rows(self.rows)
+        return self.made
+
+    def let_go(self) -> None:
+        """End the step in which it was looked up, unused: its rows may move."""
+        self.step, self.rows, self.ended = None, None, True
+        self.made = None if self.made is None else self.made.detach()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Calls that were looked up together, by the same learning rate and after as many updates.
+
+    Attributes
+    ----------
+    embeddings : ShardedEmbeddings
+        Of the tables that were called, each once.
+    calls : tuple of Call
+    lr : float
+    updates : int
+    """
+
+    embeddings: ShardedEmbeddings
+    calls: tuple[Call, ...]
+    lr: float
+    updates: int
+
+    def set_constants(self) -> None:
+        """Let the embeddings go on from where these tables are."""
+        self.embeddings.set_lr(self.lr)
+        if self.embeddings.counts_updates:
+            self.embeddings.set_update_count(self.updates)
+
+    def is_complete(self) -> bool:
+        """Whether each table's only gradient is that of this step's call."""
+        return all(
+            call.step is self
+            and call.gradient is not None
+            and call.table.calls == [call]
+            and (call.table.lr_now, call.table.updates) == (self.lr, self.updates)
+            for call in self.calls
+        )
+
+
+def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
+    """All bags of several calls of a table, one after the other."""
+    ids, offsets, base = [torch.empty(0, dtype=torch.int64, device=device)], [], 0
+    for call in calls:
+        ids.append(call.batch.ids.long())
+        offsets.append(call.batch.offsets[:-1] + base)
+        base += call.batch.ids.numel()
+    offsets.append(torch.full((1,), base, device=device))
+    weights = None
+    if any(call.batch.weights is not None for call in calls):
+        weights = torch.cat(
+            [
+                torch.ones(call.batch.ids.numel(), device=device)
+                if call.batch.weights is None
+                else call.batch.weights
+                for call in calls
+            ]
+        )
+    bags = sum(call.batch.batch_size for call in calls)
+    return BagBatch(torch.cat(ids), torch.cat(offsets), bags, weights, (0, base))
+
+
+def present_device(name: str) -> torch.device:
+    """A device by its name, or the CPU where it is a GPU and there is none."""
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    return device
+
+
+_KNOWN_BEFORE = frozenset(
+    {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "element_size"}
+    | {"is_floating_point", "is_complex", "get_device", "register_hook", "retain_grad"}
+)
+"""Methods that need no values."""
+
+_VIEWS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
+"""Attributes that do."""
+
+_OF_MEMORY = frozenset(
+    {"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__"}
+    | {"__deepcopy__", "__reduce_ex__"}
+)
+"""Methods for which the tensor has to be one with memory of its own."""
+
+
+class Later(Tensor):
+    """The output of a module whose rows are looked up when someone wants to see them.
+
+    By then other modules have been called, and one exchange between the ranks serves all. Shape
+    and type are known before. Every operation gives an ordinary tensor.
+    """
+
+    call: Call
+
+    @staticmethod
+    def of(call: Call) -> "Later":
+        """The output of a call that waits."""
+        output, device = call.output, call.table.device
+        later: Later = Tensor._make_wrapper_subclass(
+            Later, output.shape, dtype=output.dtype, device=device
+        )
+        later.call = call
+        return later
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name == "__get__":
+            is_seen = getattr(func.__self__, "__name__", "") in _VIEWS
+        else:
+            is_seen = name not in _KNOWN_BEFORE
+        with torch._C.DisableTorchFunctionSubclass():
+            if is_seen:  # Here, as autograd records nothing within `__torch_dispatch__`.
+                _mapped((args, kwargs), lambda later: later.call.result())
+            if name in _OF_MEMORY:
+                args, kwargs = _mapped((args, kwargs), torch.ops.aten.alias.default)
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        plain, options = _mapped((args, kwargs or {}), _values)
+        out = func(*plain, **options)
+        return args[0] if func._schema.is_mutable else out
+
+
+def _mapped(values: Any, function: Callable[[Later], Any]) -> Any:
+    """Arguments, in which a function has been applied to each tensor that comes later."""
+    if isinstance(values, Later):
+        return function(values)
+    if type(values) in (list, tuple):
+        return type(values)(_mapped(value, function) for value in values)
+    if type(values) is dict:
+        return {key: _mapped(value, function) for key, value in values.items()}
+    return values
+
+
+def _values(later: Later) -> Tensor:
+    call = later.call
+    if call.made is None:  # Someone took it past `__torch_function__`, as extensions in C++ do.
+        thread = threading.Thread(target=call.result)
+        thread.start()
+        thread.join()
+    return call.result().detach()

@@ -1,0 +1,338 @@
+"""Tables of a model that ranks share: one exchange serves the calls of many modules.
+
+All of them are in one `ShardedEmbeddings`, so that they take one process group. While the model
+runs forward, calls of its modules wait until someone wants to see an output, or the model has
+ended; then all that wait are looked up together. How many these are may differ from rank to rank:
+what counts is that their order is the same. Updates come together, too.
+"""
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from placer.adapters.pytorch.calls import (
+    Call,
+    Later,
+    Output,
+    Step,
+    as_they_are,
+    joined,
+    present_device,
+)
+from placer.errors import DataError
+from placer.executor import BagBatch, ShardedEmbeddings
+from placer.executor.uncompiled import uncompiled
+from placer.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from placer.adapters.pytorch.meta_tables import DrawnRows
+    from placer.adapters.pytorch.table import PlacedTable
+
+_NONE, _AS_READ, _ANEW = range(3)
+"""A table has no gradients; one, of rows that were looked up with others that have one each; or
+such that its rows have to be looked up once more."""
+
+_SAID = 6
+"""Numbers that a rank says of a call."""
+
+_MOST_PARTS = 64
+"""Sets of tables that were called together and are remembered, beside each table alone."""
+
+
+class SharedTables:
+    """The tables of a model on one device, which ranks share where there are several.
+
+    Copies and pickles carry the plan; tables bring their weights.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of these tables, each read by one feature of its name, which sums.
+    device : torch.device
+        Where rows are pooled.
+    options : mapping of str to Any
+        See `PlacedEmbeddings`.
+
+    Attributes
+    ----------
+    world : int
+        How many ranks there are; with one, each table is on its own and nothing here is used.
+    tables : dict of table name to PlacedTable
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, options: Mapping[str, Any]) -> None:
+        self.plan, self.device, self._options = plan, device, dict(options)
+        self.tables: dict[str, PlacedTable] = {}
+        several = dist.is_available() and dist.is_initialized()
+        self.world = dist.get_world_size() if several else 1
+        self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
+        self._parts: dict[tuple[str, ...], ShardedEmbeddings] = {}
+        self._whole: ShardedEmbeddings | None = None
+        self._closed = False
+        self._waiting: list[Call] = []
+        self._depth = 0  # Forward passes of the model that are under way.
+        self._pass = -1  # The backward pass at whose end these tables are updated.
+        self._collected: set[str] = set()
+
+    @property
+    def whole(self) -> ShardedEmbeddings:
+        """All tables; zeros at first. All ranks must ask for it together."""
+        if self._whole is None:
+            self._whole = ShardedEmbeddings(
+                self.plan, device=self.device, seed=None, **self._options
+            )
+        return self._whole
+
+    def write(self, table: "PlacedTable", weight: "Tensor | DrawnRows") -> None:
+        """Set the weight of a table to the first rank's, or draw it where that has none."""
+        ((is_given, *_), *_) = self.whole.said([isinstance(weight, Tensor)])
+        if is_given:
+            given = weight if isinstance(weight, Tensor) else None
+            self.whole.write_from_first(table.name, given)
+            return
+        if isinstance(weight, Tensor):
+            raise DataError(
+                f"table {table.name!r} is on the meta device on rank 0 and not on this one; make "
+                "the model alike on all ranks"
+            )
+        ((weight.seed, *_), *_) = self.whole.said([weight.seed])
+        weight.write(self._part((table.name,)).id_order())
+
+    def of_table(self, table: "PlacedTable") -> ShardedEmbeddings:
+        """One table alone, when no call waits any more: ranks ask for it in the same order."""
+        self.flush()
+        part = self._part((table.name,))
+        order = part.id_order()
+        order.set_update_count(table.updates)
+        order.counted = partial(setattr, table, "updates")
+        return part
+
+    def move(self, device: torch.device) -> None:
+        """Lay all tables out anew on another device."""
+        self.flush()
+        old, self._whole, self.device = self.whole, None, device
+        self._parts.clear()
+        for tensor in old.id_order().tensors():
+            values = old._read(tensor.table, tensor.name)
+            self.whole._write(tensor.table, tensor.name, values)
+        old.close()
+
+    def close(self) -> None:
+        """Let go of the connections to other ranks."""
+        if self._whole is not None and not self._closed:
+            self._whole.close()
+        self._closed = True
+
+    def watch(self, model: nn.Module) -> None:
+        """Let calls wait for one another while a model runs forward."""
+        if self.world > 1:
+            model.register_forward_pre_hook(self.begin)
+            model.register_forward_hook(self.end, always_call=True)
+
+    @uncompiled
+    def begin(self, *_: object) -> None:
+        """A forward pass of the model begins."""
+        self._depth += 1
+
+    @uncompiled
+    def end(self, *_: object) -> None:
+        """It has ended, be it by an error."""
+        self._depth = max(0, self._depth - 1)
+        if not self._depth:
+            self.flush()
+
+    def look_up(self, call: Call) -> Tensor:
+        """The output of a call, at once or when someone wants to see it; without its graph."""
+        self._waiting.append(call)
+        if self._depth:
+            return Later.of(call)
+        self.flush()
+        return call.result().detach()
+
+    def flush(self) -> None:
+        """Look up the rows of all calls that wait."""
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            # Another rank may have wanted to see its rows before it called as many modules.
+            ready = min(count for (count,) in self.whole.said([len(waiting)]))
+            self._serve(waiting[:ready])
+            self._waiting = waiting[ready:]
+
+    def update_after_pass(self, name: str) -> None:
+        """Update a table when the backward pass that is under way has ended."""
+        task = torch._C._current_graph_task_id()
+        if task != self._pass:
+            self._pass = task
+            self._collected.clear()
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+        self._collected.add(name)
+
+    def _end_pass(self) -> None:
+        names, self._collected, self._pass = self._collected, set(), -1
+        self.update(names)
+
+    @torch.no_grad()
+    def update(self, names: Collection[str]) -> None:
+        """Apply the gradients that some tables have collected on any rank; all must call this."""
+        self.flush()
+        complete: dict[int, bool] = {}
+        own = [
+            _kind(self.tables[name], complete) if name in names else _NONE for name in self._numbers
+        ]
+        by_table = zip(self._numbers, zip(*self.whole.said(own), strict=True), strict=True)
+        kinds = {name: set(said) for name, said in by_table if any(said)}
+        for name in kinds:
+            self.tables[name].before_update()
+        read = [self.tables[name].calls for name, said in kinds.items() if said == {_AS_READ}]
+        for step in _steps(call for calls in read for call in calls):
+            made = [(call.result(), call.gradient) for call in step.calls]
+            _apply(step, made)
+        anew = {
+            name: self._anew(self.tables[name])
+            for name, said in kinds.items()
+            if said != {_AS_READ}
+        }
+        self._waiting = list(anew.values())
+        self.flush()
+        for step in _steps(anew.values()):
+            _apply(step, [pair for call in step.calls for pair in _made_anew(call)])
+        for name in kinds:
+            self.tables[name].calls.clear()
+            self.tables[name].updates += self.whole.counts_updates
+
+    def _part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
+        if len(names) == len(self._numbers):
+            return self.whole
+        part = self._parts.pop(names, None) or self.whole.part(names)
+        self._parts[names] = part  # Now the most recently used.
+        if len(self._parts) > len(self._numbers) + _MOST_PARTS:
+            del self._parts[next(iter(self._parts))]
+        return part
+
+    def _serve(self, calls: Sequence[Call]) -> None:
+        """Look up calls that all ranks have made, those of one size and kind together.
+
+        Raises
+        ------
+        DataError
+            If ranks have called different tables; on every rank, if one of them has a bad id.
+        """
+        own: list[int] = []
+        for call in calls:
+            (rate,) = struct.unpack("q", struct.pack("d", call.table.lr_now))
+            size, weighted = call.batch.batch_size, call.batch.weights is not None
+            number = self._numbers[call.table.name]
+            own += [number, call.trains, rate, call.table.updates, size, weighted]
+        said = [_in_rows(theirs, _SAID) for theirs in self.whole.said(own)]
+        times = Counter(call.table.name for call in calls)
+        groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
+        seen: Counter[str] = Counter()
+        for call, *by_rank in zip(calls, *said, strict=True):
+            name = call.table.name
+            for rank, theirs in enumerate(by_rank):
+                if theirs[:2] != by_rank[0][:2]:
+                    raise DataError(
+                        f"rank 0 {self._words(by_rank[0])} where rank {rank} "
+                        f"{self._words(theirs)}; all ranks must call the same modules in the same "
+                        "order, with gradients or without"
+                    )
+            sizes = tuple(theirs[4] for theirs in by_rank)
+            weighted = any(theirs[5] for theirs in by_rank)
+            # A table that is called twice is updated once: not with what it was first called with.
+            group = (times[name] > 1, seen[name], *by_rank[0][1:4], sizes, weighted)
+            groups[group].append(call)
+            seen[name] += 1
+        for members in groups.values():
+            self._look_up(sorted(members, key=lambda call: self._numbers[call.table.name]))
+
+    def _look_up(self, calls: Sequence[Call]) -> None:
+        """Look up one call of each of some tables, in one exchange."""
+        names = tuple(call.table.name for call in calls)
+        table = calls[0].table
+        step = Step(self._part(names), tuple(calls), table.lr_now, table.updates)
+        step.set_constants()
+        batches = [call.batch for call in calls]
+        features = {
+            name: (batch.ids, batch.offsets, batch.weights)
+            for name, batch in zip(names, batches, strict=True)
+        }
+        with torch.set_grad_enabled(calls[0].trains):
+            rows = step.embeddings(BagBatch.from_features(features, names))
+        for call in calls:
+            call.rows = rows[call.table.name]
+            call.step = step if call.trains else None
+
+    def _anew(self, table: "PlacedTable") -> Call:
+        """One call for all of a table's: what it read then is let go of."""
+        calls = tuple(sorted(table.calls, key=lambda call: call.number))
+        for call in calls:
+            call.let_go()
+        batch = joined(calls, self.device)
+        output = Output((batch.batch_size, table.table.dim), torch.float32, as_they_are)
+        return Call(table, -1, batch, True, output, calls)
+
+    def _words(self, said: Sequence[int]) -> str:
+        return f"calls table {self.plan.tables[said[0]].name!r}{' to train it' * said[1]}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"plan": self.plan, "device": str(self.device), "options": self._options}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        device = present_device(state["device"])
+        self.__init__(state["plan"], device, state["options"])  # type: ignore[misc]
+
+
+def unwatch(model: nn.Module) -> None:
+    """Undo what `SharedTables.watch` did, also to a copy."""
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), SharedTables):
+                del hooks[key]
+                model._forward_hooks_always_called.pop(key, None)
+
+
+def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
+    """How a table can be updated; whether steps are complete is remembered."""
+    if not table.calls:
+        return _NONE
+    step = table.calls[0].step
+    if step is None:
+        return _ANEW
+    if id(step) not in complete:
+        complete[id(step)] = step.is_complete()
+    return _AS_READ if complete[id(step)] else _ANEW
+
+
+def _steps(calls: Iterable[Call]) -> list[Step]:
+    """The steps of calls, each once."""
+    return list({id(call.step): call.step for call in calls if call.step is not None}.values())
+
+
+def _made_anew(call: Call) -> list[tuple[Tensor, Tensor | None]]:
+    """What modules made of the rows of the calls that one call stands for, and its gradients."""
+    rows = call.result()
+    if not call.stands_for:  # Other ranks have read the table, this one has not.
+        return [(rows, torch.zeros_like(rows))]
+    with torch.enable_grad():
+        parts = torch.split(rows, [each.batch.batch_size for each in call.stands_for])
+        return [
+            (each.output.of_rows(own), each.gradient)
+            for each, own in zip(call.stands_for, parts, strict=True)
+        ]
+
+
+def _apply(step: Step, made: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    step.set_constants()
+    torch.autograd.backward([out for out, _ in made], [gradient for _, gradient in made])
+    for call in step.calls:
+        call.let_go()
+
+
+def _in_rows(values: Sequence[int], width: int) -> list[Sequence[int]]:
+    return [values[start : start + width] for start in range(0, len(values), width)]

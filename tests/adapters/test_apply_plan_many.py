@@ -1,0 +1,187 @@
+"""Many tables on two ranks: one process group, one exchange, and files for few of them."""
+
+import gc
+import resource
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from plan_cases import machine
+from ranks_launcher import leave_group
+from torch import Tensor, nn
+
+from placer import Feature, Plan, Shard, Table, apply_plan, remove_plan
+from placer.adapters.pytorch.calls import Later
+from placer.errors import DataError
+from placer.executor.distributed.collectives import Communicator
+
+WORLD, ROWS, DIM = 2, 20, 4
+
+
+class Many(nn.Module):
+    """Bags of means, concatenated; `peek` has a rank see an output before others do."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = nn.ModuleList(nn.EmbeddingBag(ROWS, DIM) for _ in range(count))
+        self.out = nn.Linear(count * DIM, 1)
+        self.peek: int | None = None
+        self.seen: list[type[Tensor]] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        parts = []
+        for number, bag in enumerate(self.bags):
+            parts.append(bag(ids[:, number]))
+            self.seen.append(type(parts[-1]))
+            if number == self.peek:
+                assert parts[-1].tolist() == parts[-1].detach().tolist()
+        logits: Tensor = self.out(torch.cat(parts, 1))
+        return logits
+
+
+def plan_of(count: int, optimizer: str = "adagrad") -> Plan:
+    """Every other table on either GPU."""
+    tables = tuple(
+        Table(
+            f"bags.{i}", ROWS, DIM, optimizer=optimizer, features=(Feature(f"{i}", pooling="mean"),)
+        )
+        for i in range(count)
+    )
+    shards = tuple(
+        Shard(one.name, (0, ROWS, 1), (0, DIM), (f"gpu:{i % 2}",), "hbm", "device")
+        for i, one in enumerate(tables)
+    )
+    return Plan(tables, machine(), shards)
+
+
+def ids_of(count: int, step: int, rank: int, samples: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randint(ROWS, (samples, count, 2), generator=generator)
+
+
+def held() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return _entries("/proc/self/task"), _entries("/proc/self/fd")
+
+
+def _entries(folder: str) -> int:
+    return sum(1 for _ in Path(folder).iterdir())
+
+
+def _join(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
+    )
+
+
+def _counts(rank: int, folder: str) -> None:
+    _join(rank, folder)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    found: dict[int, tuple[int, int]] = {}
+    calls: dict[int, int] = {}
+    for count in (50, 200, 300):
+        model = Many(count)
+        apply_plan(model, plan_of(count), backend="torch")
+        model(ids_of(count, 0, rank, 4)).sum().backward()
+        calls[count] = _counted(partial(_step, model, count, rank))
+        found[count] = held()
+        remove_plan(model)
+        del model
+        gc.collect()
+    torch.save({"held": found, "calls": calls}, f"{folder}/{rank}.pt")
+    leave_group()
+
+
+def _step(model: Many, count: int, rank: int) -> None:
+    model(ids_of(count, 1, rank, 4)).sum().backward()
+
+
+def _counted(work: Any) -> int:
+    """How many collectives a piece of work is."""
+    calls = 0
+    kept = {name: getattr(Communicator, name) for name in ("exchange", "gather", "total")}
+
+    def counting(method: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return method(*arguments)
+
+        return call
+
+    try:
+        for name, method in kept.items():
+            setattr(Communicator, name, counting(method))
+        work()
+    finally:
+        for name, method in kept.items():
+            setattr(Communicator, name, method)
+    return calls
+
+
+@pytest.mark.slow
+def test_threads_descriptors_and_exchanges_do_not_grow_with_tables(tmp_path: Path) -> None:
+    """Also: 300 tables train where a process may have 1,024 descriptors."""
+    mp.start_processes(_counts, (str(tmp_path),), WORLD, start_method="forkserver")
+    for rank in range(WORLD):
+        found: Mapping[str, Mapping[int, Any]] = torch.load(tmp_path / f"{rank}.pt")
+        assert found["held"][50] == found["held"][200] == found["held"][300]
+        assert len(set(found["calls"].values())) == 1
+        assert found["calls"][50] <= 12
+
+
+def _trains(rank: int, folder: str, optimizer: str) -> None:
+    _join(rank, folder)
+    model, count = Many(4), 4
+    applied = apply_plan(model, plan_of(count, optimizer), lr=0.05, backend="torch")
+    for step in range(4):
+        model.peek = step if rank else None  # A rank may look at its outputs when it likes.
+        loss = model(ids_of(count, step, rank, 3 + rank)).square().mean()
+        if step == 2:  # A call outside of the model's forward pass trains with the others.
+            loss = loss + model.bags[1](ids_of(count, 9, rank, 2)[:, 1]).sum()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.out.parameters():
+                assert parameter.grad is not None
+                parameter.grad = None
+    assert model.seen[0] is Later
+    before = {name: table.weight() for name, table in applied.tables.items()}
+    first = 1 if rank else 0
+    with pytest.raises(DataError, match=r"rank 0 calls table 'bags\.0' to train it where rank 1"):
+        model.bags[first](torch.tensor([[1]]))
+    state = remove_plan(model)
+    torch.save((model.state_dict(), state, before), f"{folder}/{rank}.pt")
+    del model, applied
+    leave_group()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
+def test_calls_that_wait_for_one_another_train_as_one_process(
+    optimizer: str, tmp_path: Path
+) -> None:
+    mp.start_processes(_trains, (str(tmp_path), optimizer), WORLD, start_method="forkserver")
+    alone = Many(4)
+    applied = apply_plan(alone, plan_of(4, optimizer), lr=0.05, backend="torch")
+    for step in range(4):
+        losses = []
+        for rank in range(WORLD):
+            loss = alone(ids_of(4, step, rank, 3 + rank)).square().mean()
+            if step == 2:
+                loss = loss + alone.bags[1](ids_of(4, 9, rank, 2)[:, 1]).sum()
+            losses.append(loss / WORLD)
+        torch.stack(losses).sum().backward()
+    expected = {name: table.weight() for name, table in applied.tables.items()}
+    for rank in range(WORLD):
+        after, state, before = torch.load(tmp_path / f"{rank}.pt")
+        for name, weight in expected.items():
+            torch.testing.assert_close(before[name], weight)
+            assert torch.equal(after[f"{name}.weight"], before[name])
+        for name, values in applied.optimizer_state_dict().items():
+            torch.testing.assert_close(state[name], values)
