@@ -34,6 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from solvers.bounds.claims import Claim, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
@@ -64,8 +65,8 @@ class ExactAnswer:
     ----------
     assignment : Assignment or None
         Of a step time below the limit; or one that fits.
-    bound_s : float
-        A step time that no placement is below; 0 where not every placement was looked at.
+    claim : Claim
+        A step time that no placement is below; 0 where points of curves were left out.
     short_bytes : dict of (str, int) to int
         Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
     fewest_short_bytes : int
@@ -74,7 +75,7 @@ class ExactAnswer:
     """
 
     assignment: Assignment | None
-    bound_s: float
+    claim: Claim
     short_bytes: dict[tuple[str, int], int]
     fewest_short_bytes: int
     variables: int
@@ -116,7 +117,8 @@ class ExactProgram:
         from ortools.sat.python import cp_model
 
         self.instance, self.aim, self.most_points = instance, aim, most_points
-        self.is_complete = True
+        self.options = options
+        self.is_complete = Claim(0.0, options).covers(instance)
         self.unit_s = upper_s / _TIME_UNITS
         self.model = cp_model.CpModel()
         self.points: list[_Point] = []
@@ -147,7 +149,7 @@ class ExactProgram:
         most_points: int = POINTS[0],
     ) -> "ExactProgram | None":
         """The largest program of at most so many shards × GPUs × points, or None."""
-        every = [instance.options_of(table) for table in range(instance.tables)]
+        every = every_option(instance)
         few = [[option for option in of if _is_coarse(option)] or of for of in every]
         for options in (every, few) if aim == "fit" else (every,):
             shards = [option.shard_count for of in options for option in of]
@@ -165,9 +167,7 @@ class ExactProgram:
                     known = [with_every_row(curve, points) for curve in curves]
                 sizes = [min(curve.hot_rows.size, points) for curve in known]
                 if instance.gpus * sum(sizes) <= most_places:
-                    program = cls(instance, aim, options, points, upper_s)
-                    program.is_complete &= options is every
-                    return program
+                    return cls(instance, aim, options, points, upper_s)
         return None
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
@@ -368,7 +368,7 @@ class ExactProgram:
         if self.aim != "time":
             fewest = max(0.0, proven)
         elif status == cp_model.INFEASIBLE and self.is_complete:
-            bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan takes less than the limit.
+            bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan of these beats the limit.
         elif proven > 0:  # Terms of phases are rounded down, and shared lanes subtract some.
             rounded = 3 * self.instance.tables * len(self.instance.objective.schedule.phases)
             bound_s = max(0.0, proven - rounded) * self.unit_s
@@ -379,7 +379,7 @@ class ExactProgram:
                 assignment = self._assignment(solver)
         return ExactAnswer(
             assignment,
-            bound_s,
+            Claim(bound_s, self.options),
             {of: lacking for of, lacking in short.items() if lacking},
             math.ceil(fewest),
             len(self.model.proto.variables),

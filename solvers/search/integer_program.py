@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from solvers.bounds.claims import Claim, Options
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.bounds.least_cost import least_weighed
 from solvers.model.assignment import Assignment
@@ -65,11 +66,11 @@ _MAX_PLACES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What CP-SAT found: shards on GPUs or None, and a bound of the true step time."""
+    """What CP-SAT found: shards on GPUs or None, and a claim about the true step time."""
 
     pairs: tuple[tuple[TableShard, int], ...] | None
     replicas: tuple[TableShard, ...]
-    bound_s: float
+    claim: Claim
     status: str
     variables: int
 
@@ -111,6 +112,7 @@ class Program:
 
         self.instance = instance
         self.gpus = gpus
+        self.looked_at: Options = [sharding_options.get(t, ()) for t in range(instance.tables)]
         self.unit_s = upper_s / _TIME_UNITS
         self.rows = _rows(instance, prices)
         self._weights = np.array([weights for weights, _ in self.rows])
@@ -237,16 +239,16 @@ class Program:
             return None
         work_s = upper_s - instance.fixed_s
         spare_s = instance.gpus * work_s - bound.work_s(work_s)
-        sharding_options: dict[int, list[ShardingOption]] = {}
-        for table in range(instance.tables):
-            cheapest = bound.option_for(table, work_s)
-            assert cheapest is not None, "a plan of this step time exists, or the limit is generous"
-            sharding_options[table] = [
-                option.option
-                for option in bound.options_of(table)
-                if option.longest_s <= work_s
-                and option.priced_s - cheapest.priced_s <= spare_s + 1e-12
+        known = [bound.options_of(table) for table in range(instance.tables)]
+        sharding_options = {
+            table: [
+                cost.option
+                for cost in costs
+                if cost.longest_s <= work_s
+                and cost.priced_s - bound.least_s(table, work_s) <= spare_s + 1e-12
             ]
+            for table, costs in enumerate(known)
+        }
         places = (
             sum(option.shard_count for options in sharding_options.values() for option in options)
             * instance.gpus
@@ -260,6 +262,7 @@ class Program:
             upper_s,
             price_list(bound.price_s_per_byte),
         )
+        program.looked_at = [[cost.option for cost in costs] for costs in known]
         if warm is not None:
             program.hint(warm)
         return program
@@ -297,12 +300,12 @@ class Program:
                 replica = self.instance.replica(table, option)
                 if replica is not None and solver.value(variable):
                     replicas.append(replica)
-        elif status == cp_model.INFEASIBLE:
-            bound_s = _TIME_UNITS * self.unit_s  # No plan takes less than the limit.
+        elif status == cp_model.INFEASIBLE:  # No plan of these options beats the limit.
+            bound_s = (_TIME_UNITS - rounded) * self.unit_s
         return Answer(
             pairs,
             tuple(replicas),
-            bound_s,
+            Claim(bound_s, self.looked_at),
             solver.status_name(status),
             len(self.model.proto.variables),
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from solvers.bounds.claims import Claim
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
@@ -270,7 +271,7 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: in
         ("fit", POINTS[0]),
         ("relaxed fit", POINTS[0]),
     )
-    answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    answer = ExactAnswer(None, Claim(0.0, ()), {}, 0, 0)
     deadline = time.monotonic() + time_limit_s
     for aim, most_points in programs:
         program = ExactProgram.build(instance, aim, most_places, most_points=most_points)

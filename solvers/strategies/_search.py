@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placer.plan.plan import Plan
+from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
@@ -106,6 +107,16 @@ class Search:
     def proven_s(self) -> float:
         """The largest step time that is proven to be a lower limit of all plans."""
         return min(self.bound_s, self.others_s)
+
+    @property
+    def claim(self) -> Claim:
+        """What is proven of all plans of this search's instance."""
+        return Claim(self.bound_s, every_option(self.instance))
+
+    def prove(self, claim: Claim) -> None:
+        """Lift the bound to a claim, if that covers all that is searched."""
+        if claim.step_time_s > self.bound_s and claim.covers(self.instance):
+            self.bound_s = claim.step_time_s
 
     @property
     def seed(self) -> int:

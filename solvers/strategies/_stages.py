@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.least_cost import waits
 from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
@@ -189,7 +190,7 @@ def delays(search: Search) -> Assignment | None:
         known = search.lagrangian
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
         search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
-        search.bound_s = max(search.bound_s, search.delayed.bound_s)
+        search.prove(search.delayed.claim)
     return None
 
 
@@ -207,7 +208,7 @@ def linear_program(search: Search, share: float) -> Assignment | None:
     )
     if lifted is not None:
         bound_s = lifted.step_time_s + bounding.instance.fixed_s
-        search.bound_s = max(search.bound_s, bound_s)
+        search.prove(Claim(bound_s, every_option(bounding.instance)))
         search.stats["lp_bound_s"] = bound_s
     return None
 
@@ -235,7 +236,7 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
         return None
     search.branched = found
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
-    search.bound_s = max(search.bound_s, min(found.bound_s, found.best.own_step_time_s))
+    search.prove(found.claim)
     return found.best
 
 
@@ -263,7 +264,7 @@ def exact_program(search: Search, share: float, most_places: int) -> Assignment 
     program.hint(search.best)
     answer = program.run(search.clock.limits, search.clock.left_s * share)
     search.stats["exact_variables"] = answer.variables
-    search.bound_s = max(search.bound_s, min(answer.bound_s, search.best.own_step_time_s))
+    search.prove(answer.claim)
     return answer.assignment
 
 
@@ -278,7 +279,7 @@ def integer_program(search: Search, share: float, most_places: int) -> Assignmen
         return None
     answer = program.run(search.clock.limits, search.clock.left_s * share)
     search.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
-    search.bound_s = max(search.bound_s, min(answer.bound_s, upper_s))
+    search.prove(answer.claim)
     if answer.pairs is None:
         return None
     return Assignment.of(search.instance, answer.pairs, answer.replicas)
