@@ -375,7 +375,7 @@ class ExactProgram:
         short, assignment = {}, None
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             short = {of: solver.value(lacking) for of, lacking in self.short.items()}
-            if not any(short.values()) and self.aim != "relaxed fit":
+            if not any(short.values()):
                 assignment = self._assignment(solver)
         return ExactAnswer(
             assignment,
@@ -386,12 +386,16 @@ class ExactProgram:
         )
 
     def _assignment(self, solver: Any) -> Assignment | None:
-        """The chosen points, or the same shards with HBM filled anew if that is faster."""
+        """The chosen points, or the same shards with HBM filled anew if that is faster.
+
+        Lines say no number of hot rows, so that HBM is filled anew; that may not fit.
+        """
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
         known = {point.shard: point.costs[:, None] for point in placed}
-        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
+        fixed = ({},) if self.aim == "relaxed fit" else (known, {})
+        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in fixed]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
 
