@@ -1,11 +1,10 @@
 """Curves with other points, and their bytes as straight lines, for proofs that nothing fits."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.base import CostCurve, Float
 
@@ -42,10 +41,22 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
-    hot = np.arange(rows[0], rows[-1] + 1)
+    return _at(curve, np.arange(rows[0], rows[-1] + 1))
+
+
+def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
+    """A curve from one number of hot rows to another, with the bytes of a split."""
+    rows = curve.hot_rows
+    inner = rows[(rows > low) & (rows < high)]
+    part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
+    return replace(part, hbm_bytes=part.hbm_bytes + curve.split_hbm_bytes)
+
+
+def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
+    """A curve with other points."""
 
     def between(values: Float) -> Float:
-        return np.interp(hot, rows, values)
+        return np.interp(hot, curve.hot_rows, values)
 
     return replace(
         curve,
@@ -59,18 +70,16 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     )
 
 
-def lines_below(curve: CostCurve, places: Sequence[int]) -> Iterator[Line]:
-    """A line from each of these points to the next, above the curve's bytes nowhere.
+def line_below(curve: CostCurve) -> Line:
+    """Return a line from a curve's first point to its last one, above its bytes nowhere.
 
     Bytes are straight between two points of a curve, as all rows there are read alike: a line that
     is not above the points is not above what lies between them.
     """
-    for first, end in pairwise(places):
-        rows = curve.hot_rows[first : end + 1] - curve.hot_rows[first]
-        starts, slopes = [], []
-        for used in (curve.hbm_bytes, curve.dram_bytes):
-            part = used[first : end + 1]
-            slope = round(float(part[-1] - part[0]) / int(rows[-1]))
-            starts.append(int(np.floor((part - slope * rows).min())))
-            slopes.append(slope)
-        yield Line(int(rows[-1]), *starts, *slopes)
+    rows = curve.hot_rows - curve.hot_rows[0]
+    starts, slopes = [], []
+    for used in (curve.hbm_bytes, curve.dram_bytes):
+        slope = round(float(used[-1] - used[0]) / max(1, int(rows[-1])))
+        starts.append(int(np.floor((used - slope * rows).min())))
+        slopes.append(slope)
+    return Line(int(rows[-1]), *starts, *slopes)

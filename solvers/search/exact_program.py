@@ -16,45 +16,51 @@ where added is what lanes that two phases share make longer (`cost_models.schedu
 
 `solvers.search.integer_program` has no points and prices rows of HBM instead, so that it is small.
 This one is exact, and so is for small problems, and for those where room is hard to find. For
-these, bytes are all that counts: each device may lack some, and their sum is minimised.
+these, bytes are all that counts. Where nothing fits, a program that `may_lack` bytes says which
+devices are short: it minimises the sum of what they lack.
 
 Left out is what arenas take for how their rows are read (`solvers.model.arena_times`), but for what
 replicas take once, however many there are: bounds hold without the rest.
 
-A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
-straight lines, from one to the next, that are not above the curve's bytes anywhere: rows move from
+A curve of many rows has a few of its points here. Where bytes are all that counts, it also has
+straight lines from one to the next that are not above the curve's bytes anywhere: rows move from
 DRAM to HBM one by one along a line. If that does not fit, nothing does.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
+from cost_models import CostCurve
 from solvers.bounds.claims import Claim, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
-from solvers.search.curve_lines import Line, lines_below, some_points, with_every_row
+from solvers.search.curve_lines import Line, line_below, part_of, some_points, with_every_row
 
 _TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
 
 _ROUNDING_BYTES = 1e-6
 
-_REPEATED_S = 2.0
+_REPEATED_S = {"time": 2.0, "fit": 10.0}
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
+_LACKING_GAP = 0.05
+"""How far from the least the bytes may be that devices are said to lack."""
 
 POINTS = (64, 16, 8, 4, 2)
 """Points of a curve, as many as there is room for in a program."""
 
-Aim = Literal["time", "fit", "relaxed fit"]
-"""The least step time, or the fewest bytes that devices lack, with points or what bounds them."""
+Aim = Literal["time", "fit"]
+"""The least step time, or any assignment that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +75,15 @@ class ExactAnswer:
         A step time that no placement is below; 0 where points of curves were left out.
     short_bytes : dict of (str, int) to int
         Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
-    fewest_short_bytes : int
-        Bytes that devices lack together in any placement; 0 where not all were looked at.
+    fits_nothing : bool
+        Whether it is proven that no placement of the claim's options fits.
     variables : int
     """
 
     assignment: Assignment | None
     claim: Claim
     short_bytes: dict[tuple[str, int], int]
-    fewest_short_bytes: int
+    fits_nothing: bool
     variables: int
 
 
@@ -89,6 +95,7 @@ class _Point:
     gpu: int
     costs: Float
     chosen: Any
+    is_line: bool
 
 
 class ExactProgram:
@@ -97,13 +104,15 @@ class ExactProgram:
     Parameters
     ----------
     instance : Instance
-    aim : {"time", "fit", "relaxed fit"}
+    aim : {"time", "fit"}
     options : sequence of sequences of ShardingOption
         Those that each table may take.
     most_points : int
         Points of each curve.
     upper_s : float
         A step time that is not to be exceeded.
+    may_lack : bool
+        Whether devices may lack bytes.
     """
 
     def __init__(
@@ -113,12 +122,15 @@ class ExactProgram:
         options: Sequence[Sequence[ShardingOption]],
         most_points: int,
         upper_s: float = math.inf,
+        *,
+        may_lack: bool = False,
     ) -> None:
         from ortools.sat.python import cp_model
 
         self.instance, self.aim, self.most_points = instance, aim, most_points
-        self.options = options
-        self.is_complete = Claim(0.0, options).covers(instance)
+        self.may_lack = may_lack
+        self.claimed = Claim(0.0, options)
+        self.is_complete = self.claimed.covers(instance)
         self.unit_s = upper_s / _TIME_UNITS
         self.model = cp_model.CpModel()
         self.points: list[_Point] = []
@@ -137,7 +149,8 @@ class ExactProgram:
         if aim == "time":
             self.step = self._add_times()
         self._add_memory()
-        self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
+        if self.step is not None or self.short:
+            self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
 
     @classmethod
     def build(
@@ -147,6 +160,8 @@ class ExactProgram:
         most_places: int,
         upper_s: float = math.inf,
         most_points: int = POINTS[0],
+        *,
+        may_lack: bool = False,
     ) -> "ExactProgram | None":
         """The largest program of at most so many shards × GPUs × points, or None."""
         every = every_option(instance)
@@ -167,7 +182,7 @@ class ExactProgram:
                     known = [with_every_row(curve, points) for curve in curves]
                 sizes = [min(curve.hot_rows.size, points) for curve in known]
                 if instance.gpus * sum(sizes) <= most_places:
-                    return cls(instance, aim, options, points, upper_s)
+                    return cls(instance, aim, options, points, upper_s, may_lack=may_lack)
         return None
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
@@ -193,7 +208,7 @@ class ExactProgram:
                 curve = instance.curve(shard, gpu)
                 for costs, line in self._costs(shard, gpu):
                     chosen = self.model.new_bool_var("")
-                    point = _Point(shard, gpu, costs, chosen)
+                    point = _Point(shard, gpu, costs, chosen, line is not None)
                     here.append(chosen)
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
@@ -210,23 +225,38 @@ class ExactProgram:
             self._add_maps(split, whole)
 
     def _costs(self, shard: TableShard, gpu: int) -> Iterator[tuple[Float, Line | None]]:
-        """Costs at points of a curve, or lines below all that is between two of them."""
+        """Costs at points of a curve, and where room counts, lines below what is between them."""
         curve = self.instance.curve(shard, gpu)
         if self.aim == "fit":
             curve = with_every_row(curve, self.most_points)
         few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
         at = some_points(curve, 2 if few else self.most_points)
-        gaps = np.diff(curve.hot_rows[at]) > 1
-        all_points = not (gaps.any() and np.isfinite(curve.split_s))
-        self.is_complete &= all_points or self.aim == "relaxed fit"
         points = costs_of(curve)
-        if all_points or self.aim != "relaxed fit":
-            yield from ((costs, None) for costs in points[:, at].T)
-            return
-        for line in lines_below(curve, at):
-            least = np.zeros(points.shape[0])
-            least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
-            yield least, line
+        yield from ((costs, None) for costs in points[:, at].T)
+        for first, last in pairwise(at):
+            between = self._between(curve, gpu, first, last)
+            if between is None:
+                continue
+            self.is_complete &= self.aim == "fit"
+            if self.aim == "fit":
+                line = line_below(between)
+                least = np.zeros(points.shape[0])
+                least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
+                least[-1] = between.hot_rows[0]
+                yield least, line
+
+    def _between(self, curve: CostCurve, gpu: int, first: int, last: int) -> CostCurve | None:
+        """The part of a curve between two of its points; None if there is none that may fit."""
+        low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
+        if low > high or curve.only_points or not np.isfinite(curve.split_s):
+            return None
+        host = self.instance.host_of_gpu[gpu]
+        between = part_of(curve, low, high)
+        may_fit = self.may_lack or (
+            between.hbm_bytes.min() <= self.instance.hbm_bytes[gpu]
+            and between.dram_bytes.min() <= self.instance.dram_bytes[host]
+        )
+        return between if may_fit else None
 
     def _add_costs(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes and times of a GPU and its host if a variable is 1."""
@@ -295,7 +325,7 @@ class ExactProgram:
                     self.model.add(first == other)
 
     def _add_memory(self) -> None:
-        """What devices hold; they may lack some where fitting is the aim."""
+        """Limit what devices hold, or count what they lack."""
         instance = self.instance
         devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
         devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
@@ -304,7 +334,7 @@ class ExactProgram:
             if not terms:
                 continue
             used = _sum(terms)
-            if self.step is None:
+            if self.may_lack:
                 most = sum(max(0, each) * of.domain.max() for of, each in terms)
                 short = self.short[kind, number] = self.model.new_int_var(0, most, "")
                 used = used - short
@@ -359,15 +389,16 @@ class ExactProgram:
         """Solve, and read the assignment and what is proven back."""
         from ortools.sat.python import cp_model
 
-        gap = limits.gap / 4 if self.aim == "time" else 0.0
+        gap = limits.gap / 4 if self.aim == "time" else _LACKING_GAP
         solver, status = run_cp_sat(
-            self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S
+            self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S[self.aim]
         )
         proven = solver.best_objective_bound if self.is_complete else 0.0
-        bound_s = fewest = 0.0
+        is_proof = status == cp_model.INFEASIBLE and self.is_complete
+        bound_s = 0.0
         if self.aim != "time":
-            fewest = max(0.0, proven)
-        elif status == cp_model.INFEASIBLE and self.is_complete:
+            bound_s = math.inf if is_proof else 0.0
+        elif is_proof:
             bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan of these beats the limit.
         elif proven > 0:  # Terms of phases are rounded down, and shared lanes subtract some.
             rounded = 3 * self.instance.tables * len(self.instance.objective.schedule.phases)
@@ -379,9 +410,9 @@ class ExactProgram:
                 assignment = self._assignment(solver)
         return ExactAnswer(
             assignment,
-            Claim(bound_s, self.options),
+            replace(self.claimed, step_time_s=bound_s),
             {of: lacking for of, lacking in short.items() if lacking},
-            math.ceil(fewest),
+            is_proof and self.aim != "time",
             len(self.model.proto.variables),
         )
 
@@ -393,9 +424,14 @@ class ExactProgram:
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        known = {point.shard: point.costs[:, None] for point in placed}
-        fixed = ({},) if self.aim == "relaxed fit" else (known, {})
-        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in fixed]
+        free = any(point.is_line for point in placed)
+        columns = self.instance.prices.size if free else 1
+        known = {
+            point.shard: np.tile(point.costs[:, None], columns)
+            for point in placed
+            if not point.is_line
+        }
+        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
 

@@ -25,10 +25,13 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 from solvers.result import Limits
-from solvers.search.exact_program import POINTS, Aim, ExactAnswer, ExactProgram
+from solvers.search.exact_program import ExactAnswer, ExactProgram
 
-_FEW_POINTS = 4
-"""Points that mostly suffice where room is all that counts."""
+_FIT_POINTS = (2, 4, 16)
+"""Points of curves in programs where room is all that counts: few mostly suffice."""
+
+_SHORTAGES_S = 2.0
+"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
 
 _RUINS = 200
 """Times that tables are placed anew."""
@@ -264,21 +267,21 @@ def _is_coarse(option: ShardingOption) -> bool:
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
     """Any assignment that fits, or how many bytes are short at least."""
-    # Where points of curves are left out, what lies below the curves may prove that nothing fits.
-    programs: tuple[tuple[Aim, int], ...] = (
-        ("fit", _FEW_POINTS),
-        ("relaxed fit", _FEW_POINTS),
-        ("fit", POINTS[0]),
-        ("relaxed fit", POINTS[0]),
-    )
-    answer = ExactAnswer(None, Claim(0.0, ()), {}, 0, 0)
+    answer = ExactAnswer(None, Claim(0.0, ()), {}, False, 0)
     deadline = time.monotonic() + time_limit_s
-    for aim, most_points in programs:
-        program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
+    for most_points in _FIT_POINTS:
+        program = ExactProgram.build(instance, "fit", most_places, most_points=most_points)
         if program is not None:
             answer = program.run(limits, (deadline - time.monotonic()) / 2)
-        if answer.assignment is not None or answer.fewest_short_bytes:
+        if answer.assignment is not None:
             break
+        if program is not None and answer.fits_nothing:
+            lacking = ExactProgram.build(
+                instance, "fit", most_places, most_points=most_points, may_lack=True
+            )
+            assert lacking is not None, "it is as large as the one that proved it"
+            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
+            return replace(answer, short_bytes=lacking.run(limits, left_s).short_bytes)
         if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
             break
     return answer
