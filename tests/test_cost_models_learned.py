@@ -347,9 +347,7 @@ def test_it_is_less_sure_of_tables_unlike_those_it_knows(
 # Solvers
 
 
-@pytest.mark.parametrize(
-    "solver", mostly_slow(["greedy-cost", "local-search", "auto"], "greedy-cost")
-)
+@pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "auto"], "greedy-cost"))
 def test_solvers_use_it(model: Learned, solver: str) -> None:
     tables = [
         zipf_table(f"t{n}", 2_000 * (n + 1), 16 * (1 + n % 3), lookups=1 + n, exponent=0.9)

@@ -417,14 +417,6 @@ class TestIlp(SearchContract):
         assert_same(one, two)
 
 
-class TestLocalSearch(SearchContract):
-    name = "local-search"
-
-
-class TestLns(SearchContract):
-    name = "lns"
-
-
 class TestAuto(SearchContract):
     name = "auto"
 

@@ -64,7 +64,9 @@ def test_work_counts_options_that_are_not_looked_at(
         instance = Instance(drawn(seed, 10, "4xh100"), MODELS[model])
         few = lagrangian_bound(instance)
         every = [few.options_of(table) for table in range(instance.tables)]
-        assert [[cost.option for cost in of] for of in every] == [*map(list, every_option(instance))]
+        assert [[cost.option for cost in of] for of in every] == [
+            *map(list, every_option(instance))
+        ]
         for factor in (0.5, 1.0, 1.3, 3.0, 10.0):
             step_time_s = factor * few.step_time_s
             least_s = [

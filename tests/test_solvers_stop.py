@@ -48,7 +48,7 @@ def cp_sat_runs() -> bool:
     return "CP-SAT" in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "flow"))
+@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "beam"))
 def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Problem) -> None:
     result = solve(open_problem, name, time_limit_s=600, gap=0.0, stop=lambda: True)
     assert result.plan is not None
@@ -57,7 +57,7 @@ def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Pr
     assert result.plan.solver.status == "feasible"
 
 
-@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "flow"))
+@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "beam"))
 def test_steps_end_a_search_at_the_same_plan(name: str, open_problem: Problem) -> None:
     one, two = (solve(open_problem, name, time_limit_s=600, gap=0.0, max_steps=2) for _ in "12")
     assert one.termination.limit == two.termination.limit == "steps"

@@ -62,7 +62,7 @@ def two_gpus(small_bytes: int, large_bytes: int) -> Topology:
     return replace(topology, gpus=tuple(gpus))
 
 
-@pytest.mark.parametrize("name", mostly_slow(["auto", "greedy-cost", "flow"], "greedy-cost"))
+@pytest.mark.parametrize("name", mostly_slow(["auto", "greedy-cost"], "greedy-cost"))
 def test_a_table_that_only_the_larger_gpu_can_serve(name: str) -> None:
     """Its buffers take more than the smaller GPU has, however the rows are divided."""
     problem = problem_of(
