@@ -94,7 +94,7 @@ def test_an_exception_ends_cp_sat_too(program: Program) -> None:
 
 def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
-    small = Program(instance, [0], {0: instance.options_of(0)[:1]}, 1.0, [0.0])
+    small = Program(instance, [instance.options_of(0)[:1]], 1.0, [0.0])
     answers = []
     thread = threading.Thread(target=lambda: answers.append(small.run(Limits(threads=1), 60)))
     thread.start()

@@ -1,5 +1,4 @@
-"""The integer program over which GPU serves which shard, for `solvers.strategies.ilp` and
-`solvers.strategies.lns`.
+"""The integer program over which GPU serves which shard, for `solvers.strategies.ilp`.
 
 With x[p,g] ∈ {0,1} for shard p on GPU g, z[t,c] ∈ {0,1} for table t in option c, and h[p] the
 shard's hot rows::
@@ -31,7 +30,7 @@ longer than that plan's step, and those whose extra work alone lifts the Lagrang
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,43 +75,33 @@ class Answer:
 
 
 class Program:
-    """The assignment problem over some GPUs, and what is needed to read its answer.
+    """The assignment problem, and what is needed to read its answer.
 
     Parameters
     ----------
     instance : Instance
-    gpus : sequence of int
-        The GPUs that are filled anew.
-    sharding_options : mapping of int to sequence of ShardingOption
-        The tables to be placed on them, each in one of these options.
-    loose : iterable of TableShard
-        Shards to be placed on them of tables whose option stays, as other GPUs hold parts of it.
-    replicas : iterable of TableShard
-        What all GPUs hold whatever is decided.
+    sharding_options : sequence of sequences of ShardingOption
+        By table, those that it may take.
     upper_s : float
         A step time that is to be beaten.
     prices : sequence of float
-    least_s : float64, shape (phases,), optional
-        What each phase takes at least, for GPUs that are not filled anew.
+    looked_at : sequence of sequences of ShardingOption, optional
+        By table, those that claims are about: with options that no plan below `upper_s` can use.
     """
 
     def __init__(
         self,
         instance: Instance,
-        gpus: Sequence[int],
-        sharding_options: Mapping[int, Sequence[ShardingOption]],
+        sharding_options: Options,
         upper_s: float,
         prices: Sequence[float],
-        *,
-        loose: Iterable[TableShard] = (),
-        replicas: Iterable[TableShard] = (),
-        least_s: Float | None = None,
+        looked_at: Options | None = None,
     ) -> None:
         from ortools.sat.python import cp_model
 
         self.instance = instance
-        self.gpus = gpus
-        self.looked_at: Options = [sharding_options.get(t, ()) for t in range(instance.tables)]
+        self.gpus = range(instance.gpus)
+        self.looked_at = sharding_options if looked_at is None else looked_at
         self.unit_s = upper_s / _TIME_UNITS
         self.rows = _rows(instance, prices)
         self._weights = np.array([weights for weights, _ in self.rows])
@@ -121,32 +110,19 @@ class Program:
         self.model = cp_model.CpModel()
         self.on: dict[tuple[TableShard, int], Any] = {}
         self.option: dict[tuple[int, ShardingOption], Any] = {}
-        self._load: dict[int, list[list[Any]]] = {gpu: [[] for _ in self.rows] for gpu in gpus}
-        self._hbm = {gpu: float(instance.hbm_bytes[gpu]) for gpu in gpus}
-        # What serves anything has one arena's launches at least.
-        launches_s = np.min(instance.launches_s, axis=0)
-        spent_s = {gpu: launches_s.copy() for gpu in gpus}
-        for replica in replicas:
-            for gpu in gpus:
-                values = instance.priced_costs(replica, gpu)[:, 0]
-                self._hbm[gpu] -= float(values[BYTES])
-                spent_s[gpu] += values[PHASES]
-        for table, options in sharding_options.items():
+        self._load: list[list[list[Any]]] = [[[] for _ in self.rows] for _ in self.gpus]
+        for table, options in enumerate(sharding_options):
             self._add_table(table, options)
-        by_table: dict[int, list[TableShard]] = {}
-        for shard in loose:
-            self._add_shard(shard, 1)
-            by_table.setdefault(shard.table, []).append(shard)
-        for shards in by_table.values():
-            self._keep_apart(shards)
         self._keep_together([shard for shard, _ in self.on])
         self.step = self.model.new_int_var(0, _TIME_UNITS, "T")
-        self._add_phases(spent_s, launches_s if least_s is None else least_s)
+        self._add_phases()
         self.model.minimize(self.step)
 
-    def _add_phases(self, spent_s: Mapping[int, Float], least_s: Float) -> None:
+    def _add_phases(self) -> None:
         """Times of phases and chains, and the rows of all GPUs."""
         objective = self.instance.objective
+        # What serves anything has one arena's launches at least.
+        least_s = np.min(self.instance.launches_s, axis=0)
         phases = [
             self.model.new_int_var(min(_TIME_UNITS, math.floor(s / self.unit_s)), _TIME_UNITS, "")
             for s in least_s.tolist()
@@ -159,8 +135,8 @@ class Program:
                 # Whole numbers of parts of a unit, so that weights may be fractions.
                 parts = np.ceil(weights * _WEIGHT_PARTS).astype(int).tolist()
                 time = sum(part * phase for part, phase in zip(parts, phases, strict=True) if part)
-                spent = math.floor(float(weights @ spent_s[gpu]) / self.unit_s)
-                credit = math.ceil(price * self._hbm[gpu] / self.unit_s) - spent
+                spent = math.floor(float(weights @ least_s) / self.unit_s)
+                credit = math.ceil(price * self._hbm_bytes(gpu) / self.unit_s) - spent
                 self.model.add(_WEIGHT_PARTS * (sum(terms) - credit) <= time)
 
     def _add_table(self, table: int, options: Sequence[ShardingOption]) -> None:
@@ -198,11 +174,15 @@ class Program:
 
     def _least_costs(self, shard: TableShard, gpu: int) -> Float:
         """What a shard costs at least in each row, shape (rows,): the same on GPUs alike."""
-        key = shard, self.instance.kind_of_gpu[gpu], self._hbm[gpu]
+        hbm_bytes = self._hbm_bytes(gpu)
+        key = shard, self.instance.kind_of_gpu[gpu], hbm_bytes
         if key not in self._costs:
             curve = self.instance.curve(shard, gpu)
-            self._costs[key] = least_weighed(curve, self._hbm[gpu], self._weights, self._prices)
+            self._costs[key] = least_weighed(curve, hbm_bytes, self._weights, self._prices)
         return self._costs[key]
+
+    def _hbm_bytes(self, gpu: int) -> float:
+        return float(self.instance.hbm_bytes[gpu])
 
     def _keep_apart(self, shards: Sequence[TableShard]) -> None:
         for gpu in self.gpus if len(shards) > 1 else ():
@@ -240,29 +220,26 @@ class Program:
         work_s = upper_s - instance.fixed_s
         spare_s = instance.gpus * work_s - bound.work_s(work_s)
         known = [bound.options_of(table) for table in range(instance.tables)]
-        sharding_options = {
-            table: [
+        sharding_options = [
+            [
                 cost.option
                 for cost in costs
                 if cost.longest_s <= work_s
                 and cost.priced_s - bound.least_s(table, work_s) <= spare_s + 1e-12
             ]
             for table, costs in enumerate(known)
-        }
-        places = (
-            sum(option.shard_count for options in sharding_options.values() for option in options)
-            * instance.gpus
-        )
+        ]
+        shards = [option.shard_count for options in sharding_options for option in options]
+        places = sum(shards) * instance.gpus
         if places > most_places:
             return None
         program = cls(
             instance,
-            range(instance.gpus),
             sharding_options,
             upper_s,
             price_list(bound.price_s_per_byte),
+            [[cost.option for cost in costs] for costs in known],
         )
-        program.looked_at = [[cost.option for cost in costs] for costs in known]
         if warm is not None:
             program.hint(warm)
         return program

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.least_cost import waits
-from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
@@ -21,7 +19,6 @@ from solvers.search.exact_program import ExactProgram
 from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
-from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
 from solvers.strategies._base import Run
 from solvers.strategies._search import Search
 
@@ -149,21 +146,6 @@ def iterated(search: Search, share: float, params: IteratedParams) -> Assignment
     )
 
 
-def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) -> Assignment | None:
-    """Large neighbourhoods around the best assignment."""
-    if search.best is None:
-        return None
-    assignment, search.stats["rounds"] = neighbourhood_search(
-        search.best,
-        search.lagrangian,
-        target_s=search.target_s,
-        seed=search.seed,
-        clock=search.clock.part(share),
-        params=params,
-    )
-    return assignment
-
-
 def delays(search: Search) -> Assignment | None:
     """Lift this bound and later ones by what phases delay one another; it places nothing."""
     instance = search.instance
@@ -191,25 +173,6 @@ def delays(search: Search) -> Assignment | None:
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
         search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
         search.prove(search.delayed.claim)
-    return None
-
-
-def linear_program(search: Search, share: float) -> Assignment | None:
-    """Lift the bound by linear programming; it places nothing."""
-    if search.best is None:
-        return None
-    bounding = search.bounding
-    lifted = lp_bound(
-        bounding.instance,
-        search.best.own_step_time_s - bounding.instance.fixed_s,
-        lagrangian=bounding.lagrangian,
-        time_limit_s=search.clock.part(share).left_s,
-        stop=search.clock.limits.stop,
-    )
-    if lifted is not None:
-        bound_s = lifted.step_time_s + bounding.instance.fixed_s
-        search.prove(Claim(bound_s, every_option(bounding.instance)))
-        search.stats["lp_bound_s"] = bound_s
     return None
 
 
