@@ -483,7 +483,7 @@ def test_a_search_begins_with_the_plan_of_a_similar_problem(
     assert result.plan is not None
     assert "began with the plan of" in notes[0]
     assert result.step_time_s is not None
-    assert result.step_time_s <= result.stats["warm_s"]
+    assert result.step_time_s <= result.stats["warm_s"] * (1 + 1e-6)
     assert not violations(result.plan)
     again, notes = searched(cache, changed)
     assert again.stats["from_cache"]
@@ -510,7 +510,7 @@ def test_a_search_begins_with_no_other_plan(
 
 def test_a_search_takes_over_what_it_begins_with() -> None:
     """Without time of its own it ends where the plan was that it began with, and not before."""
-    problem, strategy = similar(256, "random-9@8", "4xh100", "64MiB"), solver("ilp")
+    problem, strategy = similar(256, "random-26@5", "8xh100", "1GiB"), solver("auto")
     assert isinstance(strategy, Strategy)
     good = strategy.solve(problem, Roofline(), Limits(4.0, gap=1e-4))
     assert good.plan is not None
