@@ -14,10 +14,9 @@ the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves
 
 where added is what lanes that two phases share make longer (`cost_models.schedule.SharedLane`).
 
-`solvers.search.integer_program` has no points and prices rows of HBM instead, so that it is small.
-This one is exact, and so is for small problems, and for those where room is hard to find. For
-these, bytes are all that counts. Where nothing fits, a program that `may_lack` bytes says which
-devices are short: it minimises the sum of what they lack.
+It is for small problems, and for those where room is hard to find. For these, bytes are all that
+counts. Where nothing fits, a program that `may_lack` bytes says which devices are short: it
+minimises the sum of what they lack.
 
 Left out is what arenas take for how their rows are read (`solvers.model.arena_times`), but for what
 replicas take once, however many there are: bounds hold without the rest.

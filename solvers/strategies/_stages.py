@@ -1,6 +1,5 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from solvers.search.arena_construction import assignments_by_arena, launches_sha
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
-from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
 from solvers.strategies._base import Run
@@ -229,20 +227,3 @@ def exact_program(search: Search, share: float, most_places: int) -> Assignment 
     search.stats["exact_variables"] = answer.variables
     search.prove(answer.claim)
     return answer.assignment
-
-
-def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:
-    """The whole problem by CP-SAT, and its bound, if it has few enough shards × GPUs."""
-    upper_s = search.best.own_step_time_s if search.best else math.inf
-    program = Program.build(
-        search.instance, search.proven, search.best, upper_s, most_places=most_places
-    )
-    if program is None:
-        search.stats["cp_sat_status"] = "not run: too many shards"
-        return None
-    answer = program.run(search.clock.limits, search.clock.left_s * share)
-    search.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
-    search.prove(answer.claim)
-    if answer.pairs is None:
-        return None
-    return Assignment.of(search.instance, answer.pairs, answer.replicas)
