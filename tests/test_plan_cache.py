@@ -510,7 +510,7 @@ def test_a_search_begins_with_no_other_plan(
 
 def test_a_search_takes_over_what_it_begins_with() -> None:
     """Without time of its own it ends where the plan was that it began with, and not before."""
-    problem, strategy = similar(256, "random-26@5", "8xh100", "1GiB"), solver("auto")
+    problem, strategy = similar(256, "random-9@9", "4xh100", "64MiB"), solver("ilp")
     assert isinstance(strategy, Strategy)
     good = strategy.solve(problem, Roofline(), Limits(4.0, gap=1e-4))
     assert good.plan is not None

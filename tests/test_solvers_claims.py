@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from calibration_cases import calibration
-from fast_and_full import mostly_slow
 
 from cost_models import Calibrated, CostModel, Roofline
 from placer import Problem, Topology
@@ -77,7 +76,8 @@ def test_work_counts_options_that_are_not_looked_at(
             assert few.work_s(step_time_s) <= work_s + 1e-9 * abs(sum(least_s))
 
 
-@pytest.mark.parametrize("seed", mostly_slow([7, 8], 8))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 8])
 def test_no_plan_is_below_a_claim_of_another(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the problem were large, so that few options are known when a search begins."""
     monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", 0)
