@@ -1,12 +1,14 @@
 """Curves with other points, and their bytes as straight lines, for proofs that nothing fits."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cost_models.base import CostCurve, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
 
 class Line(NamedTuple):
@@ -27,6 +29,10 @@ class Line(NamedTuple):
     dram_bytes: int
     hbm_bytes_a_row: int
     dram_bytes_a_row: int
+
+
+Piece = tuple[Float, Line | None]
+"""Costs of a shard, and the line that begins there if it is none of a point."""
 
 
 def some_points(curve: CostCurve, most: int) -> list[int]:
@@ -68,6 +74,44 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
         gpu_s_of_phases=np.stack([between(phase_s) for phase_s in curve.phase_s]),
         split_s_of_phases=curve.split_phase_s,
     )
+
+
+def pieces_of(
+    curve: CostCurve, most: int, room: tuple[float, float], *, with_lines: bool
+) -> tuple[list[Piece], bool]:
+    """Return points of a curve, lines between them if asked for, and whether nothing is missing.
+
+    Parameters
+    ----------
+    most : int
+        Points.
+    room : tuple of float
+        Bytes of HBM and DRAM: what needs more is left out between points.
+    """
+    if with_lines:
+        curve = with_every_row(curve, most)
+    at, points = some_points(curve, most), costs_of(curve)
+    pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
+    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
+    for part in (part for part in parts if part is not None and with_lines):
+        line = line_below(part)
+        least = np.zeros(points.shape[0])
+        least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
+        least[-1] = part.hot_rows[0]
+        pieces.append((least, line))
+    return pieces, with_lines or not any(part is not None for part in parts)
+
+
+def _between(
+    curve: CostCurve, first: int, last: int, room: tuple[float, float]
+) -> CostCurve | None:
+    """The part of a curve between two of its points; None if there is none that may fit."""
+    low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
+    if low > high or curve.only_points or not np.isfinite(curve.split_s):
+        return None
+    part = part_of(curve, low, high)
+    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
+    return part if fits else None
 
 
 def line_below(curve: CostCurve) -> Line:

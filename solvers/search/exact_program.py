@@ -18,8 +18,7 @@ It is for small problems, and for those where room is hard to find. For these, b
 counts. Where nothing fits, a program that `may_lack` bytes says which devices are short: it
 minimises the sum of what they lack.
 
-Left out is what arenas take for how their rows are read (`solvers.model.arena_times`), but for what
-replicas take once, however many there are: bounds hold without the rest.
+Left out is what arenas take for how their rows are read, but for what replicas take once.
 
 A curve of many rows has a few of its points here. Where bytes are all that counts, it also has
 straight lines from one to the next that are not above the curve's bytes anywhere: rows move from
@@ -28,21 +27,19 @@ DRAM to HBM one by one along a line. If that does not fit, nothing does.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
-from cost_models import CostCurve
-from solvers.bounds.claims import Claim, every_option
+from solvers.bounds.claims import Claim, Options, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
+from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
-from solvers.search.curve_lines import Line, line_below, part_of, some_points, with_every_row
+from solvers.search.curve_lines import Line, Piece, pieces_of, with_every_row
 
 _TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
@@ -58,9 +55,6 @@ _LACKING_GAP = 0.05
 POINTS = (64, 16, 8, 4, 2)
 """Points of a curve, as many as there is room for in a program."""
 
-Aim = Literal["time", "fit"]
-"""The least step time, or any assignment that fits."""
-
 
 @dataclass(frozen=True, slots=True)
 class ExactAnswer:
@@ -71,18 +65,16 @@ class ExactAnswer:
     assignment : Assignment or None
         Of a step time below the limit; or one that fits.
     claim : Claim
-        A step time that no placement is below; 0 where points of curves were left out.
+        A step time that no placement is below; 0 where points of curves were left out, infinite
+        where nothing fits.
     short_bytes : dict of (str, int) to int
         Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
-    fits_nothing : bool
-        Whether it is proven that no placement of the claim's options fits.
     variables : int
     """
 
     assignment: Assignment | None
     claim: Claim
     short_bytes: dict[tuple[str, int], int]
-    fits_nothing: bool
     variables: int
 
 
@@ -104,6 +96,7 @@ class ExactProgram:
     ----------
     instance : Instance
     aim : {"time", "fit"}
+        The least step time, or any assignment that fits.
     options : sequence of sequences of ShardingOption
         Those that each table may take.
     most_points : int
@@ -117,8 +110,8 @@ class ExactProgram:
     def __init__(
         self,
         instance: Instance,
-        aim: Aim,
-        options: Sequence[Sequence[ShardingOption]],
+        aim: Literal["time", "fit"],
+        options: Options,
         most_points: int,
         upper_s: float = math.inf,
         *,
@@ -126,8 +119,8 @@ class ExactProgram:
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.instance, self.aim, self.most_points = instance, aim, most_points
-        self.may_lack = may_lack
+        self.instance, self.aim, self.may_lack = instance, aim, may_lack
+        self.most_points = most_points
         self.claimed = Claim(0.0, options)
         self.is_complete = self.claimed.covers(instance)
         self.unit_s = upper_s / _TIME_UNITS
@@ -144,9 +137,7 @@ class ExactProgram:
                 self._add_option(table, option, chosen)
         self._keep_together()
         self.short: dict[tuple[str, int], Any] = {}
-        self.step = None
-        if aim == "time":
-            self.step = self._add_times()
+        self.step = self._add_times() if aim == "time" else None
         self._add_memory()
         if self.step is not None or self.short:
             self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
@@ -155,33 +146,30 @@ class ExactProgram:
     def build(
         cls,
         instance: Instance,
-        aim: Aim,
+        aim: Literal["time", "fit"],
         most_places: int,
         upper_s: float = math.inf,
         most_points: int = POINTS[0],
         *,
+        options: Options | None = None,
         may_lack: bool = False,
     ) -> "ExactProgram | None":
         """The largest program of at most so many shards × GPUs × points, or None."""
-        every = every_option(instance)
-        few = [[option for option in of if _is_coarse(option)] or of for of in every]
-        for options in (every, few) if aim == "fit" else (every,):
-            shards = [option.shard_count for of in options for option in of]
-            if sum(shards) * instance.gpus * POINTS[-1] > most_places:
-                continue
-            curves = [
-                instance.curve(shard, 0)
-                for table, of in enumerate(options)
-                for option in of
-                for shard in instance.shards(table, option)
-            ]
-            for points in (p for p in POINTS if p <= most_points):
-                known = curves
-                if aim == "fit":
-                    known = [with_every_row(curve, points) for curve in curves]
-                sizes = [min(curve.hot_rows.size, points) for curve in known]
-                if instance.gpus * sum(sizes) <= most_places:
-                    return cls(instance, aim, options, points, upper_s, may_lack=may_lack)
+        options = every_option(instance) if options is None else options
+        shards = [option.shard_count for of in options for option in of]
+        if sum(shards) * instance.gpus * POINTS[-1] > most_places:
+            return None
+        curves = [
+            instance.curve(shard, 0)
+            for table, of in enumerate(options)
+            for option in of
+            for shard in instance.shards(table, option)
+        ]
+        for points in (p for p in POINTS if p <= most_points):
+            known = [with_every_row(curve, points) if aim == "fit" else curve for curve in curves]
+            sizes = [min(curve.hot_rows.size, points) for curve in known]
+            if instance.gpus * sum(sizes) <= most_places:
+                return cls(instance, aim, options, points, upper_s, may_lack=may_lack)
         return None
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
@@ -205,7 +193,7 @@ class ExactProgram:
                 if not instance.may_serve(shard, gpu):
                     continue
                 curve = instance.curve(shard, gpu)
-                for costs, line in self._costs(shard, gpu):
+                for costs, line in self._pieces(shard, gpu):
                     chosen = self.model.new_bool_var("")
                     point = _Point(shard, gpu, costs, chosen, line is not None)
                     here.append(chosen)
@@ -223,39 +211,19 @@ class ExactProgram:
         if split and len(option.column_widths) > 1:
             self._add_maps(split, whole)
 
-    def _costs(self, shard: TableShard, gpu: int) -> Iterator[tuple[Float, Line | None]]:
+    def _pieces(self, shard: TableShard, gpu: int) -> list[Piece]:
         """Costs at points of a curve, and where room counts, lines below what is between them."""
-        curve = self.instance.curve(shard, gpu)
-        if self.aim == "fit":
-            curve = with_every_row(curve, self.most_points)
-        few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        at = some_points(curve, 2 if few else self.most_points)
-        points = costs_of(curve)
-        yield from ((costs, None) for costs in points[:, at].T)
-        for first, last in pairwise(at):
-            between = self._between(curve, gpu, first, last)
-            if between is None:
-                continue
-            self.is_complete &= self.aim == "fit"
-            if self.aim == "fit":
-                line = line_below(between)
-                least = np.zeros(points.shape[0])
-                least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
-                least[-1] = between.hot_rows[0]
-                yield least, line
-
-    def _between(self, curve: CostCurve, gpu: int, first: int, last: int) -> CostCurve | None:
-        """The part of a curve between two of its points; None if there is none that may fit."""
-        low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
-        if low > high or curve.only_points or not np.isfinite(curve.split_s):
-            return None
-        host = self.instance.host_of_gpu[gpu]
-        between = part_of(curve, low, high)
-        may_fit = self.may_lack or (
-            between.hbm_bytes.min() <= self.instance.hbm_bytes[gpu]
-            and between.dram_bytes.min() <= self.instance.dram_bytes[host]
+        instance, host = self.instance, self.instance.host_of_gpu[gpu]
+        few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
+        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
+        pieces, is_complete = pieces_of(
+            instance.curve(shard, gpu),
+            2 if few else self.most_points,
+            (math.inf, math.inf) if self.may_lack else room,
+            with_lines=self.aim == "fit",
         )
-        return between if may_fit else None
+        self.is_complete &= is_complete
+        return pieces
 
     def _add_costs(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes and times of a GPU and its host if a variable is 1."""
@@ -363,7 +331,8 @@ class ExactProgram:
                     added = self._added(lane.begin_s, waited, phase, part, beside)
                     used[gpu, lane.phase] = phase + added
         for (_, number), units in used.items():
-            self.model.add(units <= phases[number])
+            if schedule.members[:, number].any():  # Nothing waits for others.
+                self.model.add(units <= phases[number])
         return step
 
     def _added(self, begin_s: float, waited: Any, phase: Any, part: Any, beside: Any) -> Any:
@@ -393,13 +362,12 @@ class ExactProgram:
             self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S[self.aim]
         )
         proven = solver.best_objective_bound if self.is_complete else 0.0
-        is_proof = status == cp_model.INFEASIBLE and self.is_complete
         bound_s = 0.0
-        if self.aim != "time":
-            bound_s = math.inf if is_proof else 0.0
-        elif is_proof:
+        if status == cp_model.INFEASIBLE and self.is_complete:
             bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan of these beats the limit.
-        elif proven > 0:  # Terms of phases are rounded down, and shared lanes subtract some.
+        elif (
+            self.step is not None and proven > 0
+        ):  # Terms of phases are rounded down, and shared lanes subtract some.
             rounded = 3 * self.instance.tables * len(self.instance.objective.schedule.phases)
             bound_s = max(0.0, proven - rounded) * self.unit_s
         short, assignment = {}, None
@@ -411,25 +379,18 @@ class ExactProgram:
             assignment,
             replace(self.claimed, step_time_s=bound_s),
             {of: lacking for of, lacking in short.items() if lacking},
-            is_proof and self.aim != "time",
             len(self.model.proto.variables),
         )
 
     def _assignment(self, solver: Any) -> Assignment | None:
-        """The chosen points, or the same shards with HBM filled anew if that is faster.
-
-        Lines say no number of hot rows, so that HBM is filled anew; that may not fit.
-        """
+        """The chosen points, or the same shards with HBM filled anew if that is faster."""
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        free = any(point.is_line for point in placed)
-        columns = self.instance.prices.size if free else 1
-        known = {
-            point.shard: np.tile(point.costs[:, None], columns)
-            for point in placed
-            if not point.is_line
-        }
+        # Lines say no number of hot rows: their shards take what is best at some price.
+        fixed = [point for point in placed if not point.is_line]
+        columns = 1 if len(fixed) == len(placed) else self.instance.prices.size
+        known = {point.shard: np.tile(point.costs[:, None], columns) for point in fixed}
         filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
@@ -437,10 +398,3 @@ class ExactProgram:
 
 def _sum(terms: Sequence[tuple[Any, int]]) -> Any:
     return sum(each * variable for variable, each in terms)
-
-
-def _is_coarse(option: ShardingOption) -> bool:
-    """Whether an option is one of the few that suffice where room is all that counts."""
-    if option.replicated_rows or len(set(option.column_widths)) > 1:
-        return False
-    return option.row_slices & (option.row_slices - 1) == 0

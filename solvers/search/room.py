@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.claims import Claim
+from solvers.bounds.claims import Claim, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
@@ -266,22 +266,40 @@ def _is_coarse(option: ShardingOption) -> bool:
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
-    """Any assignment that fits, or how many bytes are short at least."""
-    answer = ExactAnswer(None, Claim(0.0, ()), {}, False, 0)
+    """Any assignment that fits, or a proof that there is none, and what is short then."""
+    every = every_option(instance)
+    few = [[option for option in of if _is_even(option)] or of for of in every]
+    answer = ExactAnswer(None, Claim(0.0, every), {}, 0)
     deadline = time.monotonic() + time_limit_s
-    for most_points in _FIT_POINTS:
-        program = ExactProgram.build(instance, "fit", most_places, most_points=most_points)
-        if program is not None:
-            answer = program.run(limits, (deadline - time.monotonic()) / 2)
-        if answer.assignment is not None:
-            break
-        if program is not None and answer.fits_nothing:
-            lacking = ExactProgram.build(
-                instance, "fit", most_places, most_points=most_points, may_lack=True
+
+    def run(most_points: int, left_s: float, *, may_lack: bool = False) -> ExactAnswer:
+        for options in (every, few):
+            program = ExactProgram.build(
+                instance,
+                "fit",
+                most_places,
+                most_points=most_points,
+                options=options,
+                may_lack=may_lack,
             )
-            assert lacking is not None, "it is as large as the one that proved it"
+            if program is not None:
+                return program.run(limits, left_s)
+        return answer
+
+    for most_points in _FIT_POINTS:
+        answer = run(most_points, (deadline - time.monotonic()) / 2)
+        if np.isinf(answer.claim.step_time_s):
             left_s = min(_SHORTAGES_S, deadline - time.monotonic())
-            return replace(answer, short_bytes=lacking.run(limits, left_s).short_bytes)
-        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
+            lacking = run(most_points, left_s, may_lack=True)
+            return replace(answer, short_bytes=lacking.short_bytes)
+        is_stopped = limits.stop is not None and limits.stop()
+        if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
             break
     return answer
+
+
+def _is_even(option: ShardingOption) -> bool:
+    """Whether an option is one of the few that suffice where there are many."""
+    if option.replicated_rows or len(set(option.column_widths)) > 1:
+        return False
+    return option.row_slices & (option.row_slices - 1) == 0

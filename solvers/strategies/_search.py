@@ -165,7 +165,7 @@ class Search:
         # Of small problems, CP-SAT says what is short; of others a proof will do.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s, _FITTED_PLACES)
-        if answer.fits_nothing:
+        if np.isinf(answer.claim.step_time_s):
             proof = nothing_fits(instance, answer.short_bytes)
         self.failure = proof
         return answer.assignment
