@@ -56,6 +56,7 @@ from solvers.options import (
     FleetOptions,
     FollowingOptions,
     ProblemOptions,
+    SolverName,
     names_of,
     prices_of,
 )
@@ -116,7 +117,7 @@ _ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1,
 _AHEAD = "--look-ahead/--no-look-ahead"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
-_FORMATS, _SOLVERS = click.Choice(FORMATS), click.Choice(list(solvers.SOLVERS))
+_FORMATS, _SOLVERS = click.Choice(FORMATS), SolverName()
 _A_BACKEND = Name(
     "backend",
     BACKENDS.__contains__,

@@ -178,7 +178,19 @@ class CostReport:
 
     @property
     def phases(self) -> tuple[PhaseCost, ...]:
-        """The phases of the longest chain, in order, each with the GPU that it waits for."""
+        """The phases that make up the step, in order, each with the GPU that it waits for.
+
+        Where the step waits for a host's memory, that is its only phase.
+        """
+        host = self._waited_host
+        if host is not None:
+            mean_s = float(np.mean([one.dram_s for one in self.hosts]))
+            return (PhaseCost("dram", host.device, host.dram_s, mean_s),)
+        return self._chain_phases
+
+    @property
+    def _chain_phases(self) -> tuple[PhaseCost, ...]:
+        """The phases of the longest chain."""
         names, times = self.longest_chain
         return tuple(
             PhaseCost(
@@ -196,6 +208,12 @@ class CostReport:
         return self.dense_s is not None and self._longest[0] == 0
 
     @property
+    def _waited_host(self) -> HostCost | None:
+        """The host whose memory the step waits for, if it waits for one."""
+        busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
+        return busiest if busiest is not None and busiest.dram_s >= self.step_time_s > 0 else None
+
+    @property
     def _longest(self) -> tuple[int, Float]:
         """The number of the longest chain, and phase times with what shared lanes add."""
         times = self.phase_times_s
@@ -203,13 +221,12 @@ class CostReport:
 
     @property
     def bottleneck(self) -> str:
-        """What keeps a step from ending: the slowest GPU and its longest phase, or what is longer.
+        """Name what the step waits for: the slowest GPU and its longest phase, or what is longer.
 
         That is a host's memory, or the dense layers.
         """
-        busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
-        if busiest is not None and busiest.dram_s >= self.step_time_s > 0:
-            return f"{busiest.device} dram"
+        if self._waited_host is not None:
+            return f"{self._waited_host.device} dram"
         if self.phase_s:
             names, times = self.longest_chain
             of_slowest = times[:, self.slowest_gpu]
@@ -228,5 +245,6 @@ class CostReport:
     @property
     def balance(self) -> float:
         """Mean over maximum of the GPUs' times, phase by phase: 1 when none waits."""
-        slowest_s = sum(phase.slowest_s for phase in self.phases)
-        return sum(phase.mean_s for phase in self.phases) / slowest_s if slowest_s > 0 else 1.0
+        phases = self._chain_phases
+        slowest_s = sum(phase.slowest_s for phase in phases)
+        return sum(phase.mean_s for phase in phases) / slowest_s if slowest_s > 0 else 1.0

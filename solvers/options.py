@@ -18,7 +18,7 @@ from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.units import parse_prices
-from solvers.registry import SOLVERS
+from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
     from solvers.result import Limits
@@ -40,6 +40,18 @@ RULES = option(
 def names_of(what: str, known: str, accepts: Callable[[str], bool]) -> Name:
     """What parses names between commas, each of which has to be known."""
     return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
+
+
+class SolverName(click.Choice):  # type: ignore[type-arg]  # Generic in the newest click alone.
+    """The name of a solver."""
+
+    def __init__(self) -> None:
+        super().__init__(list(SOLVERS))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in GONE:
+            self.fail(no_solver(value), param, ctx)
+        return super().convert(value, param, ctx)
 
 
 SOLVER_LIST = names_of("solver", ", ".join(SOLVERS), SOLVERS.__contains__)

@@ -20,14 +20,25 @@ SOLVERS = {
     "greedy-size-lookup": "solvers.strategies.greedy.GreedySizeLookup",
     "greedy-dim": "solvers.strategies.greedy.GreedyDim",
     "greedy-cost": "solvers.strategies.greedy_cost.GreedyCost",
-    "local-search": "solvers.strategies.local_search.LocalSearch",
-    "lns": "solvers.strategies.lns.Lns",
     "ilp": "solvers.strategies.ilp.Ilp",
     "beam": "solvers.strategies.beam.Beam",
     "dp": "solvers.strategies.dp.DynamicProgramming",
-    "flow": "solvers.strategies.flow.Flow",
 }
 """Each solver's class, by the solver's name; `solver` imports it."""
+
+GONE = {"flow": "greedy-cost", "lns": "auto", "local-search": "auto"}
+"""Names of earlier versions, and what to use instead."""
+
+
+def no_solver(name: str) -> str:
+    """Say that no solver has a name, and which one to use.
+
+    >>> no_solver("lns")
+    "the solver 'lns' is gone; use auto"
+    """
+    if name in GONE:
+        return f"the solver {name!r} is gone; use {GONE[name]}"
+    return f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}"
 
 
 def solver(name: str) -> "Solver":
@@ -42,7 +53,7 @@ def solver(name: str) -> "Solver":
         If there is none; the message lists the valid names.
     """
     if name not in SOLVERS:
-        raise PlacerError(f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}")
+        raise PlacerError(no_solver(name))
     module, _, strategy = SOLVERS[name].rpartition(".")
     made: Solver = getattr(importlib.import_module(module), strategy)()
     return made

@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 from placer.adapters.torchrec.read import from_sharding_plan
 from placer.errors import PlacerError
 from placer.profile.profile import Profile
-from solvers.registry import SOLVERS
+from solvers.registry import SOLVERS, no_solver
 from solvers.result import Limit, Reason, SolveResult, Termination
 from solvers.torchrec.planning import Planning
 from solvers.torchrec.proposers import Again, Limited, OwnSearch
@@ -101,7 +101,7 @@ constraints, debug, callbacks, plan_loader
     ) -> None:
         if solver not in SOLVERS:
             raise PlannerError(
-                message=f"there is no solver {solver!r}; use auto",
+                message=f"{no_solver(solver)}; PlacerPlanner has a search of its own, auto",
                 error_type=PlannerErrorType.INPUT_VALIDATION,
             )
         if solver != "auto":

@@ -153,7 +153,7 @@ def test_compare(workbench: Workbench, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
-    search = ("plan", *workbench.problem(), "--solver", "local-search", "--gap", "0",
+    search = ("plan", *workbench.problem(), "--solver", "auto", "--gap", "0",
               "--time-limit", "600", "--steps", "3", "-o", tmp_path / "plan.json")  # fmt: skip
     assert json.loads(succeed(*search, "--format", "json").stdout)["limit"] == "steps"
     assert "feasible (steps limit)" in succeed(*search).stdout

@@ -165,7 +165,7 @@ def test_a_signal_ends_a_search_with_the_best_plan_so_far(tmp_path: Path, number
     process = subprocess.Popen(
         command_line(
             "plan", "--workload", "random-30@7", "--topology", "4xt4", "--hbm", "1GiB",
-            "--solver", "local-search", "--gap", "0", "--time-limit", "600", "-o", file,
+            "--solver", "auto", "--gap", "0", "--time-limit", "600", "-o", file,
             "--format", "json",
         ),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

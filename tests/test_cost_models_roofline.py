@@ -384,6 +384,8 @@ def test_the_step_waits_for_host_memory_that_gpus_share() -> None:
     report = roofline(problem, *shards)
     assert report.bottleneck == "host:0 dram"
     assert report.step_time_s == report.hosts[0].dram_s > report.gpus[0].total_s
+    assert [(one.name, one.slowest) for one in report.phases] == [("dram", "host:0")]
+    assert sum(one.slowest_s for one in report.phases) == report.step_time_s
 
 
 def test_a_table_that_nobody_reads_costs_a_launch() -> None:

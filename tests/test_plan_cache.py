@@ -456,7 +456,7 @@ def similar(
 
 
 def searched(
-    cache: PlanCache, problem: Problem, name: str = "lns", steps: int | None = None
+    cache: PlanCache, problem: Problem, name: str = "ilp", steps: int | None = None
 ) -> tuple[SolveResult, list[str]]:
     notes: list[str] = []
     limits = Limits(2.0, gap=1.0, max_steps=steps)
@@ -483,7 +483,7 @@ def test_a_search_begins_with_the_plan_of_a_similar_problem(
     assert result.plan is not None
     assert "began with the plan of" in notes[0]
     assert result.step_time_s is not None
-    assert result.step_time_s <= result.stats["warm_s"]
+    assert result.step_time_s <= result.stats["warm_s"] * (1 + 1e-6)
     assert not violations(result.plan)
     again, notes = searched(cache, changed)
     assert again.stats["from_cache"]
@@ -492,10 +492,10 @@ def test_a_search_begins_with_the_plan_of_a_similar_problem(
 @pytest.mark.parametrize(
     ("changed", "name", "steps"),
     [
-        (similar(1100), "lns", 50),
+        (similar(1100), "ilp", 50),
         (similar(1100), "greedy-cost", None),
-        (similar(machine="4xh100"), "lns", None),
-        (similar(64, "random-20@3"), "lns", None),
+        (similar(machine="4xh100"), "ilp", None),
+        (similar(64, "random-20@3"), "ilp", None),
     ],
     ids=["steps", "rule", "machine", "tables"],
 )
@@ -510,7 +510,7 @@ def test_a_search_begins_with_no_other_plan(
 
 def test_a_search_takes_over_what_it_begins_with() -> None:
     """Without time of its own it ends where the plan was that it began with, and not before."""
-    problem, strategy = similar(256, "random-9@8", "4xh100", "64MiB"), solver("lns")
+    problem, strategy = similar(256, "random-9@9", "4xh100", "64MiB"), solver("ilp")
     assert isinstance(strategy, Strategy)
     good = strategy.solve(problem, Roofline(), Limits(4.0, gap=1e-4))
     assert good.plan is not None

@@ -111,9 +111,7 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
         assert found.key_s <= before_s * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    "solver", mostly_slow(["greedy-cost", "local-search", "ilp", "auto"], "greedy-cost")
-)
+@pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))
 def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
     for seed in range(fewer(6, 2)):
         asked = problem(2, seed)
@@ -162,7 +160,7 @@ def test_the_exact_program_knows_what_replicas_take_once() -> None:
         assert program.is_complete
         answer = program.run(Limits(time_limit_s=60.0, gap=0.0), 60.0)
         assert answer.assignment is not None
-        assert answer.bound_s == pytest.approx(answer.assignment.step_time_s, rel=1e-3)
+        assert answer.claim.step_time_s == pytest.approx(answer.assignment.step_time_s, rel=1e-3)
         replicated.append(bool(answer.assignment.replicas))
     assert replicated == [True, True, False]
 

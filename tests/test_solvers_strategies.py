@@ -1,17 +1,16 @@
-"""The strategies after NeuroShard, after TorchRec, and by min-cost flow."""
+"""The strategies after NeuroShard and after TorchRec."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 
-import networkx as nx
 import numpy as np
 import pytest
 from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
-from problem_cases import problem_of, problems, resident_buffers, unequal_machine, zipf_table
+from problem_cases import problem_of, problems, resident_buffers, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
 from cost_models import Roofline, ShardingOption, TableShard
@@ -20,23 +19,17 @@ from placer.constraints.unmet import unmet
 from placer.plan.verify import verify
 from solvers import Limits, Solver, SolveResult
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.search.flow_classes import FlowState, cheapest_flow
 from solvers.search.grid_greedy import assign_many
 from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
-from solvers.strategies import flow as flow_module
-from solvers.strategies._search import Search
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
-from solvers.strategies.flow import Flow
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 
 STRATEGIES: dict[str, Callable[[], Solver]] = {
     "beam": Beam,
     "dp": DynamicProgramming,
-    "flow": Flow,
 }
 FAR_S = 60.0
 
@@ -64,10 +57,6 @@ class TestBeam(StrategyContract):
 
 class TestDynamicProgramming(StrategyContract):
     name = "dp"
-
-
-class TestFlow(StrategyContract):
-    name = "flow"
 
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -375,87 +364,3 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     assert used[0] <= instance.hbm_bytes.sum()
     assert totals == pytest.approx([proposal.total_s for proposal in proposals])
     assert totals == sorted(totals)
-
-
-# flow
-
-
-def test_the_flow_of_a_class_is_the_best_assignment() -> None:
-    """Equal strips of two tables on three unequal GPUs: no other assignment ends earlier."""
-    problem = problem_of(
-        *equal_tables(2, 32), topology=unequal_machine(launch_s=1e-8), batch_size=32
-    )
-    instance = Instance(problem, Roofline())
-    option = next(
-        c for c in instance.options_of(0) if c.column_widths == (16, 16) and c.cold == "staged"
-    )
-    state = FlowState.empty(instance, [option, option], 0.0, np.zeros(instance.gpus))
-    members = sorted(state.blocks)
-    flow = cheapest_flow(state, members)
-    assert flow is not None
-    assert sorted(flow) == members
-
-    def ends(gpus: dict[tuple[TableShard, ...], int]) -> float:
-        load = state.load.copy()
-        for block, gpu in gpus.items():
-            load[gpu] += state.cost[block][gpu]
-        return float(load.max(axis=1).max())
-
-    pairs = list(permutations(range(instance.gpus), 2))
-    tried = [ends(dict(zip(members, (*one, *two), strict=True))) for one in pairs for two in pairs]
-    assert ends(flow) == pytest.approx(min(tried))
-    # Even where one GPU is done long before the others, it gets one strip of each table.
-    state.load[1:] += 1.0
-    flow = cheapest_flow(state, members)
-    assert flow is not None
-    for table in range(2):
-        assert len({gpu for block, gpu in flow.items() if block[0].table == table}) == 2
-    assert sum(gpu == 0 for gpu in flow.values()) == 2
-
-
-def test_a_class_that_no_flow_takes_is_halved() -> None:
-    """Pieces that are all counted as large as the largest find no room together."""
-    problem = with_hbm(problem_of(*tables(6, 9000), topology=machine(2, launch_s=1e-8)), 0.6)
-    instance = Instance(problem, Roofline())
-    options = [next(c for c in instance.options_of(t) if c.shard_count == 1) for t in range(6)]
-    state = FlowState.empty(instance, options, 0.0, np.zeros(instance.gpus))
-    largest = max(state.least_bytes.values())
-    state.hbm[:] = 1.5 * largest
-    assert cheapest_flow(state, state.blocks) is None
-    bound = lagrangian_bound(instance)
-    search = Search(instance, Clock.start(Limits(FAR_S)), bound, bound.step_time_s)
-    rounds = flow_module._Rounds(search, flow_module.FlowParams())
-    rounds._assign(state, state.blocks)
-    assert rounds.flows > 1
-    assert len(state.pairs) > 2
-
-
-def test_hosts_short_of_memory_take_no_more_than_they_hold() -> None:
-    problem = with_hbm(problem_of(*equal_tables(6), topology=machine(1, 2), batch_size=4), 0.3)
-    instance = Instance(problem, Roofline())
-    state = FlowState.empty(instance, [ShardingOption()] * 6, 1.0, np.zeros(2))
-    cold = max(state.cold_bytes.values())
-    assert cold > 0
-    state.dram[:] = (1.5 * cold, 10 * cold)
-    flow = cheapest_flow(state, state.blocks)
-    assert flow is not None
-    assert [sum(host == of for of in flow.values()) for host in (0, 1)] == [1, 5]
-    state.dram[:] = 1.5 * cold
-    assert cheapest_flow(state, state.blocks) is None
-
-
-def test_networkx_is_asked_in_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its network simplex may never end on fractions."""
-    seen: list[nx.MultiDiGraph] = []
-    simplex = nx.network_simplex
-
-    def watched(graph: nx.MultiDiGraph) -> object:
-        seen.append(graph)
-        return simplex(graph)
-
-    monkeypatch.setattr(nx, "network_simplex", watched)
-    assert run("flow", PROBLEMS["unequal gpus"]()).plan is not None
-    assert seen
-    for graph in seen:
-        for _, _, arc in graph.edges(data=True):
-            assert all(isinstance(value, int) and value >= 0 for value in arc.values())

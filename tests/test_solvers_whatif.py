@@ -190,7 +190,7 @@ def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
     """A search of few steps may end worse on a better machine: then the plan as it is stays."""
     machine = Topology.parse("2xa100-40", hbm="600MiB")
     problem = Problem(named_workload(f"random-6@{seed}"), machine, 256)
-    answer = whatif(problem, MODEL, Limits(time_limit_s=60, max_steps=2), solver="local-search")
+    answer = whatif(problem, MODEL, Limits(time_limit_s=60, max_steps=2), solver="auto")
     more = [one for one in answer.effects if "batch" not in one.change]
     assert len(more) >= 5
     assert all(one.gain is not None and one.gain >= 0 for one in more)

@@ -60,6 +60,54 @@ def tiny_problem(seed: int) -> Problem:
             return problem
 
 
+def tight_problem(seed: int) -> Problem:
+    """Two to eight tables on one to four GPUs, with 0.1 to 5% more or less memory than needed."""
+    rng = random.Random(seed)
+    gpus = rng.randint(1, 4)
+    hosts = rng.choice([1, 1, 2]) if gpus > 1 else 1
+    topology, number, tables = machine(max(1, gpus // hosts), hosts), rng.randint(2, 8), []
+    for n in range(number):
+        rows, dim = int(10 ** rng.uniform(0.5, 5.5)), rng.choice([8, 16, 32, 64, 128])
+        dtype = rng.choice(["float32", "float16"])
+        optimizer = rng.choice(["sgd", "rowwise_adagrad", "adam"])
+        lookups, share = rng.choice([1.0, 1.0, 3.0, 20.0]), rng.choice([0.5, 1.0])
+        feature = Feature(f"f{n}", lookups, share, rng.choice(["sum", "mean", "none"]))  # type: ignore[arg-type]
+        table = Table(f"t{n}", rows, dim, dtype, optimizer, (feature,))  # type: ignore[arg-type]
+        tables.append(TableProfile(table, AccessCdf.zipf(rows, rng.uniform(0.2, 1.5))))
+    problem = problem_of(*tables, topology=topology, batch_size=int(10 ** rng.uniform(0, 4)))
+    instance = Instance(problem, Roofline())
+    curves = [instance.curve(instance.whole(n), 0) for n in range(number)]
+    low, high = (sum(float(curve.hbm_bytes[end]) for curve in curves) for end in (0, -1))
+    rows_bytes = sum(float(curve.dram_bytes.max()) for curve in curves)
+    more = 1 + rng.choice([0.001, 0.002, 0.005, 0.01, 0.02, 0.05]) * rng.choice([1, 1, -1])
+    style = rng.choice(["hbm only", "both", "buffers", "even"])
+    hbm, dram = low + (high - low) * 0.5, rows_bytes * 0.5 * more
+    if style == "hbm only":
+        hbm, dram = high * more, 0.0
+    elif style == "both":
+        hbm = low + (high - low) * rng.uniform(0.1, 0.9)
+        dram = max(0.0, high * more - hbm)
+    elif style == "buffers":
+        hbm, dram = low * more, rows_bytes * 1.01
+    even = rng.random() < 0.6
+    shares = np.array([1.0 if even else rng.uniform(0.2, 1) for _ in topology.gpus])
+    each = (hbm * shares / shares.sum()).tolist()
+    return replace(
+        problem,
+        topology=replace(
+            topology,
+            gpus=tuple(
+                replace(gpu, memory_bytes=int(bytes_))
+                for gpu, bytes_ in zip(topology.gpus, each, strict=True)
+            ),
+            hosts=tuple(
+                replace(host, memory_bytes=int(dram / len(topology.hosts)))
+                for host in topology.hosts
+            ),
+        ),
+    )
+
+
 def _machine(rng: random.Random) -> Topology:
     gpus, hosts = rng.choice([(1, 1), (2, 1), (2, 1), (3, 1), (1, 2), (1, 2), (1, 3)])
     topology = machine(gpus, hosts, launch_s=rng.choice([0.0, 1e-9, 1e-7, 1e-5]))

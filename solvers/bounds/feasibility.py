@@ -112,12 +112,12 @@ def _fits_nowhere(
 
 
 def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int]) -> Termination:
-    """What is said where every assignment was looked at and the best one lacks some bytes.
+    """Say that every assignment was looked at, and what one of them lacks that lacks little.
 
     Parameters
     ----------
     short_bytes : mapping of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks there.
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks there, where that is known.
     """
     topology = instance.problem.topology
     shortages = tuple(
@@ -125,7 +125,7 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int])
             topology.gpus[number].id if kind == "hbm" else topology.hosts[number].id,
             "hbm" if kind == "hbm" else "dram",
             short,
-            "what the best assignment of shards to GPUs lacks",
+            "what the best assignment of shards to GPUs that was found lacks",
         )
         for (kind, number), short in sorted(short_bytes.items())
     )
@@ -133,8 +133,9 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int])
                          f"{s.resource.upper()} on {s.device}" for s in shortages)  # fmt: skip
     return Termination(
         "infeasible",
-        detail=f"no assignment of shards to GPUs fits: the best one lacks {words}. Use more or "
-        "larger devices, lower --batch-size, or relax constraints",
+        detail="no assignment of shards to GPUs fits"
+        + (f": the best one found lacks {words}" if words else "")
+        + ". Use more or larger devices, lower --batch-size, or relax constraints",
         shortages=shortages,
     )
 

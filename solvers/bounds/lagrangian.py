@@ -86,8 +86,11 @@ class LagrangianBound:
     enough_from_s : tuple of float
     dram_s : float
         The part that the hosts' memory alone enforces.
+    stand_in_s : tuple of float
+        Per table, the least that an option costs which `cheapest` has not; infinite if the cheapest
+        is among them.
     options_of : callable
-        All sharding options of a table, by its number; of many tables those of `cheapest`.
+        All sharding options of a table, by its number. Of many tables that takes long.
     """
 
     step_time_s: float
@@ -96,24 +99,29 @@ class LagrangianBound:
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
     dram_s: float
+    stand_in_s: tuple[float, ...]
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
-        """The cheapest sharding option whose shards can each take at most `step_time_s`."""
+        """Choose a sharding option: the cheapest known whose shards take at most `step_time_s`.
+
+        Of many tables, others may cost less: `least_s` counts them too.
+        """
         enough = step_time_s >= self.enough_from_s[table]
         options = self.cheapest[table] if enough else self.options_of(table)
         allowed = [option for option in options if option.longest_s <= step_time_s]
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
 
+    def least_s(self, table: int, step_time_s: float) -> float:
+        """Least `priced_s` of any option in a step of that time; infinite if there is none."""
+        option = self.option_for(table, step_time_s)
+        known_s = math.inf if option is None else option.priced_s
+        return min(known_s, self.stand_in_s[table])
+
     def work_s(self, step_time_s: float) -> float:
         """GPU seconds that any placement of that step time needs; infinite if there is none."""
-        total = -self.hbm_worth_s
-        for table in range(len(self.cheapest)):
-            option = self.option_for(table, step_time_s)
-            if option is None:
-                return float("inf")
-            total += option.priced_s
-        return total
+        tables = range(len(self.cheapest))
+        return sum(self.least_s(table, step_time_s) for table in tables) - self.hbm_worth_s
 
 
 def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -> LagrangianBound:
@@ -161,8 +169,8 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
         dram_s,
-        # Of many tables, whole ones have to do for those who ask for more than the bound.
-        cache(lambda table: _at_price(pricer.every(table), best)) if few else cheapest.__getitem__,
+        tuple(math.inf if few else of.stand_in_s(best) for of in costs),
+        cache(lambda table: _at_price(pricer.every(table), best)),
     )
 
 

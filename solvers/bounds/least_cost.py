@@ -30,25 +30,6 @@ def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Flo
     return float(times.min()), (times + prices[:, None] * bytes_).min(axis=1)
 
 
-def least_weighed(curve: CostCurve, hbm_bytes: float, weights: Float, prices: Float) -> Float:
-    """As `least`, for each price with its own weights of phases.
-
-    Parameters
-    ----------
-    weights : float64, shape (m, phases)
-    prices : float64, shape (m,)
-
-    Returns
-    -------
-    float64, shape (m,)
-        Seconds.
-    """
-    bytes_, phase_s = points_within(curve, curve.phase_s, curve.split_phase_s, hbm_bytes)
-    costs = weights @ phase_s + prices[:, None] * bytes_
-    cheapest: Float = costs.min(axis=1, initial=np.inf)
-    return cheapest
-
-
 def points_within(
     curve: CostCurve, seconds: Float, split_s: Float, hbm_bytes: float
 ) -> tuple[Float, Float]:

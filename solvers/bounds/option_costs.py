@@ -56,6 +56,10 @@ class OptionCosts:
             return float("inf")
         return float(self.longest_s[uncut].max(initial=0.0))
 
+    def stand_in_s(self, price: int) -> float:
+        """The least cost of what stands for ways to cut the table, at price number `price`."""
+        return float(self.priced_s[self.own :, price].min(initial=np.inf))
+
 
 class OptionPricer:
     """What sharding options cost on the kind of GPU that is best for each shard.

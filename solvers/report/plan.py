@@ -273,12 +273,12 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """The longest chain of phases."""
+    """The phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
-    if cost.has_dense_phase:
+    last = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), None)
+    if cost.has_dense_phase and last is not None:
         dense = {"name": "dense", "slowest": None, "waits_s": None}
-        last = next(at for at, row in enumerate(rows) if row["name"] == "gradients")
         rows.insert(last, {**dense, "slowest_s": cost.dense_s, "mean_s": cost.dense_s})
     return Section(
         "phases",

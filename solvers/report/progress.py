@@ -37,8 +37,8 @@ def search_progress(limits: Limits) -> Iterator[Limits]:
 def state_in_words(state: SearchState) -> str:
     """A line about a search.
 
-    >>> state_in_words(SearchState("flow", 0.0202, 0.02))
-    'flow: step 20.2 ms, at most 1.00% above the best possible'
+    >>> state_in_words(SearchState("greedy", 0.0202, 0.02))
+    'greedy: step 20.2 ms, at most 1.00% above the best possible'
     """
     if state.step_time_s is None or math.isinf(state.step_time_s):
         return f"{state.stage}: no placement yet"

@@ -1,13 +1,14 @@
 """Curves with other points, and their bytes as straight lines, for proofs that nothing fits."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.base import CostCurve, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
 
 class Line(NamedTuple):
@@ -30,6 +31,10 @@ class Line(NamedTuple):
     dram_bytes_a_row: int
 
 
+Piece = tuple[Float, Line | None]
+"""Costs of a shard, and the line that begins there if it is none of a point."""
+
+
 def some_points(curve: CostCurve, most: int) -> list[int]:
     """The places of at most so many of a curve's points, its first and last among them."""
     last = curve.hot_rows.size - 1
@@ -42,10 +47,22 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
-    hot = np.arange(rows[0], rows[-1] + 1)
+    return _at(curve, np.arange(rows[0], rows[-1] + 1))
+
+
+def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
+    """A curve from one number of hot rows to another, with the bytes of a split."""
+    rows = curve.hot_rows
+    inner = rows[(rows > low) & (rows < high)]
+    part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
+    return replace(part, hbm_bytes=part.hbm_bytes + curve.split_hbm_bytes)
+
+
+def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
+    """A curve with other points."""
 
     def between(values: Float) -> Float:
-        return np.interp(hot, rows, values)
+        return np.interp(hot, curve.hot_rows, values)
 
     return replace(
         curve,
@@ -59,18 +76,54 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     )
 
 
-def lines_below(curve: CostCurve, places: Sequence[int]) -> Iterator[Line]:
-    """A line from each of these points to the next, above the curve's bytes nowhere.
+def pieces_of(
+    curve: CostCurve, most: int, room: tuple[float, float], *, with_lines: bool
+) -> tuple[list[Piece], bool]:
+    """Return points of a curve, lines between them if asked for, and whether nothing is missing.
+
+    Parameters
+    ----------
+    most : int
+        Points.
+    room : tuple of float
+        Bytes of HBM and DRAM: what needs more is left out between points.
+    """
+    if with_lines:
+        curve = with_every_row(curve, most)
+    at, points = some_points(curve, most), costs_of(curve)
+    pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
+    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
+    for part in (part for part in parts if part is not None and with_lines):
+        line = line_below(part)
+        least = np.zeros(points.shape[0])
+        least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
+        least[-1] = part.hot_rows[0]
+        pieces.append((least, line))
+    return pieces, with_lines or not any(part is not None for part in parts)
+
+
+def _between(
+    curve: CostCurve, first: int, last: int, room: tuple[float, float]
+) -> CostCurve | None:
+    """The part of a curve between two of its points; None if there is none that may fit."""
+    low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
+    if low > high or curve.only_points or not np.isfinite(curve.split_s):
+        return None
+    part = part_of(curve, low, high)
+    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
+    return part if fits else None
+
+
+def line_below(curve: CostCurve) -> Line:
+    """Return a line from a curve's first point to its last one, above its bytes nowhere.
 
     Bytes are straight between two points of a curve, as all rows there are read alike: a line that
     is not above the points is not above what lies between them.
     """
-    for first, end in pairwise(places):
-        rows = curve.hot_rows[first : end + 1] - curve.hot_rows[first]
-        starts, slopes = [], []
-        for used in (curve.hbm_bytes, curve.dram_bytes):
-            part = used[first : end + 1]
-            slope = round(float(part[-1] - part[0]) / int(rows[-1]))
-            starts.append(int(np.floor((part - slope * rows).min())))
-            slopes.append(slope)
-        yield Line(int(rows[-1]), *starts, *slopes)
+    rows = curve.hot_rows - curve.hot_rows[0]
+    starts, slopes = [], []
+    for used in (curve.hbm_bytes, curve.dram_bytes):
+        slope = round(float(used[-1] - used[0]) / max(1, int(rows[-1])))
+        starts.append(int(np.floor((used - slope * rows).min())))
+        slopes.append(slope)
+    return Line(int(rows[-1]), *starts, *slopes)

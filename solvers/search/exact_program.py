@@ -14,46 +14,46 @@ the hot rows of point k of its curve, and a[g,e] ∈ {0,1} for a GPU that serves
 
 where added is what lanes that two phases share make longer (`cost_models.schedule.SharedLane`).
 
-`solvers.search.integer_program` has no points and prices rows of HBM instead, so that it is small.
-This one is exact, and so is for small problems, and for those where room is hard to find. For
-these, bytes are all that counts: each device may lack some, and their sum is minimised.
+It is for small problems, and for those where room is hard to find. For these, bytes are all that
+counts. Where nothing fits, a program that `may_lack` bytes says which devices are short: it
+minimises the sum of what they lack.
 
-Left out is what arenas take for how their rows are read (`solvers.model.arena_times`), but for what
-replicas take once, however many there are: bounds hold without the rest.
+Left out is what arenas take for how their rows are read, but for what replicas take once.
 
-A curve of many rows has a few of its points here. A program that is `relaxed` has in their place
-straight lines, from one to the next, that are not above the curve's bytes anywhere: rows move from
+A curve of many rows has a few of its points here. Where bytes are all that counts, it also has
+straight lines from one to the next that are not above the curve's bytes anywhere: rows move from
 DRAM to HBM one by one along a line. If that does not fit, nothing does.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from solvers.bounds.claims import Claim, Options, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float, costs_of
+from solvers.model.knapsack import BYTES, DRAM_BYTES, DRAM_S, PHASES, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
-from solvers.search.curve_lines import Line, lines_below, some_points, with_every_row
+from solvers.search.curve_lines import Line, Piece, pieces_of, with_every_row
 
 _TIME_UNITS = 10_000_000
 """The step time to beat in integer units."""
 
 _ROUNDING_BYTES = 1e-6
 
-_REPEATED_S = 2.0
+_REPEATED_S = {"time": 2.0, "fit": 10.0}
 """CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
+_LACKING_GAP = 0.05
+"""How far from the least the bytes may be that devices are said to lack."""
 
 POINTS = (64, 16, 8, 4, 2)
 """Points of a curve, as many as there is room for in a program."""
-
-Aim = Literal["time", "fit", "relaxed fit"]
-"""The least step time, or the fewest bytes that devices lack, with points or what bounds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,17 @@ class ExactAnswer:
     ----------
     assignment : Assignment or None
         Of a step time below the limit; or one that fits.
-    bound_s : float
-        A step time that no placement is below; 0 where not every placement was looked at.
+    claim : Claim
+        A step time that no placement is below; 0 where points of curves were left out, infinite
+        where nothing fits.
     short_bytes : dict of (str, int) to int
         Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
-    fewest_short_bytes : int
-        Bytes that devices lack together in any placement; 0 where not all were looked at.
     variables : int
     """
 
     assignment: Assignment | None
-    bound_s: float
+    claim: Claim
     short_bytes: dict[tuple[str, int], int]
-    fewest_short_bytes: int
     variables: int
 
 
@@ -88,6 +86,7 @@ class _Point:
     gpu: int
     costs: Float
     chosen: Any
+    is_line: bool
 
 
 class ExactProgram:
@@ -96,27 +95,34 @@ class ExactProgram:
     Parameters
     ----------
     instance : Instance
-    aim : {"time", "fit", "relaxed fit"}
+    aim : {"time", "fit"}
+        The least step time, or any assignment that fits.
     options : sequence of sequences of ShardingOption
         Those that each table may take.
     most_points : int
         Points of each curve.
     upper_s : float
         A step time that is not to be exceeded.
+    may_lack : bool
+        Whether devices may lack bytes.
     """
 
     def __init__(
         self,
         instance: Instance,
-        aim: Aim,
-        options: Sequence[Sequence[ShardingOption]],
+        aim: Literal["time", "fit"],
+        options: Options,
         most_points: int,
         upper_s: float = math.inf,
+        *,
+        may_lack: bool = False,
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.instance, self.aim, self.most_points = instance, aim, most_points
-        self.is_complete = True
+        self.instance, self.aim, self.may_lack = instance, aim, may_lack
+        self.most_points = most_points
+        self.claimed = Claim(0.0, options)
+        self.is_complete = self.claimed.covers(instance)
         self.unit_s = upper_s / _TIME_UNITS
         self.model = cp_model.CpModel()
         self.points: list[_Point] = []
@@ -131,43 +137,39 @@ class ExactProgram:
                 self._add_option(table, option, chosen)
         self._keep_together()
         self.short: dict[tuple[str, int], Any] = {}
-        self.step = None
-        if aim == "time":
-            self.step = self._add_times()
+        self.step = self._add_times() if aim == "time" else None
         self._add_memory()
-        self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
+        if self.step is not None or self.short:
+            self.model.minimize(sum(self.short.values()) if self.step is None else self.step)
 
     @classmethod
     def build(
         cls,
         instance: Instance,
-        aim: Aim,
+        aim: Literal["time", "fit"],
         most_places: int,
         upper_s: float = math.inf,
         most_points: int = POINTS[0],
+        *,
+        options: Options | None = None,
+        may_lack: bool = False,
     ) -> "ExactProgram | None":
         """The largest program of at most so many shards × GPUs × points, or None."""
-        every = [instance.options_of(table) for table in range(instance.tables)]
-        few = [[option for option in of if _is_coarse(option)] or of for of in every]
-        for options in (every, few) if aim == "fit" else (every,):
-            shards = [option.shard_count for of in options for option in of]
-            if sum(shards) * instance.gpus * POINTS[-1] > most_places:
-                continue
-            curves = [
-                instance.curve(shard, 0)
-                for table, of in enumerate(options)
-                for option in of
-                for shard in instance.shards(table, option)
-            ]
-            for points in (p for p in POINTS if p <= most_points):
-                known = curves
-                if aim == "fit":
-                    known = [with_every_row(curve, points) for curve in curves]
-                sizes = [min(curve.hot_rows.size, points) for curve in known]
-                if instance.gpus * sum(sizes) <= most_places:
-                    program = cls(instance, aim, options, points, upper_s)
-                    program.is_complete &= options is every
-                    return program
+        options = every_option(instance) if options is None else options
+        shards = [option.shard_count for of in options for option in of]
+        if sum(shards) * instance.gpus * POINTS[-1] > most_places:
+            return None
+        curves = [
+            instance.curve(shard, 0)
+            for table, of in enumerate(options)
+            for option in of
+            for shard in instance.shards(table, option)
+        ]
+        for points in (p for p in POINTS if p <= most_points):
+            known = [with_every_row(curve, points) if aim == "fit" else curve for curve in curves]
+            sizes = [min(curve.hot_rows.size, points) for curve in known]
+            if instance.gpus * sum(sizes) <= most_places:
+                return cls(instance, aim, options, points, upper_s, may_lack=may_lack)
         return None
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
@@ -191,9 +193,9 @@ class ExactProgram:
                 if not instance.may_serve(shard, gpu):
                     continue
                 curve = instance.curve(shard, gpu)
-                for costs, line in self._costs(shard, gpu):
+                for costs, line in self._pieces(shard, gpu):
                     chosen = self.model.new_bool_var("")
-                    point = _Point(shard, gpu, costs, chosen)
+                    point = _Point(shard, gpu, costs, chosen, line is not None)
                     here.append(chosen)
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
@@ -209,24 +211,19 @@ class ExactProgram:
         if split and len(option.column_widths) > 1:
             self._add_maps(split, whole)
 
-    def _costs(self, shard: TableShard, gpu: int) -> Iterator[tuple[Float, Line | None]]:
-        """Costs at points of a curve, or lines below all that is between two of them."""
-        curve = self.instance.curve(shard, gpu)
-        if self.aim == "fit":
-            curve = with_every_row(curve, self.most_points)
-        few = self.instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        at = some_points(curve, 2 if few else self.most_points)
-        gaps = np.diff(curve.hot_rows[at]) > 1
-        all_points = not (gaps.any() and np.isfinite(curve.split_s))
-        self.is_complete &= all_points or self.aim == "relaxed fit"
-        points = costs_of(curve)
-        if all_points or self.aim != "relaxed fit":
-            yield from ((costs, None) for costs in points[:, at].T)
-            return
-        for line in lines_below(curve, at):
-            least = np.zeros(points.shape[0])
-            least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
-            yield least, line
+    def _pieces(self, shard: TableShard, gpu: int) -> list[Piece]:
+        """Costs at points of a curve, and where room counts, lines below what is between them."""
+        instance, host = self.instance, self.instance.host_of_gpu[gpu]
+        few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
+        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
+        pieces, is_complete = pieces_of(
+            instance.curve(shard, gpu),
+            2 if few else self.most_points,
+            (math.inf, math.inf) if self.may_lack else room,
+            with_lines=self.aim == "fit",
+        )
+        self.is_complete &= is_complete
+        return pieces
 
     def _add_costs(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes and times of a GPU and its host if a variable is 1."""
@@ -295,7 +292,7 @@ class ExactProgram:
                     self.model.add(first == other)
 
     def _add_memory(self) -> None:
-        """What devices hold; they may lack some where fitting is the aim."""
+        """Limit what devices hold, or count what they lack."""
         instance = self.instance
         devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
         devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
@@ -304,7 +301,7 @@ class ExactProgram:
             if not terms:
                 continue
             used = _sum(terms)
-            if self.step is None:
+            if self.may_lack:
                 most = sum(max(0, each) * of.domain.max() for of, each in terms)
                 short = self.short[kind, number] = self.model.new_int_var(0, most, "")
                 used = used - short
@@ -334,7 +331,8 @@ class ExactProgram:
                     added = self._added(lane.begin_s, waited, phase, part, beside)
                     used[gpu, lane.phase] = phase + added
         for (_, number), units in used.items():
-            self.model.add(units <= phases[number])
+            if schedule.members[:, number].any():  # Nothing waits for others.
+                self.model.add(units <= phases[number])
         return step
 
     def _added(self, begin_s: float, waited: Any, phase: Any, part: Any, beside: Any) -> Any:
@@ -359,29 +357,28 @@ class ExactProgram:
         """Solve, and read the assignment and what is proven back."""
         from ortools.sat.python import cp_model
 
-        gap = limits.gap / 4 if self.aim == "time" else 0.0
+        gap = limits.gap / 4 if self.aim == "time" else _LACKING_GAP
         solver, status = run_cp_sat(
-            self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S
+            self.model, limits, time_limit_s, gap=gap, repeated_s=_REPEATED_S[self.aim]
         )
         proven = solver.best_objective_bound if self.is_complete else 0.0
-        bound_s = fewest = 0.0
-        if self.aim != "time":
-            fewest = max(0.0, proven)
-        elif status == cp_model.INFEASIBLE and self.is_complete:
-            bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan takes less than the limit.
-        elif proven > 0:  # Terms of phases are rounded down, and shared lanes subtract some.
+        bound_s = 0.0
+        if status == cp_model.INFEASIBLE and self.is_complete:
+            bound_s = _TIME_UNITS * self.unit_s * (1 - 1e-4)  # No plan of these beats the limit.
+        elif (
+            self.step is not None and proven > 0
+        ):  # Terms of phases are rounded down, and shared lanes subtract some.
             rounded = 3 * self.instance.tables * len(self.instance.objective.schedule.phases)
             bound_s = max(0.0, proven - rounded) * self.unit_s
         short, assignment = {}, None
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             short = {of: solver.value(lacking) for of, lacking in self.short.items()}
-            if not any(short.values()) and self.aim != "relaxed fit":
+            if not any(short.values()):
                 assignment = self._assignment(solver)
         return ExactAnswer(
             assignment,
-            bound_s,
+            replace(self.claimed, step_time_s=bound_s),
             {of: lacking for of, lacking in short.items() if lacking},
-            math.ceil(fewest),
             len(self.model.proto.variables),
         )
 
@@ -390,7 +387,10 @@ class ExactProgram:
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        known = {point.shard: point.costs[:, None] for point in placed}
+        # Lines say no number of hot rows: their shards take what is best at some price.
+        fixed = [point for point in placed if not point.is_line]
+        columns = 1 if len(fixed) == len(placed) else self.instance.prices.size
+        known = {point.shard: np.tile(point.costs[:, None], columns) for point in fixed}
         filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
@@ -398,10 +398,3 @@ class ExactProgram:
 
 def _sum(terms: Sequence[tuple[Any, int]]) -> Any:
     return sum(each * variable for variable, each in terms)
-
-
-def _is_coarse(option: ShardingOption) -> bool:
-    """Whether an option is one of the few that suffice where room is all that counts."""
-    if option.replicated_rows or len(set(option.column_widths)) > 1:
-        return False
-    return option.row_slices & (option.row_slices - 1) == 0

@@ -19,15 +19,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from solvers.bounds.claims import Claim, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 from solvers.result import Limits
-from solvers.search.exact_program import POINTS, Aim, ExactAnswer, ExactProgram
+from solvers.search.exact_program import ExactAnswer, ExactProgram
 
-_FEW_POINTS = 4
-"""Points that mostly suffice where room is all that counts."""
+_FIT_POINTS = (2, 4, 16)
+"""Points of curves in programs where room is all that counts: few mostly suffice."""
+
+_SHORTAGES_S = 2.0
+"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
 
 _RUINS = 200
 """Times that tables are placed anew."""
@@ -262,22 +266,40 @@ def _is_coarse(option: ShardingOption) -> bool:
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
-    """Any assignment that fits, or how many bytes are short at least."""
-    # Where points of curves are left out, what lies below the curves may prove that nothing fits.
-    programs: tuple[tuple[Aim, int], ...] = (
-        ("fit", _FEW_POINTS),
-        ("relaxed fit", _FEW_POINTS),
-        ("fit", POINTS[0]),
-        ("relaxed fit", POINTS[0]),
-    )
-    answer = ExactAnswer(None, 0.0, {}, 0, 0)
+    """Any assignment that fits, or a proof that there is none, and what is short then."""
+    every = every_option(instance)
+    few = [[option for option in of if _is_even(option)] or of for of in every]
+    answer = ExactAnswer(None, Claim(0.0, every), {}, 0)
     deadline = time.monotonic() + time_limit_s
-    for aim, most_points in programs:
-        program = ExactProgram.build(instance, aim, most_places, most_points=most_points)
-        if program is not None:
-            answer = program.run(limits, (deadline - time.monotonic()) / 2)
-        if answer.assignment is not None or answer.fewest_short_bytes:
-            break
-        if time.monotonic() > deadline or (limits.stop is not None and limits.stop()):
+
+    def run(most_points: int, left_s: float, *, may_lack: bool = False) -> ExactAnswer:
+        for options in (every, few):
+            program = ExactProgram.build(
+                instance,
+                "fit",
+                most_places,
+                most_points=most_points,
+                options=options,
+                may_lack=may_lack,
+            )
+            if program is not None:
+                return program.run(limits, left_s)
+        return answer
+
+    for most_points in _FIT_POINTS:
+        answer = run(most_points, (deadline - time.monotonic()) / 2)
+        if np.isinf(answer.claim.step_time_s):
+            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
+            lacking = run(most_points, left_s, may_lack=True)
+            return replace(answer, short_bytes=lacking.short_bytes)
+        is_stopped = limits.stop is not None and limits.stop()
+        if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
             break
     return answer
+
+
+def _is_even(option: ShardingOption) -> bool:
+    """Whether an option is one of the few that suffice where there are many."""
+    if option.replicated_rows or len(set(option.column_widths)) > 1:
+        return False
+    return option.row_slices & (option.row_slices - 1) == 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from placer.plan.plan import Plan
+from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
@@ -108,6 +109,16 @@ class Search:
         return min(self.bound_s, self.others_s)
 
     @property
+    def claim(self) -> Claim:
+        """What is proven of all plans of this search's instance."""
+        return Claim(self.bound_s, every_option(self.instance))
+
+    def prove(self, claim: Claim) -> None:
+        """Lift the bound to a claim, if that covers all that is searched."""
+        if claim.step_time_s > self.bound_s and claim.covers(self.instance):
+            self.bound_s = claim.step_time_s
+
+    @property
     def seed(self) -> int:
         """Seed of everything random."""
         return self.clock.limits.seed
@@ -140,18 +151,22 @@ class Search:
         if self.failure is not None or self.looked_for_room:
             return None
         self.looked_for_room = True
-        options = usable_options(self.instance)
+        # A proof has to be about all plans, and not only those that are searched.
+        instance = self.instance
+        if not instance.with_replicas:
+            instance = Instance(instance.problem, instance.cost_model, like=instance)
+        options = usable_options(instance)
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):
-            assignment = make_room(self.instance, options, self.seed, self.clock)
+            assignment = make_room(instance, options, self.seed, self.clock)
             # Its plan may need a map of rows on GPUs where the assignment counts none.
             if assignment is not None and fitted_plan(assignment) is not None:
                 return assignment
-        # Of small problems, CP-SAT says what is short at least; of others a proof will do.
+        # Of small problems, CP-SAT says what is short; of others a proof will do.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
-        answer = fit(self.instance, self.clock.limits, left_s, _FITTED_PLACES)
-        if answer.fewest_short_bytes:
-            proof = nothing_fits(self.instance, answer.short_bytes)
+        answer = fit(instance, self.clock.limits, left_s, _FITTED_PLACES)
+        if np.isinf(answer.claim.step_time_s):
+            proof = nothing_fits(instance, answer.short_bytes)
         self.failure = proof
         return answer.assignment
 

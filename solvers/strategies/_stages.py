@@ -1,6 +1,5 @@
 """Stages that strategies are made of: each takes a search and may find an assignment."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solvers.bounds.least_cost import waits
-from solvers.bounds.linear_program import lp_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.delays import Delay
@@ -17,10 +15,8 @@ from solvers.search.arena_construction import assignments_by_arena, launches_sha
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.exact_program import ExactProgram
-from solvers.search.integer_program import Program
 from solvers.search.iterated import IteratedParams, iterated_search
 from solvers.search.moves import improve
-from solvers.search.neighbourhoods import NeighbourhoodParams, neighbourhood_search
 from solvers.strategies._base import Run
 from solvers.strategies._search import Search
 
@@ -148,21 +144,6 @@ def iterated(search: Search, share: float, params: IteratedParams) -> Assignment
     )
 
 
-def neighbourhoods(search: Search, share: float, params: NeighbourhoodParams) -> Assignment | None:
-    """Large neighbourhoods around the best assignment."""
-    if search.best is None:
-        return None
-    assignment, search.stats["rounds"] = neighbourhood_search(
-        search.best,
-        search.lagrangian,
-        target_s=search.target_s,
-        seed=search.seed,
-        clock=search.clock.part(share),
-        params=params,
-    )
-    return assignment
-
-
 def delays(search: Search) -> Assignment | None:
     """Lift this bound and later ones by what phases delay one another; it places nothing."""
     instance = search.instance
@@ -189,26 +170,7 @@ def delays(search: Search) -> Assignment | None:
         known = search.lagrangian
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
         search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
-        search.bound_s = max(search.bound_s, search.delayed.bound_s)
-    return None
-
-
-def linear_program(search: Search, share: float) -> Assignment | None:
-    """Lift the bound by linear programming; it places nothing."""
-    if search.best is None:
-        return None
-    bounding = search.bounding
-    lifted = lp_bound(
-        bounding.instance,
-        search.best.own_step_time_s - bounding.instance.fixed_s,
-        lagrangian=bounding.lagrangian,
-        time_limit_s=search.clock.part(share).left_s,
-        stop=search.clock.limits.stop,
-    )
-    if lifted is not None:
-        bound_s = lifted.step_time_s + bounding.instance.fixed_s
-        search.bound_s = max(search.bound_s, bound_s)
-        search.stats["lp_bound_s"] = bound_s
+        search.prove(search.delayed.claim)
     return None
 
 
@@ -235,7 +197,7 @@ def branching(search: Search, share: float, params: BranchingParams) -> Assignme
         return None
     search.branched = found
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
-    search.bound_s = max(search.bound_s, min(found.bound_s, found.best.own_step_time_s))
+    search.prove(found.claim)
     return found.best
 
 
@@ -263,22 +225,5 @@ def exact_program(search: Search, share: float, most_places: int) -> Assignment 
     program.hint(search.best)
     answer = program.run(search.clock.limits, search.clock.left_s * share)
     search.stats["exact_variables"] = answer.variables
-    search.bound_s = max(search.bound_s, min(answer.bound_s, search.best.own_step_time_s))
+    search.prove(answer.claim)
     return answer.assignment
-
-
-def integer_program(search: Search, share: float, most_places: int) -> Assignment | None:
-    """The whole problem by CP-SAT, and its bound, if it has few enough shards × GPUs."""
-    upper_s = search.best.own_step_time_s if search.best else math.inf
-    program = Program.build(
-        search.instance, search.proven, search.best, upper_s, most_places=most_places
-    )
-    if program is None:
-        search.stats["cp_sat_status"] = "not run: too many shards"
-        return None
-    answer = program.run(search.clock.limits, search.clock.left_s * share)
-    search.stats |= {"cp_sat_status": answer.status, "variables": answer.variables}
-    search.bound_s = max(search.bound_s, min(answer.bound_s, upper_s))
-    if answer.pairs is None:
-        return None
-    return Assignment.of(search.instance, answer.pairs, answer.replicas)

@@ -14,7 +14,6 @@ from solvers.search.annealing import AnnealingParams, prepare
 from solvers.search.branching import BranchingParams, points_of
 from solvers.search.iterated import IteratedParams
 from solvers.search.moves import improve
-from solvers.search.neighbourhoods import NeighbourhoodParams
 from solvers.strategies._base import Run, Stage, StagedStrategy
 from solvers.strategies._search import Search
 from solvers.strategies._stages import (
@@ -23,10 +22,7 @@ from solvers.strategies._stages import (
     cost_greedy,
     delays,
     exact_program,
-    integer_program,
     iterated,
-    linear_program,
-    neighbourhoods,
     relaxation,
     with_time,
 )
@@ -38,17 +34,12 @@ class AutoParams:
 
     Attributes
     ----------
-    greedy_share, annealing_share, program_share, search_share : float
-        Of the first plan, annealing, CP-SAT and iterated local search; neighbourhoods have the
-        rest.
+    greedy_share, annealing_share, search_share : float
+        Of the first plan, annealing and iterated local search.
     construction_share : float
         Of the first plan's time, for looking at ways to shard; the rest improves the best of them.
-    linear_program_share : float
-        Of the linear program that lifts the bound.
     common_shares_share : float
         Of moves that suit what the cost model asks of all shards of a table.
-    linear_program_places : int
-        Tables × GPUs up to which the linear program is solved.
     branching_share, relaxed_share : float
         Of branch and bound, and of its first relaxation alone, or where it begins at once.
     branching_places : int
@@ -61,7 +52,7 @@ class AutoParams:
         Tables, or tables × GPUs, up to which it does so with any gap, and whatever the time is.
     early_s, late_s : float
         Seconds that have to be left for branching and closer bounds before most of annealing, and
-        for these and neighbourhoods after it.
+        after it.
     relaxed_s, relaxed_s_per_point : float
         Seconds that the first relaxation of branching takes at least, and for each point of all
         curves, where GPUs are too many for more of it.
@@ -80,20 +71,15 @@ class AutoParams:
         Of CP-SAT over numbers of hot rows too.
     exact_places : int
         Shards × GPUs × points of curves up to which that is tried.
-    program_places : int
-        Shards × GPUs up to which CP-SAT is tried: it mostly proves its answer.
     """
 
     greedy_share: float = 0.25
     construction_share: float = 0.5
-    linear_program_share: float = 0.1
     annealing_share: float = 0.8
     exact_share: float = 0.5
     exact_places: int = 4000
-    program_share: float = 0.5
-    search_share: float = 0.6
+    search_share: float = 1.0
     common_shares_share: float = 0.05
-    linear_program_places: int = 20_000
     few_places: int = 2000
     branching_share: float = 0.5
     relaxed_share: float = 0.9
@@ -111,11 +97,9 @@ class AutoParams:
     first_bounds: float = 1.2
     first_share: float = 0.2
     first_search_share: float = 0.1
-    program_places: int = 1500
     annealing: AnnealingParams = field(default_factory=AnnealingParams)
     iterated: IteratedParams = field(default_factory=IteratedParams)
     branching: BranchingParams = field(default_factory=BranchingParams)
-    neighbourhoods: NeighbourhoodParams = field(default_factory=NeighbourhoodParams)
 
 
 class Auto(StagedStrategy):
@@ -131,10 +115,10 @@ class Auto(StagedStrategy):
         prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """First plans, small problems exactly, branching, a closer bound, annealing, searches."""
+        """First plans, small problems exactly, branching, annealing, searches."""
         p, places = self.params, instance.tables * instance.gpus
         rest = 1 - p.common_shares_share
-        small, few = places <= p.linear_program_places, places <= p.few_places
+        few = places <= p.few_places
         branched = places <= p.branching_places
         several, plain = instance.gpus > 1, not instance.cost_model.uniform_splits
         tiny = instance.tables <= p.branched_tables or places <= p.branched_places
@@ -152,9 +136,6 @@ class Auto(StagedStrategy):
         is_relaxed = several and not branched and instance.tables <= p.few_tables
         points = points_of(instance) if is_relaxed else 0
         relaxed_s = max(p.relaxed_s, p.relaxed_s_per_point * points)
-
-        # Programs of a few GPUs take some tenths of a second each.
-        around = with_time(p.late_s, lambda s: neighbourhoods(s, rest, p.neighbourhoods))
 
         def relaxed(share: float) -> Run:
             return lambda s: relaxation(s, share, p.branching)
@@ -174,12 +155,9 @@ class Auto(StagedStrategy):
             Stage("relaxed", with_time(p.early * relaxed_s, relaxed(1 / p.early)), is_relaxed),
             Stage("annealed", lambda s: annealing(s, p.annealing_share, p.annealing)),
             Stage("delays", with_time(p.late_s, delays, bounds=p.first_bounds), several),
-            Stage("bound", lambda s: linear_program(s, p.linear_program_share), small),
             Stage("branched", late, branched),
             Stage("relaxed", with_time(relaxed_s, relaxed(p.relaxed_share)), is_relaxed),
-            Stage("program", lambda s: integer_program(s, p.program_share, p.program_places)),
-            Stage("searched", lambda s: iterated(s, p.search_share, p.iterated), several),
-            Stage("neighbourhoods", around, several),
+            Stage("searched", lambda s: iterated(s, p.search_share * rest, p.iterated), several),
         ]
 
     def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:

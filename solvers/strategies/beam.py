@@ -227,7 +227,7 @@ def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> Sha
     """The whole table, its cold rows read in the way that is cheapest at the bound's price."""
     whole = [
         work
-        for work in bound.options_of(table)
+        for work in bound.cheapest[table]
         if work.option.shard_count == 1
         and not work.option.replicated_rows
         and np.isfinite(work.longest_s)

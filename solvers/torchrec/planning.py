@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torchrec.distributed.planner.constants import UVM_CACHING_RATIO
 from torchrec.distributed.planner.types import (
     Partitioner,
     PlannerError,
@@ -107,6 +108,17 @@ class Planning(Partitioner):  # type: ignore[misc]
                 least[option.fqn] = option
         self._least = list(least.values())
         return self._least
+
+    def for_proposers(self) -> list[TorchRecOption]:
+        """The space for TorchRec's proposers: each cache has a load factor.
+
+        TorchRec charges a cache of no load factor for no miss.
+        """
+        free = [option for option in self.space if has_free_load_factor(option)]
+        usual = {id(option): with_load_factor(option, UVM_CACHING_RATIO) for option in free}
+        if usual:
+            self._estimate([*usual.values()])
+        return [usual.get(id(option), option) for option in self.space]
 
     @property
     def elapsed_share(self) -> float:

@@ -82,7 +82,8 @@ class Limited(Proposer):  # type: ignore[misc]
         if self._left <= 0 or self._planning.others_are_idle:
             return None
         if not self._is_loaded:
-            self._proposer.load(search_space=self._planning.space, enumerator=self._enumerator)
+            space = self._planning.for_proposers()
+            self._proposer.load(search_space=space, enumerator=self._enumerator)
             self._is_loaded = True
         proposal: list[TorchRecOption] | None = self._proposer.propose()
         self._left -= len(proposal or ())

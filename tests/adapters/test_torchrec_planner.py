@@ -39,6 +39,7 @@ from torchrec_random import SHARDERS as ALL_SHARDERS
 from torchrec_random import random_case, rated
 
 import solvers
+from cost_models.torchrec.estimates import ProfileCacheStatistics
 from placer import Profile, Table
 from placer.adapters.torchrec import from_sharding_plan, load_state_dict
 from placer.errors import BackendError
@@ -247,6 +248,31 @@ class TestConstraints:
         own = planner.plan(model_with((40_000, 64)), SHARDERS).plan["ebc"]["t0"]
         assert own.cache_params.stats is not None
         assert 0 < own.cache_params.load_factor < 1
+
+    @pytest.mark.parametrize("with_profile", [True, False])
+    def test_a_cache_that_prefetches_has_a_load_factor(self, with_profile: bool) -> None:
+        """Without one, TorchRec counts no misses: its proposals would seem the fastest."""
+        sizes = [(40_000, 64), (30_000, 64), (20_000, 128)]
+        tables = tuple(
+            zipf_table(f"t{n}", rows, dim, exponent=0.5) for n, (rows, dim) in enumerate(sizes)
+        )
+        stats = [ProfileCacheStatistics(one, 2 * 64) for one in tables]
+        asked = {
+            one.table.name: ParameterConstraints(
+                compute_kernels=["fused_uvm_caching"],
+                cache_params=CacheParams(
+                    prefetch_pipeline=True, stats=None if with_profile else own
+                ),
+            )
+            for one, own in zip(tables, stats, strict=True)
+        }
+        more = {"profile": Profile(tables)} if with_profile else {}
+        planner = planner_of(9 * MIB, constraints=asked, **more)
+        planner.plan(model_with(*sizes), SHARDERS)
+        for option in planner._best_plan:
+            assert option.cache_load_factor is not None
+            assert sum(shard.perf.prefetch_compute for shard in option.shards) > 0
+        assert planner.result.bound_s <= planner.result.step_time_s
 
     @pytest.mark.parametrize("kind", ["table_row_wise", "table_column_wise", "grid_shard"])
     def test_types_of_hosts_are_planned(self, kind: str) -> None:

@@ -421,7 +421,7 @@ def cases() -> dict[str, Case]:
     add("topology of a file", "topology", "four.yaml", *as_json)
     # Plans.
     classic = tuple(GREEDY.split(",")[:4])
-    for solver in (*classic, "greedy-cost", "local-search", "lns", "beam", "dp", "flow"):
+    for solver in (*classic, "greedy-cost", "beam", "dp"):
         problem = ROOMY if solver in classic else PLACED
         add(f"plan {solver}", "plan", *problem, "--solver", solver, *FEW, *as_json,
             "-o", "new.json", files=("new.json",))  # fmt: skip
@@ -443,8 +443,6 @@ def cases() -> dict[str, Case]:
     add("compare csv", *compare, "--solvers", "greedy-size,greedy-cost", *as_csv)
     add("compare models", *compare, "--solvers", GREEDY, "--cost-models",
         "roofline,torchrec", *as_json)  # fmt: skip
-    add("compare searches", "compare", *FEW_TABLES, *FEW, "--solvers", "local-search,beam,dp",
-        *as_json)  # fmt: skip
     add("compare priced machines", "compare", "--profile", "profile", "--topology",
         "1xt4,2xt4,8xh100", "--solvers", "greedy-cost", "--batch-size", "64", *SEARCH, "--price",
         "1xt4=0.5,2xt4=1.0", *as_json)  # fmt: skip

@@ -1,13 +1,19 @@
 """Every command prints and writes what it did when it was recorded."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import golden_commands
 import golden_store
 import pytest
 from fast_and_full import mostly_slow
 
+from solvers.registry import GONE
+
 RECORDED = golden_store.recorded("commands")
+# Solvers may go: their recordings are no longer compared.
+for gone in ("compare searches", *(f"plan {name}" for name in GONE)):
+    RECORDED["cases"].pop(gone, None)
 FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 """A case of each command."""
 
@@ -48,4 +54,14 @@ def test_there_are_the_same_commands() -> None:
 
 @pytest.mark.parametrize("command", RECORDED["options"])
 def test_a_command_has_the_options_that_it_had(command: str) -> None:
-    golden_commands.check(golden_commands.options()[command], RECORDED["options"][command])
+    recorded = _without(RECORDED["options"][command], GONE)
+    golden_commands.check(golden_commands.options()[command], recorded)
+
+
+def _without(tree: Any, names: Collection[str]) -> Any:
+    """A tree of JSON without some names in its lists."""
+    if isinstance(tree, dict):
+        return {key: _without(value, names) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_without(one, names) for one in tree if str(one) not in names]
+    return tree

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from solvers.bounds.claims import every_option
 from solvers.bounds.least_cost import points_within
 from solvers.bounds.linear_program_tables import distinct_shards
 from solvers.model.instance import Instance, ShardingOption, TableShard
@@ -74,8 +75,10 @@ class Formulation:
     ----------
     nearly : float
         Share of a GPU's HBM and step that points differ by which are taken as one, all together.
+    looked_at : sequence of sequences of ShardingOption
+        By table, the options that the formulation is about.
     options : list of ShardingOption
-        Of all tables.
+        Those of all tables that some GPU has room for.
     table_of : int64, shape (options,)
     layouts : list of Layout
         Of the options.
@@ -134,8 +137,9 @@ class Formulation:
         shards = 0
         points: list[Float] = []
         self._arenas: dict[object, int] = {}
-        for table in range(instance.tables):
-            for option in instance.options_of(table):
+        self.looked_at = every_option(instance)
+        for table, every in enumerate(self.looked_at):
+            for option in every:
                 mine = self._parts(table, option)
                 if not all(of_kinds for _, _, of_kinds in mine):
                     continue

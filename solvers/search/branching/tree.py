@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from solvers.bounds.claims import Claim
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
@@ -129,6 +130,12 @@ class BranchAndBound:
         self._map_nodes: Map = map
         self._at_once = 1
         self._rounding = threading.Lock()
+
+    @property
+    def claim(self) -> Claim:
+        """What is proven of the plans of the formulation's options."""
+        bound_s = min(self.bound_s, self.best.own_step_time_s)
+        return Claim(bound_s, self.formulation.looked_at)
 
     @property
     def limit(self) -> float:

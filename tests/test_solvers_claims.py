@@ -1,0 +1,122 @@
+"""What strategies claim to be a bound, against the plans of all others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from calibration_cases import calibration
+
+from cost_models import Calibrated, CostModel, Roofline
+from placer import Problem, Topology
+from placer.workloads import named_workload
+from solvers import SolveResult, solve
+from solvers.bounds import lagrangian
+from solvers.bounds.claims import Claim, every_option
+from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.model.clock import Clock
+from solvers.model.instance import Instance
+from solvers.result import Limits
+from solvers.strategies._search import Search
+
+MIB = 1 << 20
+
+
+def drawn(seed: int, tables: int, machine: str, batch_size: int = 256) -> Problem:
+    """A generated model on GPUs with room for some of its rows."""
+    workload = named_workload(f"random-{tables}@{seed}")
+    topology = Topology.parse(machine)
+    rng = np.random.default_rng(seed)
+    most = sum(profile.table.total_bytes for profile in workload) / len(topology.gpus)
+    hbm = 100 * MIB + int(most * float(rng.choice([0.002, 0.02, 0.2])))
+    return Problem(workload, topology.with_memory(hbm=hbm), batch_size=batch_size)
+
+
+def check(problem: Problem, model: CostModel, names: tuple[str, ...], steps: int) -> None:
+    """No strategy's plan is below what another one claims."""
+    results: dict[str, SolveResult] = {
+        name: solve(problem, name, model, time_limit_s=3600.0, max_steps=steps, threads=1)
+        for name in names
+    }
+    fits = [name for name, one in results.items() if one.plan is not None]
+    for name, one in results.items():
+        assert not (fits and one.termination.reason == "infeasible"), (name, fits)
+        for other in fits:
+            step_time_s = results[other].step_time_s
+            assert step_time_s is not None
+            assert (one.bound_s or 0.0) <= step_time_s * (1 + 1e-6), (name, other)
+
+
+MODELS = {
+    "roofline": Roofline(),
+    "contention": Calibrated(calibration(contention=0.2)),
+    "replicas": Calibrated(calibration(exchange_byte=1e-6, replicas=1e-4)),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_work_counts_options_that_are_not_looked_at(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many tables, few options are known: what all of them need at least is no more for it."""
+    monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", 0)
+    for seed in range(3, 5):
+        instance = Instance(drawn(seed, 10, "4xh100"), MODELS[model])
+        few = lagrangian_bound(instance)
+        every = [few.options_of(table) for table in range(instance.tables)]
+        assert [[cost.option for cost in of] for of in every] == [
+            *map(list, every_option(instance))
+        ]
+        for factor in (0.5, 1.0, 1.3, 3.0, 10.0):
+            step_time_s = factor * few.step_time_s
+            least_s = [
+                min((c.priced_s for c in of if c.longest_s <= step_time_s), default=np.inf)
+                for of in every
+            ]
+            work_s = sum(least_s) - few.hbm_worth_s
+            assert few.work_s(step_time_s) <= work_s + 1e-9 * abs(sum(least_s))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 8])
+def test_no_plan_is_below_a_claim_of_another(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the problem were large, so that few options are known when a search begins."""
+    monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", 0)
+    check(drawn(seed, 4, "2xh100"), Roofline(), ("greedy-cost", "ilp"), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("seed", "tables", "machine"),
+    [(21006, 40, "2x8xh100"), (21007, 130, "4xh100"), (21008, 70, "8xh100"), (21009, 12, "4xh100")],
+)
+def test_no_plan_is_below_a_claim_of_another_large(
+    seed: int, tables: int, machine: str, model: str
+) -> None:
+    names = ("auto", "ilp", "greedy-cost", "greedy-size", "beam", "dp")
+    check(drawn(seed, tables, machine), MODELS[model], names, 3)
+
+
+def test_a_claim_about_some_options_lifts_no_bound() -> None:
+    instance = Instance(drawn(1, 4, "2xh100"), Roofline())
+    search = Search.start(instance, Clock.start(Limits()))
+    before_s = search.bound_s
+    every = every_option(instance)
+    some = [every[0][:1], *every[1:]]
+    search.prove(Claim(2 * before_s, some))
+    assert search.bound_s == before_s
+    search.prove(Claim(2 * before_s, every))
+    assert search.bound_s == 2 * before_s
+
+
+def test_what_is_proven_without_replicas_is_no_proof_of_all_plans() -> None:
+    """Where searches leave replicas out, room is looked for with them."""
+    problem = drawn(1, 8, "2xh100")
+    whole = Instance(problem, Roofline())
+    assert any(option.replicated_rows for of in every_option(whole) for option in of)
+    part = Instance(problem, Roofline(), like=whole, with_replicas=False)
+    search = replace(Search.start(part, Clock.start(Limits())), others_s=1.0)
+    found = search.first_fit()
+    assert found is not None
+    assert found.instance.with_replicas
+    assert not Claim(1.0, every_option(part)).covers(whole)
