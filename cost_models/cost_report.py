@@ -1,6 +1,7 @@
 """What a cost model answers of a plan: times by device and phase, and memory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,6 +48,23 @@ class HostCost:
 
 
 @dataclass(frozen=True, slots=True)
+class TableCost:
+    """A table's part of a step.
+
+    Attributes
+    ----------
+    gpu_s : float
+        Seconds of all GPUs together: of its own shards, and its share of what it has in common with
+        other tables. An arena's time is shared alike by the tables that a GPU has in it.
+    hbm_lookup_share : float
+        Share of its lookups that are served from HBM.
+    """
+
+    gpu_s: float
+    hbm_lookup_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseCost:
     """A phase of a step: the GPU that it waits for, that GPU's seconds, and the mean of all."""
 
@@ -78,6 +96,8 @@ class CostReport:
         Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
     dense_s : float or None
         What dense layers take of the first chain; None where the step is embeddings alone.
+    tables : mapping of table name to TableCost
+        Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
     Examples
     --------
@@ -97,6 +117,7 @@ class CostReport:
     schedule: Schedule = ONE_PHASE
     phase_s: tuple[tuple[float, ...], ...] = ()
     dense_s: float | None = None
+    tables: Mapping[str, TableCost] = field(default_factory=dict)
 
     @property
     def step_time_s(self) -> float:

@@ -30,7 +30,7 @@ from cost_models.learned.network import BOUND, NOT_NEGATIVE, Networks, shapes
 from cost_models.learned.parts import PARTS, contributions, fixed_times, parts_of
 from cost_models.learned.shipped import shipped_name
 from cost_models.learned.training import Example, Fit, train
-from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.arena_loads import arena_loads, arena_times
 from cost_models.step_equation.contention import contended
 from cost_models.step_equation.unit_costs import (
     READ_KINDS,
@@ -161,7 +161,7 @@ def test_contributions_add_up_to_the_plan(gpus: int) -> None:
             report = base.evaluate(problem, plan)
             seconds = contributions(base, problem, plan).sum(axis=(1, 2))
             # Arenas are of no table.
-            arenas_s = arena_times(base, problem, plan).sum(axis=0)
+            arenas_s = arena_times(base, problem, arena_loads(problem, plan)).sum(axis=0)
             arenas_s = contended(arenas_s, problem.topology, base.contention)
             expected = [
                 gpu.total_s - arena_s for gpu, arena_s in zip(report.gpus, arenas_s, strict=True)

@@ -8,7 +8,7 @@ hot rows. Curves then fall and are convex, as solvers expect.
 import numpy as np
 
 from cost_models.base import Float
-from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.arena_loads import arena_loads, arena_times
 from cost_models.step_equation.contention import contended
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import NAMES
@@ -161,7 +161,7 @@ def contributions(model: StepEquation, problem: Problem, plan: Plan) -> Float:
 
 def fixed_times(model: StepEquation, problem: Problem, plan: Plan) -> Float:
     """Seconds of each device that belong to no table: arenas, and any step; shape (devices,)."""
-    arenas_s = arena_times(model, problem, plan)[: len(NAMES)].sum(axis=0)
+    arenas_s = arena_times(model, problem, arena_loads(problem, plan))[: len(NAMES)].sum(axis=0)
     arenas_s = contended(arenas_s, problem.topology, model.contention)
     main_s = float(model.schedule(problem).fixed[0])
     return np.concatenate((arenas_s + main_s, np.zeros(len(problem.topology.hosts))))

@@ -130,8 +130,7 @@ def ask(
     ordered = problem.in_plan_order(plan)
     on_progress(0, None, "cost")
     cost = model.evaluate(ordered, plan)
-    once = {id(plan): cost}
-    shown = plan_report(plan, lambda one: once.get(id(one)) or model.evaluate(ordered, one))
+    shown = plan_report(plan, lambda _: cost)
     on_progress(1, None, "what binds")
     instance = Instance(problem, model)
     bound = lagrangian_bound(instance)
