@@ -7,7 +7,6 @@ import numpy as np
 
 from cost_models.arenas import Arena, ArenaLoad, arena_of
 from cost_models.base import CostModel, Float
-from cost_models.step_equation.phases import NAMES
 from cost_models.step_equation.slice_load import slice_load
 from cost_models.step_equation.work import group_of, groups_of, host_pools
 from placer.plan.plan import Plan

@@ -118,7 +118,9 @@ class PlannedTable:
         problem, share = self.problem, self.cost_model.contention
         loads = arena_loads(problem, own)
         # Elsewhere nothing is shared.
-        others = [load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)]
+        others = [
+            load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
+        ]
         together, alone, apart = (
             times_by_arena(self.cost_model, problem, part)
             for part in (joined_loads(loads, others), loads, others)
