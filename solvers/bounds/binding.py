@@ -81,7 +81,7 @@ def _of_a_table(
         longest_s = min(option.longest_s for option in bound.options_of(table))
     if not report.step_time_s > 0 or longest_s < _ALL_OF * report.step_time_s:
         return None
-    name = instance.problem.profile.table_names[table]
+    name = instance.problem.profile.tables[table].name
     return Binding(
         "table",
         f"table {name!r} alone takes {format_seconds(longest_s)} in its fastest sharding option, "
