@@ -6,13 +6,14 @@ often. What is done for each of them with all others is done four times as often
 
 import cProfile
 import pstats
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cost_models import Roofline
+from cost_models import CostReport, Roofline
 from placer import Plan, Problem, Profile, Topology
 from placer.adapters.hugectr import to_hugectr
 from placer.adapters.torchrec.export import document
@@ -80,7 +81,7 @@ def calls_of(work: Callable[[], object]) -> Calls:
     return {function: calls for function, (_, calls, *_) in stats.items()}
 
 
-def check(works: list[Callable[[], object]]) -> None:
+def check(works: Sequence[Callable[[], object]]) -> None:
     """Work for the tables once and twice; at first it is done for once, for what is kept."""
     works[0]()
     few, many = map(calls_of, works)
@@ -103,7 +104,7 @@ QUESTIONS: dict[str, Callable[[Problem, Plan], object]] = {
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_questions(name: str, problems: list[tuple[Problem, Plan]]) -> None:
-    check([lambda one=one: QUESTIONS[name](*one) for one in problems])  # type: ignore[misc]
+    check([partial(QUESTIONS[name], *one) for one in problems])
 
 
 SEARCHES: dict[str, Callable[[Problem, Plan], object]] = {
@@ -116,7 +117,7 @@ SEARCHES: dict[str, Callable[[Problem, Plan], object]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches(name: str, problems: list[tuple[Problem, Plan]]) -> None:
-    check([lambda one=one: SEARCHES[name](*one) for one in problems])  # type: ignore[misc]
+    check([partial(SEARCHES[name], *one) for one in problems])
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_page(problems: list[tuple[Problem, Plan]], tmp_path: Path) -> None:
     problem.profile.save(tmp_path / "profile")
     for number, (_, plan) in enumerate(problems):
         plan.save(tmp_path / f"{number}.json")
-    check([lambda: page(0), lambda: page(1)])
+    check([partial(page, number) for number in range(2)])
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -142,9 +143,9 @@ def test_a_plan_is_evaluated_once_for_its_report(
     problem, plan = problems[copies - 1]
     evaluated: list[Plan] = []
 
-    def evaluate(one: Plan) -> object:
+    def evaluate(one: Plan) -> CostReport:
         evaluated.append(one)
         return Roofline().evaluate(problem, one)
 
-    plan_report(plan, evaluate)  # type: ignore[arg-type]
+    plan_report(plan, evaluate)
     assert evaluated == [plan]

@@ -7,6 +7,7 @@ import numpy as np
 
 from cost_models import CostModel, CostReport, TableShard
 from cost_models.step_equation.arena_loads import (
+    Loads,
     added_up,
     arena_loads,
     joined_loads,
@@ -121,10 +122,8 @@ class PlannedTable:
         others = [
             load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
         ]
-        together, alone, apart = (
-            times_by_arena(self.cost_model, problem, part)
-            for part in (joined_loads(loads, others), loads, others)
-        )
+        parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
+        together, alone, apart = (times_by_arena(self.cost_model, problem, part) for part in parts)
         phases = len(self.others_cost.phase_times_s)
         saved_s = added_up(alone, phases) + added_up(apart, phases) - added_up(together, phases)
         worth_s = contended(np.ones(len(loads)), problem.topology, share)
