@@ -336,11 +336,15 @@ def plan(
     """
     from placer.plan.origin import save_with_profile
 
+    began = time.monotonic()
     problem, costs = options.problem(options.profile(), hbm), cost_models.cost_model(model)
     strategy = solvers.solver(solver)
     if cache:
         strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
-    with report.stoppable() as stop, solver_reports.search_progress(effort.limits(stop)) as limits:
+    with (
+        report.stoppable() as stop,
+        solver_reports.search_progress(effort.limits(stop, began)) as limits,
+    ):
         result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
@@ -587,7 +591,7 @@ def replan(
     from placer.plan.origin import save_with_profile
     from solvers.analysis.replan import replan as follow_up
 
-    old = placer.Plan.load(old_path)
+    began, old = time.monotonic(), placer.Plan.load(old_path)
     problem = options.following(old, hbm)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
@@ -595,7 +599,7 @@ def replan(
             problem,
             cost_models.cost_model(model),
             old,
-            effort.limits(stop),
+            effort.limits(stop, began),
             horizon_steps=horizon_steps,
             solver=solver,
             on_candidate=lambda name: update(next(done), None, name),

@@ -305,13 +305,14 @@ def require_match(problem: Problem, plan: Plan) -> None:
     ------
     PlanMismatchError
     """
-    tables = {profile.name: profile.table for profile in problem.profile}
+    numbers, tables = problem.profile.table_numbers, problem.profile.tables
     devices = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
     for name in dict.fromkeys(shard.table for shard in plan.shards):
-        known, planned = tables.get(name), plan.tables_by_name.get(name)
-        if known is None or planned is None:
-            owner = "profile" if known is None else "plan's list of tables"
+        number, planned = numbers.get(name), plan.tables_by_name.get(name)
+        if number is None or planned is None:
+            owner = "profile" if number is None else "plan's list of tables"
             raise PlanMismatchError(f"the plan places table {name!r}, which the {owner} lacks")
+        known = tables[number].table
         if (known.rows, known.dim) != (planned.rows, planned.dim):
             raise PlanMismatchError(
                 f"table {name!r} is {planned.rows} × {planned.dim} in the plan "

@@ -57,6 +57,23 @@ class HostCost:
 
 
 @dataclass(frozen=True, slots=True)
+class TableCost:
+    """A table's part of a step.
+
+    Attributes
+    ----------
+    gpu_s : float
+        Seconds of all GPUs together: of its own shards, and its share of what it has in common with
+        other tables. An arena's time is shared alike by the tables that a GPU has in it.
+    hbm_lookup_share : float
+        Share of its lookups that are served from HBM.
+    """
+
+    gpu_s: float
+    hbm_lookup_share: float
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseCost:
     """A phase of a step: the GPU that it waits for, that GPU's seconds, and the mean of all."""
 
@@ -90,6 +107,8 @@ class CostReport:
         What dense layers take of the first chain; None where the step is embeddings alone.
     parts_s : float64, shape (parts, phases, GPUs), optional
         `phase_s` by `PARTS`; None if the step is one phase.
+    tables : mapping of table name to TableCost
+        Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
     Examples
     --------
@@ -110,6 +129,7 @@ class CostReport:
     phase_s: tuple[tuple[float, ...], ...] = ()
     dense_s: float | None = None
     parts_s: Float | None = field(default=None, compare=False, repr=False)
+    tables: Mapping[str, TableCost] = field(default_factory=dict)
 
     @property
     def step_time_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,11 +186,13 @@ class Effort:
     seed: int = option(0, "Of all that is random.", least=0)
     steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
 
-    def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
-        """The same as a solver takes it."""
+    def limits(self, stop: Callable[[], bool] | None = None, began: float | None = None) -> Limits:
+        """The same as a solver takes it, of a command that `began` then on `time.monotonic`."""
         from solvers.result import Limits
 
-        return Limits(self.time_limit, self.gap, self.seed, max_steps=self.steps, stop=stop)
+        spent_s = 0.0 if began is None else time.monotonic() - began
+        how: Any = {"max_steps": self.steps, "stop": stop, "spent_s": spent_s}
+        return Limits(self.time_limit, self.gap, self.seed, **how)
 
 
 @dataclass(frozen=True, slots=True)

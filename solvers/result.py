@@ -68,6 +68,8 @@ class Limits:
         a thread, ends a search.
     on_state : callable or None
         Called when a stage begins, and when a stage has found a better placement.
+    spent_s : float
+        Of the time limit, what is spent already, as by reading what is to be placed.
 
     Raises
     ------
@@ -82,6 +84,7 @@ class Limits:
     max_steps: int | None = None
     stop: Callable[[], bool] | None = None
     on_state: Callable[[SearchState], None] | None = None
+    spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):

@@ -212,6 +212,10 @@ class CostModelContract:
             placed = [(p.shard, p.hot_rows) for p in case.placements if p.gpu == number]
             phase_s[:, number] += instance.arena_times.seconds(number, placed, case.replicas)
         assert report.phase_times_s == pytest.approx(phase_s, rel=1e-9, abs=1e-18)
+        of_gpus_s = sum(gpu.total_s for gpu in report.gpus)
+        of_tables_s = sum(table.gpu_s for table in report.tables.values())
+        assert of_tables_s == pytest.approx(of_gpus_s, rel=1e-9, abs=1e-18)
+        assert report.tables.keys() == {shard.table for shard in plan.shards}
         for cost in report.gpus:
             total = report.memory[cost.device].total_bytes
             counted = hbm_bytes[cost.device]

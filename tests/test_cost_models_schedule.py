@@ -8,7 +8,7 @@ import pytest
 from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
-from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.arena_loads import arena_loads, arena_times
 from cost_models.step_equation.phases import NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem, Topology
@@ -59,7 +59,8 @@ def simulated_step_s(problem: Problem, plan: Plan) -> float:
         assert work.gpu is not None
         costs = model.unit_costs(problem, work.table, work.gpu)
         phase_s[:, work.gpu] += work.phase_s(costs, model.lookup_shares)
-    phase_s[: len(NAMES)] += arena_times(model, replace(problem, pipeline="serial"), plan)
+    serial, loads = replace(problem, pipeline="serial"), arena_loads(problem, plan)
+    phase_s[: len(NAMES)] += arena_times(model, serial, loads)
     steps, latency_s = 7, problem.topology.exchange_latency_s
     threads = threads_of(
         phase_s,

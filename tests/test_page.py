@@ -53,19 +53,14 @@ def hostile_answers() -> Answers:
     return answers_of(Problem(profile, machine, 16), plan)
 
 
-def answers_of(problem: Problem, plan: Plan, *, tables_costed: bool = True) -> Answers:
-    """What `ask` answers, without a file; of many tables without the cost of each."""
-    model = Roofline()
-    cost = model.evaluate(problem, plan)
-
-    def evaluate(one: Plan) -> Any:
-        return model.evaluate(problem, one) if tables_costed else cost
-
+def answers_of(problem: Problem, plan: Plan) -> Answers:
+    """What `ask` answers, without a file."""
+    cost = Roofline().evaluate(problem, plan)
     return Answers(
         plan,
         problem,
         cost,
-        plan_report(plan, evaluate),
+        plan_report(plan, lambda _: cost),
         Binding("work", f"waits for {cost.bottleneck}; half of it is work"),
         bound_holds=False,
     )
@@ -414,7 +409,7 @@ def test_hostile_names_are_texts_in_a_browser_too(tab: Browser, tmp_path: Path) 
 def test_thousands_of_tables_are_searched_and_leafed_through(tab: Browser, tmp_path: Path) -> None:
     tab.complaints.clear()
     problem, plan = thousands()
-    write_page(answers_of(problem, plan, tables_costed=False), tmp_path / "page.html")
+    write_page(answers_of(problem, plan), tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size <= 5_000_000
     tab.open(tmp_path / "page.html")
     painted, ready = tab.evaluate(

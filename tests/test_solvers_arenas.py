@@ -101,7 +101,8 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
             plan = build_plan(instance, found.placements())
             report = MODEL.evaluate(instance.problem, plan)
             assert found.step_time_s == pytest.approx(report.step_time_s, rel=1e-9)
-            arenas_s = arena_times(MODEL, instance.problem, plan).T
+            loads = arena_loads(instance.problem, plan)
+            arenas_s = arena_times(MODEL, instance.problem, loads).T
             launched = [len(instance.arenas(shards)) for shards in found.shards]
             launches_s = np.array(launched)[:, None] * np.array(instance.launches_s)
             np.testing.assert_allclose(

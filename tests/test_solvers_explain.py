@@ -37,7 +37,9 @@ def check_alternatives(problem: Problem, plan: Plan, found: Explanation) -> None
     others = {shard for shard in plan.shards if shard.table != found.table}
     assert found.current.plan is plan
     for one in (found.current, *found.alternatives):
-        assert one.step_time_s == pytest.approx(MODEL.evaluate(problem, one.plan).step_time_s)
+        cost = MODEL.evaluate(problem, one.plan)
+        assert one.step_time_s == pytest.approx(cost.step_time_s)
+        assert one.table_s == pytest.approx(cost.tables[found.table].gpu_s)
         assert {shard for shard in one.plan.shards if shard.table != found.table} == others
         assert one.short_bytes == overfull(one.plan)
         broken = {violation.rule for violation in violations(one.plan)}

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pytest
 from fast_and_full import mostly_slow
@@ -16,7 +17,9 @@ from solvers import SOLVERS, Limits, solve
 from solvers.bounds.claims import every_option
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.linear_program import lp_bound
+from solvers.model.clock import Clock
 from solvers.model.instance import Instance
+from solvers.options import Effort
 from solvers.search.exact_program import ExactProgram
 
 SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
@@ -57,6 +60,13 @@ def test_a_search_that_is_stopped_at_once_has_a_plan(name: str, open_problem: Pr
     assert violations(result.plan) == []
     assert result.termination.limit == "stop"
     assert result.plan.solver.status == "feasible"
+
+
+def test_what_a_command_did_before_its_search_is_part_of_its_time() -> None:
+    assert Clock.start(Limits(60, spent_s=59.5)).left_s <= 0.5
+    assert Clock.start(Limits(1, spent_s=5)).left_s <= 0
+    effort = Effort(time_limit=60.0, gap=1e-3, seed=0, steps=None)
+    assert 5 <= effort.limits(began=time.monotonic() - 5).spent_s < 60
 
 
 @pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "beam"))

@@ -1,5 +1,8 @@
 """Which arenas a plan's GPUs have, what a step does in them, and how long that takes."""
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from cost_models.arenas import Arena, ArenaLoad, arena_of
@@ -9,15 +12,17 @@ from cost_models.step_equation.work import group_of, groups_of, host_pools
 from placer.plan.plan import Plan
 from placer.problem import Problem
 
+Loads = Mapping[Arena, ArenaLoad]
+"""What a step of one GPU does in each of its arenas."""
+
 
 def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them."""
     numbers = problem.topology.gpu_numbers
-    profiles = {profile.name: profile for profile in problem.profile}
     pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
     found: list[dict[Arena, ArenaLoad]] = [{} for _ in numbers]
     for shard in plan.shards:
-        profile = profiles[shard.table]
+        profile = problem.profile[shard.table]
         samples = problem.global_batch_size // len(shard.devices)
         step_lookups = samples * profile.table.lookups_per_sample
         lookups = slice_load(profile, shard.rows, step_lookups)[0]
@@ -33,25 +38,57 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     return found
 
 
-def arena_times(model: CostModel, problem: Problem, plan: Plan) -> Float:
-    """Seconds of each phase that arenas take of each GPU of a plan, shape (phases, GPUs)."""
-    gpus = range(len(problem.topology.gpus))
-    costs = [model.arena_costs(problem, gpu) for gpu in gpus]
-    counts = _arena_counts(problem, plan)
-    times = np.stack([counts[gpu] * model.launches(problem, gpu) for gpu in gpus], axis=1)
-    if any(cost is not None for cost in costs):
-        for gpu, (cost, loads) in enumerate(zip(costs, arena_loads(problem, plan), strict=True)):
-            times[:, gpu] += 0.0 if cost is None else cost.seconds(loads.values())
+def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
+    """The arenas of each GPU that has both."""
+    return [
+        one or other
+        if not (one and other)
+        else dict(other)
+        | {arena: load.joined(other.get(arena, ArenaLoad())) for arena, load in one.items()}
+        for one, other in zip(some, others, strict=True)
+    ]
+
+
+def times_by_arena(
+    model: CostModel, problem: Problem, loads: Sequence[Loads]
+) -> list[dict[Arena, Float]]:
+    """Seconds of each phase that each arena takes of each GPU, of shape (phases,).
+
+    What a GPU takes once for all replicated rows is shared alike by the arenas that have some.
+    """
+    times = []
+    for gpu, arenas in enumerate(loads):
+        launches_s, costs = model.launches(problem, gpu), model.arena_costs(problem, gpu)
+        own_s = dict.fromkeys(arenas, launches_s)
+        if costs is not None:
+            holders = sum(load.replicated for load in arenas.values())
+            for arena, load in arenas.items():
+                own_s[arena] = launches_s + costs.seconds([load._replace(replicated=False)])
+                if load.replicated:
+                    own_s[arena] = own_s[arena] + costs.replicas_s / holders
+        times.append(own_s)
     return times
 
 
-def _arena_counts(problem: Problem, plan: Plan) -> list[int]:
-    """How many arenas each GPU has."""
-    tables = plan.tables_by_name
-    served: dict[str, set[Arena]] = {gpu.id: set() for gpu in problem.topology.gpus}
+def tables_by_arena(problem: Problem, plan: Plan) -> dict[tuple[int, Arena], set[int]]:
+    """Numbers of the tables that GPUs, by their number, have in their arenas."""
+    numbers, tables = problem.topology.gpu_numbers, problem.profile.table_numbers
+    members: dict[tuple[int, Arena], set[int]] = defaultdict(set)
     for shard in plan.shards:
-        arena = arena_of(tables[shard.table], shard.width)
+        arena = arena_of(problem.profile[shard.table].table, shard.width)
         for device in shard.devices:
-            if device in served:
-                served[device].add(arena)
-    return [len(arenas) for arenas in served.values()]
+            if device in numbers:
+                members[numbers[device], arena].add(tables[shard.table])
+    return members
+
+
+def added_up(times: Sequence[Mapping[Arena, Float]], phases: int) -> Float:
+    """Seconds of each phase of all arenas of each GPU, shape (phases, GPUs)."""
+    nothing = np.zeros(phases)
+    return np.stack([sum(of_gpu.values(), nothing) for of_gpu in times], axis=1)
+
+
+def arena_times(model: CostModel, problem: Problem, loads: Sequence[Loads]) -> Float:
+    """Seconds of each phase that arenas take of each GPU, shape (phases, GPUs)."""
+    phases = model.launches(problem, 0).size
+    return added_up(times_by_arena(model, problem, loads), phases)

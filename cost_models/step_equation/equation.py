@@ -26,11 +26,16 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Cold, CostCurve, Float, ShardingOption, TableShard
-from cost_models.cost_report import CostReport, GpuCost, HostCost
+from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
 from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
-from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.arena_loads import (
+    added_up,
+    arena_loads,
+    tables_by_arena,
+    times_by_arena,
+)
 from cost_models.step_equation.contention import contended
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.exchanged_bytes import may_return_fewer
@@ -45,7 +50,7 @@ from cost_models.step_equation.phases import (
 from cost_models.step_equation.unit_costs import Rates, UnitCosts
 from cost_models.step_equation.work import (
     Work,
-    hbm_lookup_share,
+    hbm_lookups,
     only_link,
     work_of,
 )
@@ -156,6 +161,9 @@ class StepEquation(ABC):
         pooling_s = np.zeros_like(phase_s)
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
+        # What a second of each GPU is to all of them.
+        worth_s = contended(np.ones(len(topology.gpus)), topology, self.contention)
+        table_s = np.zeros(len(problem.profile))
         known: dict[tuple[object, ...], tuple[Float, Float, float]] = {}
         for work in works:
             if work.gpu is not None:
@@ -165,6 +173,7 @@ class StepEquation(ABC):
                     known[key] = self._times(work, self.unit_costs(problem, work.table, work.gpu))
                 of_gpu_s, of_phases_s, host_s = known[key]
                 gpu_s[work.gpu] += of_gpu_s
+                table_s[work.table] += of_gpu_s.sum() * worth_s[work.gpu]
                 phase_s[:, work.gpu] += of_phases_s
                 if work.kind == "host":
                     pooling_s[:, work.gpu] += of_phases_s
@@ -175,15 +184,23 @@ class StepEquation(ABC):
             attached = topology.gpus_of(work.host)
             for number in (numbers[gpu.id] for gpu in attached):
                 costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
-                of_gpu_s = work.phase_s(costs, self.lookup_shares) / len(attached)
-                phase_s[:, number] += of_gpu_s
-                pooling_s[:, number] += of_gpu_s
-                gpu_s[number, 1] += of_gpu_s[: len(NAMES)].sum()
-        arenas_s = arena_times(self, problem, plan)
+                of_phases_s = work.phase_s(costs, self.lookup_shares) / len(attached)
+                phase_s[:, number] += of_phases_s
+                pooling_s[:, number] += of_phases_s
+                link_s = of_phases_s[: len(NAMES)].sum()
+                gpu_s[number, 1] += link_s
+                table_s[work.table] += link_s * worth_s[number]
+        by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
+        for (gpu, arena), tables in tables_by_arena(problem, plan).items():
+            # All of them have the arena in common.
+            arena_s = by_arena[gpu][arena][: len(NAMES)].sum() * worth_s[gpu]
+            table_s[list(tables)] += arena_s / len(tables)
+        arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
         parts_s = with_lanes(parts_of(phase_s, pooling_s, gpu_s[:, 3]), problem.pipeline)
         parts_s[-1] += arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
+        hot, every = hbm_lookups(problem, works)
         rows_s = contended(rows_s, topology, self.contention)
         gpu_s = contended(gpu_s.T, topology, self.contention).T
         return CostReport(
@@ -194,12 +211,19 @@ class StepEquation(ABC):
             ),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
-            hbm_lookup_share(problem, works),
+            sum(hot) / sum(every) if any(every) else 1.0,
             self.relative_error,
             schedule,
             tuple(map(tuple, rows_s.tolist())),
             None if problem.dense is None else max(dense_phase_s(problem)),
             contended(parts_s, topology, self.contention),
+            {
+                name: TableCost(seconds, table_hot / lookups if lookups else 1.0)
+                for name, seconds, table_hot, lookups in zip(
+                    problem.profile.table_names, table_s.tolist(), hot, every, strict=True
+                )
+                if plan.shards_by_table.get(name)
+            },
         )
 
     def _times(self, work: Work, costs: UnitCosts) -> tuple[Float, Float, float]:

@@ -212,7 +212,7 @@ def work_of(problem: Problem, plan: Plan) -> list[Work]:
     """
     require_match(problem, plan)
     slices = column_slice_counts(plan)
-    numbers = {name: number for number, name in enumerate(problem.profile.table_names)}
+    numbers = problem.profile.table_numbers
     works: list[Work] = []
     for (name, _, _), shards in groups_of(plan).items():
         works += work_of_group(problem, numbers[name], shards, column_slices=slices[name])
@@ -354,12 +354,12 @@ def column_slice_counts(plan: Plan) -> Counter[str]:
     return counts
 
 
-def hbm_lookup_share(problem: Problem, works: Iterable[Work]) -> float:
-    """Share of all lookups that rows in HBM serve, those of caches included; 1 of none."""
-    hot = total = 0.0
+def hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
+    """Lookups of each table that rows in HBM serve, those of caches included, and all of them."""
+    hot, every = ([0.0] * len(problem.profile) for _ in range(2))
     for work in works:
         spec = problem.profile.tables[work.table].table
         lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
-        hot += lookups if work.kind in ("device", "hit") else 0.0
-        total += lookups
-    return hot / total if total else 1.0
+        hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
+        every[work.table] += lookups
+    return hot, every

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cost_models.base import CostCurve, Float, ShardingOption, TableShard, require_match
-from cost_models.cost_report import CostReport, GpuCost, HostCost
+from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
 from cost_models.schedule import ONE_PHASE, Schedule
 from placer.adapters.torchrec.sharding import (
     KERNELS,
@@ -164,19 +164,22 @@ class TorchRec:
             for profile in problem.profile
             if (shards := plan.shards_by_table.get(profile.name))
         }
-        by_name = {profile.name: profile for profile in problem.profile}
-        options = [estimates.option(by_name[name], sharding) for name, sharding in placed.items()]
+        options = [
+            estimates.option(problem.profile[name], sharding) for name, sharding in placed.items()
+        ]
         estimates.estimate(options)
         times: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for option in options:
+        hits = lookups = 0.0
+        tables: dict[str, TableCost] = {}
+        for option, (name, sharding) in zip(options, placed.items(), strict=True):
+            table_s, profile = 0.0, problem.profile[name]
             for shard in option.shards:
                 for part, seconds in _parts(option.compute_kernel, shard.perf, self).items():
                     times[shard.rank][part] += seconds
-        hits = lookups = 0.0
-        for name, sharding in placed.items():
-            profile = by_name[name]
+                    table_s += seconds
+            tables[name] = TableCost(table_s, _hit_share(profile, sharding))
             lookups += profile.table.lookups_per_sample
-            hits += profile.table.lookups_per_sample * _hit_share(profile, sharding)
+            hits += profile.table.lookups_per_sample * tables[name].hbm_lookup_share
         return CostReport(
             self.name,
             tuple(
@@ -188,6 +191,7 @@ class TorchRec:
             tuple(HostCost(host.id, 0.0) for host in problem.topology.hosts),
             device_memory(plan),
             hits / lookups if lookups else 1.0,
+            tables=tables,
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:

@@ -215,19 +215,23 @@ def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
 
 def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
     """Groups of which no two share a member: those that do become one."""
-    merged: list[tuple[str, ...]] = []
-    for group in groups:
-        touching = [other for other in merged if not set(other).isdisjoint(group)]
-        members = dict.fromkeys(name for part in (*touching, group) for name in part)
-        merged = [other for other in merged if other not in touching] + [tuple(members)]
-    return merged
+    merged: dict[int, tuple[str, ...]] = {}
+    group_of: dict[str, int] = {}
+    for number, group in enumerate(groups):
+        touching = sorted({group_of[name] for name in group if name in group_of})
+        parts = [*(merged.pop(other) for other in touching), group]
+        merged[number] = tuple(dict.fromkeys(name for part in parts for name in part))
+        group_of |= dict.fromkeys(merged[number], number)
+    return list(merged.values())
 
 
 def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
     """The tables that a group names, patterns spelled out."""
     named = {key for key in group if key in tables}
     patterns = [key for key in group if key not in named]
-    members = [n for n in tables if n in named or any(matches(key, n) for key in patterns)]
+    if patterns:
+        named |= {name for name in tables if any(matches(key, name) for key in patterns)}
+    members = sorted(named, key=tables.__getitem__)
     if len(members) < 2:
         raise ProblemError(
             f"together: {list(group)} is of {len(members)} table; a group needs two or more"

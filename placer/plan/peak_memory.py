@@ -122,11 +122,12 @@ class _Arena:
 
 @dataclass(slots=True)
 class _Load:
-    """What a GPU serves in a step."""
+    """What a GPU serves in a step; `row_cache_bytes` are of weights and state in row caches."""
 
     arenas: dict[object, _Arena] = field(default_factory=dict)
     vectors: float = 0.0
     output_bytes: float = 0.0
+    row_cache_bytes: int = 0
 
     @property
     def lookups(self) -> float:
@@ -176,7 +177,8 @@ def peak_memory(
     >>> [peak.fullest.name for peak in peak_memory(plan, profile)]
     ['update']
     """
-    missing = [table.name for table in plan.tables if table.name not in profile.table_names]
+    known = profile.table_numbers
+    missing = [table.name for table in plan.tables if table.name not in known]
     if missing:
         raise ProblemError(
             f"the profile lacks tables {missing} of the plan; give the one it is from"
@@ -191,7 +193,7 @@ def peak_memory(
             "weights": use.weight_bytes,
             "optimizer state": use.state_bytes,
             "row maps": use.row_map_bytes,
-            "row caches": _row_cache_bytes(plan, gpu.id) + load.entries * _ENTRY_BYTES_HELD,
+            "row caches": load.row_cache_bytes + load.entries * _ENTRY_BYTES_HELD,
         }
         phases = _phases(plan, base, load, own, device_kind)
         room = (capacity_bytes or {}).get(gpu.id, gpu.memory_bytes + reserved)
@@ -255,7 +257,9 @@ def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
             arena.lookups += lookups
             if shard.lookup in ("staged", "cached"):
                 arena.cold_rows += shard.row_count
-                arena.entries += shard.staging_rows + shard.cache_rows
+                entries = shard.staging_rows + shard.cache_rows
+                arena.entries += entries
+                load.row_cache_bytes += entries * table.bytes_per_row(shard.width)
             group = device, shard.table, shard.cols, len(shard.devices) > 1
             vectors = output_vectors(table, 0 if group in returned else samples, lookups)
             returned.add(group)
@@ -282,16 +286,6 @@ def _own_output_bytes(plan: Plan) -> float:
                 vectors = output_vectors(table, plan.batch_size, 0.0)
                 total += vectors * shard.width * _FLOAT_BYTES
     return total
-
-
-def _row_cache_bytes(plan: Plan, device: str) -> int:
-    """Weights and state of the entries of a GPU's row caches."""
-    return sum(
-        (shard.staging_rows + shard.cache_rows)
-        * plan.tables_by_name[shard.table].bytes_per_row(shard.width)
-        for shard in plan.shards
-        if device in shard.devices and shard.lookup in ("staged", "cached")
-    )
 
 
 def _phases(

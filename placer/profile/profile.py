@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -72,15 +73,20 @@ class Profile(Summarized, ProfileFields):
         return len(self.tables)
 
     def __getitem__(self, name: str) -> TableProfile:
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise ProfileError(f"no table {name!r} in the profile; it has {self.table_names}")
+        number = self.table_numbers.get(name)
+        if number is None:
+            raise ProfileError(f"no table {name!r} in the profile; it has {self.table_names}")
+        return self.tables[number]
 
     @property
     def table_names(self) -> list[str]:
         """Names of the tables, in order."""
-        return [table.name for table in self.tables]
+        return list(self.table_numbers)
+
+    @cached_property
+    def table_numbers(self) -> dict[str, int]:
+        """Place of each table in the order of tables, by its name."""
+        return {table.name: number for number, table in enumerate(self.tables)}
 
     @property
     def total_bytes(self) -> int:

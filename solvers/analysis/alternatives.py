@@ -96,14 +96,14 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
 
 def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
     """GPUs that may serve a shard: first those with room for its buffers, then by load."""
-    instance = planned.instance
+    instance, gpu_s = planned.instance, planned.others_cost.gpu_s
 
     def lacks_room(gpu: int) -> bool:
         return planned.free_hbm[gpu] < float(instance.priced_costs(shard, gpu)[BYTES].min())
 
     return sorted(
         (gpu for gpu in range(instance.gpus) if instance.may_serve(shard, gpu)),
-        key=lambda gpu: (lacks_room(gpu), planned.others_cost.gpu_s[gpu], gpu),
+        key=lambda gpu: (lacks_room(gpu), gpu_s[gpu], gpu),
     )
 
 

@@ -13,7 +13,7 @@ from placer.problem import Problem
 
 def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan | None, str]:
     """The old placement on the new problem, or why it does not work there."""
-    names = problem.profile.table_names
+    names = problem.profile.table_numbers
     for profile in problem.profile:
         now, before = profile.table, old.tables_by_name.get(profile.name)
         if before is None:
@@ -24,7 +24,7 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
                 f"and is {now.rows} × {now.dim}"
             )
     known = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
-    shards = [shard for shard in old.shards if shard.table in set(names)]
+    shards = [shard for shard in old.shards if shard.table in names]
     gone = sorted({device for shard in shards for device in shard.devices} - known)
     if gone:
         return None, f"the old plan uses {gone[0]}, which {problem.topology.name!r} lacks"
@@ -94,7 +94,7 @@ def read_in_place(plan: Plan) -> Plan:
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
     """The plan with the buffers that its shards need for the accesses and batch of today."""
     ordered = problem.in_plan_order(plan)
-    number = {name: at for at, name in enumerate(problem.profile.table_names)}
+    number = problem.profile.table_numbers
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
     shards: list[Shard] = []
     for shard in plan.shards:

@@ -3,8 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from cost_models import CostModel, CostReport, TableShard
-from cost_models.step_equation.arena_loads import arena_times
+from cost_models.step_equation.arena_loads import (
+    Loads,
+    added_up,
+    arena_loads,
+    joined_loads,
+    tables_by_arena,
+    times_by_arena,
+)
+from cost_models.step_equation.contention import contended
+from cost_models.step_equation.phases import NAMES
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -12,7 +23,7 @@ from placer.problem import Problem
 from solvers.analysis.explanation import Alternative
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
-from solvers.model.knapsack import BYTES, solve_knapsack
+from solvers.model.knapsack import BYTES, Float, solve_knapsack
 from solvers.model.read_plan import placements_of
 
 _MOST_ATTEMPTS = 12
@@ -31,7 +42,7 @@ class PlannedTable:
     def __init__(self, problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> None:
         self.problem, self.plan, self.table, self.cost_model = problem, plan, table, cost_model
         self.instance = Instance(problem, cost_model)
-        self.number = problem.profile.table_names.index(table)
+        self.number = problem.profile.table_numbers[table]
         placement = placements_of(self.instance, plan, table)
         if placement is None:
             raise PlacerError(
@@ -48,6 +59,8 @@ class PlannedTable:
         self.own_cost = cost_model.evaluate(problem, self.own)
         self._others = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
         self.others_cost = cost_model.evaluate(problem, self._others)
+        self._others_loads = arena_loads(problem, self._others)
+        self._neighbours = tables_by_arena(problem, self._others)
         gpus = problem.topology.gpus
         self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
         self.current = self._alternative("as planned", plan, self.own, self.own_cost)
@@ -87,14 +100,40 @@ class PlannedTable:
         The costs of tables add up, but for those of arenas that they share.
         """
         others = self.others_cost
-        together, *alone = (
-            arena_times(self.cost_model, self.problem, part) for part in (plan, own, self._others)
-        )
-        phase_s = cost.phase_times_s + others.phase_times_s + together - sum(alone)
+        shared_s, table_s = self._shared(own)
+        phase_s = cost.phase_times_s + others.phase_times_s - shared_s
         hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
         step_time_s = max(cost.schedule.step_time_s(phase_s), *hosts)
-        table_s = sum(gpu.total_s for gpu in cost.gpus)
+        table_s += cost.tables[self.table].gpu_s
         return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
+
+    def _shared(self, own: Plan) -> tuple[Float, float]:
+        """What the table's arenas take less than if it, and the others, had them for themselves.
+
+        Returns
+        -------
+        float64, shape (phases, GPUs)
+        float
+            GPU seconds of the table's share of them, less what they take where it is alone.
+        """
+        problem, share = self.problem, self.cost_model.contention
+        loads = arena_loads(problem, own)
+        # Elsewhere nothing is shared.
+        others = [
+            load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
+        ]
+        parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
+        together, alone, apart = (times_by_arena(self.cost_model, problem, part) for part in parts)
+        phases = len(self.others_cost.phase_times_s)
+        saved_s = added_up(alone, phases) + added_up(apart, phases) - added_up(together, phases)
+        worth_s = contended(np.ones(len(loads)), problem.topology, share)
+        table_s = 0.0
+        for gpu, mine in enumerate(alone):
+            for arena, alone_s in mine.items():
+                sharers = 1 + len(self._neighbours.get((gpu, arena), ()))
+                own_s = together[gpu][arena] / sharers - alone_s
+                table_s += float(own_s[: len(NAMES)].sum() * worth_s[gpu])
+        return contended(saved_s, problem.topology, share), table_s
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
         """What each device lacks that has too little memory for `own` beside the other tables."""

@@ -30,7 +30,8 @@ class Clock:
     @classmethod
     def start(cls, limits: Limits) -> "Clock":
         """A clock that starts now."""
-        return cls(limits, time.monotonic() + limits.time_limit_s, limits.max_steps)
+        left_s = max(0.0, limits.time_limit_s - limits.spent_s)
+        return cls(limits, time.monotonic() + left_s, limits.max_steps)
 
     @property
     def left_s(self) -> float:

@@ -24,7 +24,7 @@ class ConstraintRules:
         self.tiers = {at: rule.tier for at, rule in rules.items() if rule.tier is not None}
         self.forbidden = {at: rule.forbid for at, rule in rules.items() if rule.forbid}
         self.group_of_table: dict[int, int] = {}
-        number = {name: at for at, name in enumerate(names)}
+        number = problem.profile.table_numbers
         for group, members in enumerate(constraints.together if constraints else ()):
             self.group_of_table |= dict.fromkeys((number[name] for name in members), group)
         pinned = {at: set(rule.devices) for at, rule in rules.items() if rule.devices is not None}
@@ -44,8 +44,10 @@ class ConstraintRules:
             table: np.array([gpu.id in devices or gpu.host in devices for gpu in gpus])
             for table, devices in pinned.items()
         }
-        for group in set(self.group_of_table.values()):
-            tables = [t for t, g in self.group_of_table.items() if g == group]
+        groups: dict[int, list[int]] = {}
+        for table, group in self.group_of_table.items():
+            groups.setdefault(group, []).append(table)
+        for tables in groups.values():
             of_group = [masks[t] for t in tables if t in masks]
             if of_group:
                 common: npt.NDArray[np.bool_] = np.logical_and.reduce(of_group)

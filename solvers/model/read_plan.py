@@ -1,7 +1,8 @@
 """From a plan back to placed shards of tables: the inverse of `solvers.model.build_plan`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cost_models import ANY_SHARE, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
@@ -43,12 +44,12 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
     Sharding options of the search space are preferred where shards can be read in several ways, but
     any option will do.
     """
-    number = instance.problem.profile.table_names.index(table)
+    number = instance.problem.profile.table_numbers[table]
     return read_shards(
         number,
         instance.problem.profile.tables[number].table,
         plan.shards_by_table[table],
-        [gpu.id for gpu in instance.problem.topology.gpus],
+        instance.problem.topology.gpu_numbers,
         instance.options_of(number),
     )
 
@@ -93,7 +94,13 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
     """Whether an option is one of others, whatever the order of its column slices."""
-    return _sorted(option) in {_sorted(other) for other in options}
+    return _sorted(option) in _all_sorted(tuple(options))
+
+
+@lru_cache(maxsize=256)
+def _all_sorted(options: tuple[ShardingOption, ...]) -> frozenset[ShardingOption]:
+    """Options as `_sorted` has them; tables of one shape have the same."""
+    return frozenset(map(_sorted, options))
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
@@ -114,14 +121,13 @@ def read_shards(
     number: int,
     table: Table,
     shards: Sequence[Shard],
-    gpus: Sequence[str],
+    at: Mapping[str, int],
     options: Sequence[ShardingOption],
 ) -> TablePlacement | None:
-    """The placement of table number `number` that `shards` are, on GPUs of these names.
+    """The placement of table number `number` that `shards` are, on GPUs with these numbers.
 
     `options` are preferred where shards can be read in several ways.
     """
-    at = {gpu: n for n, gpu in enumerate(gpus)}
     if not shards or any(device not in at for shard in shards for device in shard.devices):
         return None
     everywhere = [shard for shard in shards if len(shard.devices) > 1 and shard.row_count]

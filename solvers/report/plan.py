@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from cost_models import CostReport
 from placer.dense import DenseLayers
@@ -40,7 +39,7 @@ def plan_report(
     Parameters
     ----------
     evaluate : callable, optional
-        The cost of a plan, or of one table; without it the report has memory alone.
+        The cost of a plan by a cost model; without one the report has memory alone.
     top : int
         Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
         greatest time (of the greatest size without `evaluate`); JSON has all.
@@ -54,7 +53,7 @@ def plan_report(
     sections = [_memory_section(plan, memory)]
     if cost is not None:
         sections += [_time_section(cost), *([_phase_section(cost)] if cost.phase_s else [])]
-    tables, timed = _table_rows(plan, evaluate), evaluate is not None
+    tables, timed = _table_rows(plan, cost), cost is not None
     if len(tables) > MOST_TABLES:
         sections.append(_kind_section(tables))
         key, order = ("time_s", "slowest first") if timed else ("size_bytes", "largest first")
@@ -294,11 +293,11 @@ def _phase_section(cost: CostReport) -> Section:
     )
 
 
-def _table_rows(plan: Plan, evaluate: Evaluate | None) -> list[Row]:
+def _table_rows(plan: Plan, cost: CostReport | None) -> list[Row]:
     rows: list[Row] = []
     for table in plan.tables:
         shards = plan.shards_by_table[table.name]
-        alone = None if evaluate is None or not shards else evaluate(replace(plan, shards=shards))
+        own = None if cost is None else cost.tables.get(table.name)
         hbm, dram = _bytes_by_tier(table, shards)
         rows.append(
             {
@@ -313,9 +312,8 @@ def _table_rows(plan: Plan, evaluate: Evaluate | None) -> list[Row]:
                 "hot_row_share": _hot_share(table, shards),
                 "hbm_bytes": hbm,
                 "dram_bytes": dram,
-                "hbm_lookup_share": None if alone is None else alone.hbm_lookup_share,
-                # Summed over GPUs: the table's part of all work, however it is spread.
-                "time_s": None if alone is None else sum(gpu.total_s for gpu in alone.gpus),
+                "hbm_lookup_share": None if own is None else own.hbm_lookup_share,
+                "time_s": None if own is None else own.gpu_s,
             }
         )
     return rows
@@ -344,7 +342,7 @@ def _table_section(
 ) -> Section:
     return Section(
         "tables",
-        "Tables (GPU time: summed over GPUs)" if timed else "Tables",
+        "Tables (GPU time: of all GPUs, adds up to their totals)" if timed else "Tables",
         (
             Column("table", "table"),
             Column("rows", "rows", form.count),

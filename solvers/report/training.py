@@ -1,7 +1,5 @@
 """`placer train`: what a plan counts on, to hold a run against."""
 
-from dataclasses import replace
-
 from cost_models import Roofline
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -17,8 +15,7 @@ def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
     if profile is None:
         return {}
     problem = Problem.of_plan(plan, profile).in_plan_order(plan)
-    shares: dict[str | None, float] = {None: Roofline().evaluate(problem, plan).hbm_lookup_share}
-    for table, shards in plan.shards_by_table.items():
-        alone = Roofline().evaluate(problem, replace(plan, shards=shards))
-        shares[table] = alone.hbm_lookup_share
-    return shares
+    cost = Roofline().evaluate(problem, plan)
+    return {None: cost.hbm_lookup_share} | {
+        table: own.hbm_lookup_share for table, own in cost.tables.items()
+    }

@@ -44,9 +44,13 @@ def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
     before = old.tables_by_name.get(table.name)
     if before is None or before.dim != table.dim:
         return None
-    gpus = [gpu.id for gpu in old.topology.gpus]
+    gpus = old.topology.gpus
     placement = read_shards(
-        number, before, old.shards_by_table[table.name], gpus, instance.options_of(number)
+        number,
+        before,
+        old.shards_by_table[table.name],
+        old.topology.gpu_numbers,
+        instance.options_of(number),
     )
     if placement is None:
         return None
@@ -55,7 +59,7 @@ def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
     option = placement.option._replace(
         replicated_rows=table.rows if whole else min(replicated_rows, table.rows)
     )
-    shards = ((p.shard._replace(option=option), gpus[p.gpu]) for p in placement.placements)
+    shards = ((p.shard._replace(option=option), gpus[p.gpu].id) for p in placement.placements)
     return OldTable(option, tuple(shards))
 
 

@@ -29,9 +29,9 @@ from solvers.strategies._weighing import unreplicated, weighed
 _WARM_SHARE = 0.3
 """Of the time, for improving a warm start."""
 
-_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 1e-3
-"""Times what the first bound took that is kept for making and checking the plan; and seconds for
-each table, which are enough."""
+_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 2e-3
+"""Times what the first bound took that is kept for making, checking, writing and showing the plan;
+and seconds for each table, which are enough."""
 
 
 class Strategy(ABC):

@@ -8,6 +8,7 @@ a GPU's host.
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,23 +39,29 @@ class _ScoreGreedy(Strategy):
         instance = search.instance
         tables = [profile.table for profile in instance.problem.profile]
         score_of = [self.score(table) for table in tables]
-        load = np.zeros(instance.gpus)
+        kinds, load = np.array(instance.kind_of_gpu), np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
         placements: list[Placement] = []
         # Mostly one table each; more where the user wants them together.
         blocks = instance.blocks(instance.whole(table) for table in range(instance.tables))
         scores = np.array([sum(score_of[shard.table] for shard in block) for block in blocks])
         order = np.argsort(-scores, kind="stable").tolist()
+        # In the order of tables, as curves are kept of the latest alone.
+        ends = [_Ends.of(instance, block) for block in blocks]
         # A table in DRAM needs buffers in HBM too: rows leave room for those still to come.
-        buffers = np.array([_ends(instance, blocks[n], 0)[0, 0] for n in order])
+        buffers = np.array([ends[n].hbm_bytes[0, 0] for n in order] + [0.0])[::-1]
+        to_come, largest = np.cumsum(buffers)[-2::-1], np.maximum.accumulate(buffers)[-2::-1]
         for turn, number in enumerate(order):
-            block = blocks[number]
-            to_come = buffers[turn + 1 :]
-            kept = to_come.sum() / instance.gpus + to_come.max(initial=0.0)
+            block, own = blocks[number], ends[number]
+            kept = to_come[turn] / instance.gpus + largest[turn]
+            may_serve = instance.open_gpus(block)
             gpu = -1
             for end, spare in ((-1, kept), (0, 0.0)):
-                gpu = self._first_with_room(instance, block, load, hbm - spare, dram, end)
-                if gpu >= 0:
+                needed_hbm, needed_dram = own.hbm_bytes[kinds, end], own.dram_bytes[kinds, end]
+                has_room = needed_hbm + 2 * len(block) <= hbm - spare
+                has_room &= (needed_dram <= dram[instance.host_of_gpu]) & may_serve
+                if has_room.any():
+                    gpu = int(np.where(has_room, load, np.inf).argmin())
                     break
             if gpu < 0:
                 return Termination(
@@ -62,46 +69,38 @@ class _ScoreGreedy(Strategy):
                     detail=_no_room(tables[block[0].table], hbm, dram),
                     shortages=(_shortage(instance, block[0], hbm, dram),),
                 )
-            used = _ends(instance, block, gpu)[:, end]
-            hbm[gpu] -= np.ceil(used[0])
-            dram[instance.host_of_gpu[gpu]] -= used[1]
+            hbm[gpu] -= np.ceil(needed_hbm[gpu])
+            dram[instance.host_of_gpu[gpu]] -= needed_dram[gpu]
             load[gpu] += scores[number]
-            for shard in block:
-                hot_rows = int(instance.curve(shard, gpu).hot_rows[end])
-                placements.append(Placement(shard, gpu, hot_rows))
+            placements += [
+                Placement(shard, gpu, int(hot_rows))
+                for shard, hot_rows in zip(block, own.hot_rows[kinds[gpu], end], strict=True)
+            ]
         return build_plan(instance, placements)
 
-    @staticmethod
-    def _first_with_room(
-        instance: Instance,
-        block: tuple[TableShard, ...],
-        load: np.ndarray,
-        hbm: np.ndarray,
-        dram: np.ndarray,
-        end: int,
-    ) -> int:
-        """The GPU with the least load that has room for all (end -1) or no rows; -1 for none."""
-        for gpu in np.argsort(load, kind="stable").tolist():
-            if not all(instance.may_serve(shard, gpu) for shard in block):
-                continue
-            hbm_bytes, dram_bytes = _ends(instance, block, gpu)[:, end]
-            if (
-                hbm_bytes + 2 * len(block) <= hbm[gpu]
-                and dram_bytes <= dram[instance.host_of_gpu[gpu]]
-            ):
-                return int(gpu)
-        return -1
 
+class _Ends(NamedTuple):
+    """A block with no rows in HBM, and with all: by the kind of GPU, and which of both.
 
-def _ends(instance: Instance, block: tuple[TableShard, ...], gpu: int) -> np.ndarray:
-    """Bytes of HBM and DRAM with no rows and with all rows in HBM, shape (2, 2)."""
-    curves = [instance.curve(shard, gpu) for shard in block]
-    return np.array(
-        [
-            [sum(float(c.hbm_bytes[end]) for c in curves) for end in (0, -1)],
-            [sum(float(c.dram_bytes[end]) for c in curves) for end in (0, -1)],
-        ]
-    )
+    Attributes
+    ----------
+    hbm_bytes, dram_bytes : float64, shape (kinds, 2)
+    hot_rows : int64, shape (kinds, 2, shards)
+    """
+
+    hbm_bytes: np.ndarray
+    dram_bytes: np.ndarray
+    hot_rows: np.ndarray
+
+    @classmethod
+    def of(cls, instance: Instance, block: tuple[TableShard, ...]) -> "_Ends":
+        curves = [[instance.curve(shard, gpu) for shard in block] for gpu in instance.kinds]
+        ends = [0, -1]
+        return cls(
+            np.array([np.sum([c.hbm_bytes[ends] for c in of], axis=0) for of in curves]),
+            np.array([np.sum([c.dram_bytes[ends] for c in of], axis=0) for of in curves]),
+            np.array([np.stack([c.hot_rows[ends] for c in of], axis=1) for of in curves]),
+        )
 
 
 def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:

@@ -131,12 +131,11 @@ def ask(
     ordered = problem.in_plan_order(plan)
     on_progress(0, None, "cost")
     cost = model.evaluate(ordered, plan)
-    once = {id(plan): cost}
     on_progress(1, None, "what binds")
     found = binding(ordered, plan, model, cost)
     shown = plan_report(
         plan,
-        lambda one: once.get(id(one)) or model.evaluate(ordered, one),
+        lambda _: cost,
         binds=lambda _: found,
         even=assumed_even(plan, profile),
     )
