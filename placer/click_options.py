@@ -252,7 +252,7 @@ def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Opti
     if placed is not None and is_given:
         raise click.UsageError(f"the plan is given twice: {placed} and {flagged}", context)
     if placed is None and flagged is None and spec.default is ... and not context.meta.get(_PRINTS):
-        raise click.UsageError("Missing argument 'PLAN'.", context)
+        raise click.UsageError("Missing option '--plan', or PLAN without it.", context)
     return flagged if placed is None else placed
 
 

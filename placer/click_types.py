@@ -32,15 +32,6 @@ def _staging(context: click.Context | None) -> Any:
     return context.meta[STAGING]
 
 
-def _check_length(kind: click.Path, value: Any) -> None:
-    """Refuse a name that no file system of this machine takes."""
-    try:
-        os.lstat(value)
-    except (OSError, ValueError, TypeError) as error:
-        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
-            kind.fail(f"{str(value)[:40]}... is too long for the name of a file")
-
-
 class LocalPath(click.Path):
     """A file or folder to read on this machine."""
 
@@ -51,8 +42,16 @@ class LocalPath(click.Path):
         if isinstance(value, str) and "://" in value:
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
-        _check_length(self, value)
+        self.check_length(value)
         return super().convert(value, param, ctx)
+
+    def check_length(self, value: Any) -> None:
+        """Refuse a name that no file system of this machine takes."""
+        try:
+            os.lstat(value)
+        except (OSError, ValueError, TypeError) as error:
+            if getattr(error, "errno", None) == errno.ENAMETOOLONG:
+                self.fail(f"{str(value)[:40]}... is too long for the name of a file")
 
 
 class InputPath(LocalPath):
@@ -99,8 +98,11 @@ class OutputPath(LocalPath):
         if isinstance(value, str) and "://" in value and not self._is_local:
             return _staging(ctx).output(value)
         if self._what == "file" and str(value).endswith("/"):
-            self.fail(f"{value} is a folder; name a file")
+            self.fail(f"{value} is a folder; name a file", param, ctx)
         return super().convert(value, param, ctx)
+
+    def check_length(self, value: Any) -> None:
+        """Leave the name to `check`."""
 
     def check(self, path: Path, options: Mapping[str, Any]) -> None:
         """Refuse a path that cannot be written; see `check_place`."""
@@ -117,7 +119,8 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versio
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
             names = ", ".join(map(str, self.choices))
-            self.fail(f"{value!r} is none of {names}{did_you_mean(str(value), self.choices)}")
+            more = did_you_mean(str(value), self.choices)
+            self.fail(f"{value!r} is not one of {names}{more}", param, ctx)
         return value
 
 
