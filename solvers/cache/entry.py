@@ -106,15 +106,13 @@ def decoded(content: bytes, key: str) -> Entry:
 
 
 def _entry(document: dict[str, Any], ids: bytes) -> Entry:
-    if sealed(document["plan"]) != document["plan"]:
-        raise PlacerError("its plan was altered")
     plan = Plan(**vars(from_dict(document["plan"], load(ids))))
     for fault in violations(plan):
         raise PlacerError(f"its plan is not sound: {fault.message}")
-    record, end = (
-        plan.solver,
-        Termination(plan.solver.status, document["limit"], document["detail"]),
-    )
+    if sealed(document["plan"]) != document["plan"]:
+        raise PlacerError("its plan was altered")
+    record = plan.solver
+    end = Termination(record.status, document["limit"], document["detail"])
     if end.limit not in (None, *get_args(Limit)) or not isinstance(end.detail, str):
         raise PlacerError("it does not say how its search ended")
     result = SolveResult(plan, end, record.step_time_s, record.bound_s, dict(document["stats"]))

@@ -26,9 +26,10 @@ class CachedSolver:
     """A solver whose plans are kept: the same search has the same answer at once.
 
     A plan is taken for the same time limit or a shorter one, and for any if it is proven to be
-    within the gap. Its step time is computed anew, and a bound that it cannot have is not believed. Kept is what has a plan and was not stopped by hand. Files that are damaged,
-    altered or of something else are left out with a note, and written anew; where nothing can be
-    written, the search goes on without.
+    within the gap. Its step time is computed, and a bound that it cannot have is not believed.
+    Kept is what has a plan and was not stopped by hand. Files that are damaged, altered or of
+    something else are left out with a note, and written anew; where nothing can be written, the
+    search goes on without.
 
     Where no plan is kept, a search begins with that of a similar problem, if there is one
     (`solvers.cache.nearest`). Searches that are limited by steps do not, so that they have the same
