@@ -120,7 +120,7 @@ HERE = OutputPath("folder", is_local=True)
 EXPORT = OutputPath(lambda given: "folder" if given["target"] == "shards" else "file")
 YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
-HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
+HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
 PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
 PROFILE = option(
     None, "Profile of the tables; by default the plan names it.", "--profile", kind=STORED
