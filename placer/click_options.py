@@ -225,7 +225,7 @@ def add_command(
     def call(**options: Any) -> None:
         context, began_s = click.get_current_context(), time.monotonic()
         root = context.find_root().params
-        is_quiet, is_verbose = (options.pop(n) or root.get(n) for n in ("quiet", "verbose"))
+        is_quiet, is_verbose = (options[n] or root.get(n) for n in ("quiet", "verbose"))
         for at, spec in positional.items():
             options[at] = _by_place_or_flag(context, at, options.pop(f"{at}{_BY_PLACE}"), spec)
         if context.meta.get(_PRINTS):
