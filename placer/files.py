@@ -77,15 +77,9 @@ def make_folder(path: Path) -> None:
 def check_place(
     path: StrPath, what: Literal["file", "folder"] = "file", makes_folders: bool = False
 ) -> None:
-    """Find out before long work whether its result can be written.
+    """Find out before long work whether its result can be written, and where.
 
-    Parameters
-    ----------
-    path : path
-    what : {"file", "folder"}
-        What is written there.
-    makes_folders : bool
-        Whether folders above it are made. Else they have to be there.
+    Folders above it have to be there, unless the work makes them.
 
     Raises
     ------
