@@ -42,7 +42,7 @@ def example(option: click.Option) -> str:
     if isinstance(kind, OutputPath):
         return "new.png"
     if isinstance(kind, click.types.FloatRange | click.types.IntRange | click.types.FloatParamType):
-        return "1" if isinstance(kind, click.types.IntRange) else "0.5"
+        return "1000" if isinstance(kind, click.types.IntRange) else "0.5"
     known = {"solver": "ilp", "cost model": "torchrec", "backend": "torch", "placement": "cpu"}
     return known.get(kind.name, "3s" if kind.name == "seconds" else "7")
 
