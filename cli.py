@@ -773,7 +773,9 @@ def simulate(
 def export(
     path: Path = PLAN,
     target: Target = option(..., "Who reads the plan, or how tables are written.", "--to"),
-    checkpoint: File = option(None, "Of `placer train`: to write its tables.", kind=LOCAL),
+    checkpoint: File = option(
+        None, "Write the tables of this checkpoint of `placer train`.", kind=LOCAL
+    ),
     with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
     staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),

@@ -6,9 +6,9 @@ makes options of these, and of parameters whose defaults are an `Option`.
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from placer.errors import PlacerError
 
@@ -160,12 +160,6 @@ def options_of(
     return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
 
 
-def _option_of(field: Field[Any]) -> Option:
-    """The option that a dataclass has as a field's default."""
-    found: Option = field.default
-    return found
-
-
 Member = tuple[str, str, Any, Option]
 """A parameter, the name of one of its values, that value's type and option."""
 
@@ -182,7 +176,7 @@ def members(function: Callable[..., Any]) -> Iterator[Member]:
             inner = get_type_hints(hints[name])
             heading = getattr(hints[name], "HEADING", "")
             several = {
-                one.name: (inner[one.name], replace(_option_of(one), heading=heading))
+                one.name: (inner[one.name], replace(cast(Option, one.default), heading=heading))
                 for one in fields(hints[name])
             }
         if not isinstance(several, dict):
